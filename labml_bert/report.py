@@ -1,0 +1,187 @@
+"""
+# What a person sees
+
+A terminal is an interface. A run says at its start what it will do and what there is to beat, while
+it runs how far it is and what the model can do by now, and at its end how it went and what to try
+next. All of it fits 80 columns. Without a terminal the bar becomes a plain line now and then.
+"""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.floors import Floor
+from labml_bert.mlm import IGNORE
+from labml_bert.training import NonFiniteLossError, Update
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def plain() -> bool:
+    """Whether only ASCII can be printed."""
+    return not (console.encoding or "ascii").lower().startswith("utf")
+
+
+@contextlib.contextmanager
+def bad_input_ends_here() -> Iterator[None]:
+    """
+    ## Bad input
+
+    Whatever the user can get wrong is raised as `ValueError`, and what the machine refuses as `OSError`,
+    before anything is written. It becomes one line and exit code 2.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@contextlib.contextmanager
+def run_ends_well(run_path: Path) -> Iterator[None]:
+    """
+    ## The end of a run that does not finish
+
+    A run that is stopped says how to go on. One whose loss is no number any more, or whose disk is
+    full, says so in one line. What was saved stays.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nstopped and saved; go on with:\n  {command(sys.argv[0], '--resume', shown(run_path))}")
+        raise SystemExit(130) from None
+    except (NonFiniteLossError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)
+
+
+def command(*words: str) -> str:
+    """A command line for this Python that can be pasted into a shell."""
+    # Not resolved: the interpreter of a virtual environment is a link to another one.
+    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python3"
+    return shlex.join([python if len(python) < len(sys.executable) else sys.executable, *words])
+
+
+def header(title: str, rows: dict[str, str]) -> None:
+    """Prints the title of a run and what it is made of."""
+    console.print(Text(f"\n{title}\n", style="bold"))
+    for name, value in rows.items():
+        console.print(Text(f"  {name:<11}", style="dim").append(value, style="default not dim"))
+    console.print()
+
+
+def results_table(floors: list[Floor], ours: Floor | None = None) -> None:
+    """Prints what counting reaches, and under it what the model reaches, if there is one yet."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("held-out text" if ours else "to beat, by counting alone", min_width=30)
+    table.add_column("loss (nats)", justify="right")
+    table.add_column("right", justify="right")
+    for floor in floors:
+        table.add_row(floor.name, f"{floor.loss:.3f}", f"{floor.accuracy:.1%}")
+    if ours:
+        table.add_row(ours.name, f"{ours.loss:.3f}", f"{ours.accuracy:.1%}", style="bold")
+    console.print(table)
+    console.print()
+
+
+class ProgressLine:
+    """
+    ## How far it is
+
+    A bar on a terminal; else a line every ten seconds.
+    """
+
+    def __init__(self, minutes: float | None, batch_tokens: int):
+        self.minutes = minutes
+        self.batch_tokens = batch_tokens
+        self.last: Update | None = None
+        self.printed = time.monotonic() - 10
+        columns = (
+            TextColumn("  {task.percentage:3.0f}%"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+        )
+        self.progress = Progress(*columns, console=console, expand=True)
+        self.task = self.progress.add_task("starting", total=1.0)
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        """Shows the bar while the block runs, where there is a terminal."""
+        with self.progress if console.is_terminal else contextlib.nullcontext():
+            yield
+
+    def show(self, update: Update, length: int) -> None:
+        """Takes one update of the loop; `length` is the number of tokens in a sequence."""
+        before = self.last or Update(0, 0.0, 0.0, {}, None)
+        took = update.seconds - before.seconds
+        rate = (update.step - before.step) * self.batch_tokens / took if took > 0 else 0.0
+        done = max(update.progress, 1e-9)
+        left = self.minutes * 60 * (1 - done) if self.minutes else update.seconds * (1 - done) / done
+        text = (
+            f"loss {update.metrics['loss']:.3f}  right {update.metrics['accuracy']:.0%}  length {length}  "
+            f"{rate / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
+        )
+        self.progress.update(self.task, completed=update.progress, description=text)
+        if not console.is_terminal and time.monotonic() - self.printed >= 10:
+            console.print(f"  {update.progress:4.0%}  {text}")
+            self.printed = time.monotonic()
+        self.last = update
+
+
+def filled_lines(
+    tokenizer: Tokenizer, input_ids: Tensor, labels: Tensor, guesses: Tensor, width: int = 70
+) -> list[Text]:
+    """
+    ## What the model answers
+
+    For one row of tokens, three lines under each other: the text with the masked tokens hidden, the
+    model's guesses below the gaps, and a mark for each. Right and wrong differ in the mark as well
+    as in colour. `input_ids`, `labels` and `guesses` are `(T,)`.
+    """
+    blank, right, wrong = ("_", "+", "x") if plain() else ("▁", "✓", "✗")
+    # A tokenizer with no decoder of its own puts a blank between two tokens.
+    gap = " " if tokenizer.decoder is None else ""
+    above, answers, marks = Text("    "), Text("    "), Text("    ")
+    for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
+        seen, said = (
+            printable(tokenizer.id_to_token(i)) for i in (token if label == IGNORE else label, guess)
+        )
+        if label == IGNORE:
+            said = mark = " " * len(seen)
+            style = ""
+        else:
+            style = "bold green" if guess == label else "bold red"
+            mark = right if guess == label else wrong
+            seen = blank * max(len(seen), len(said))
+        size = len(seen)
+        if len(above) + size > width:
+            break
+        above.append(seen + gap)
+        answers.append(said.ljust(size) + gap, style)
+        marks.append(mark.ljust(size) + gap, style)
+    return [above, answers, marks]
+
+
+def printable(token: str) -> str:
+    """One token on one line: a line end or an unprintable sign becomes a visible one."""
+    if plain():
+        token = token.encode("ascii", "replace").decode()
+    return "".join(c if c.isprintable() else "|" if c == "\n" else "?" for c in token)

@@ -1,0 +1,430 @@
+r"""
+# The training loop
+
+What does it take, apart from the model, to train one? An optimiser and a plan for its rate, a
+precision that the machine is good at, a budget, and a way to stop and go on as if nothing had
+happened. There is one loop, and every experiment uses it.
+
+The rate follows the share $\tau$ of the budget that is spent. It rises to its peak over the first
+$w$ and falls to zero at the end:
+
+$$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
+
+The budget is steps or minutes. With steps a run is repeatable to the bit on one machine; with
+minutes it uses whatever speed the machine has.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingArguments:
+    """
+    How to train, apart from what. Field names are those of `transformers.TrainingArguments` where it
+    has them. Give `steps` or `minutes`; the clock of `minutes` counts everything between the first step and
+    the last, evaluations too.
+
+    Raises `ValueError` where a value makes no sense.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    learning_rate: float = 1e-4
+    warmup_ratio: float = 0.01
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-6
+    max_grad_norm: float = 1.0
+    # How many evaluations, evenly over the run.
+    evaluations: int = 20
+    # Seconds of work that a killed run may lose.
+    checkpoint_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise ValueError("give a budget: either steps or minutes")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes is {self.minutes}; it must be above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if not 0 <= self.warmup_ratio < 1:
+            raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
+
+    def rate(self, progress: float) -> float:
+        """The learning rate when the share `progress` of the budget is spent."""
+        falling = (1 - progress) / (1 - self.warmup_ratio)
+        rising = progress / self.warmup_ratio if self.warmup_ratio else math.inf
+        return self.learning_rate * max(0.0, min(rising, falling))
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """
+    ## Where to run
+
+    `auto` is the GPU if there is one.
+
+    Raises `ValueError` for a device that PyTorch does not know or that is not here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto") from None
+    return device
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """
+    ## Which precision
+
+    bfloat16 has the range of float32 with 8 bits of precision. A processor that multiplies it in
+    hardware does so several times faster; one that does not is far slower, so it is asked.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return device.type == "cpu" and any(capabilities.get(k) for k in ("amx_bf16", "avx512_bf16"))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """
+    ## What decays
+
+    Weight decay pulls towards zero. That makes sense for matrices, and the original spares biases
+    and LayerNorms. Both are exactly the parameters with one dimension. Each parameter must be in
+    one group and in one only; old ports tested names that never matched, and decayed everything.
+
+    Source: `AdamWeightDecayOptimizer` in `optimization.py` of
+    [google-research/bert](https://github.com/google-research/bert).
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in parameters if p.dim() > 1]
+    spared = [p for p in parameters if p.dim() <= 1]
+    assert {id(p) for p in decayed} | {id(p) for p in spared} == {id(p) for p in parameters}
+    assert len(decayed) + len(spared) == len(parameters)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+
+
+class Update(NamedTuple):
+    """What the loop reports: about once a second, and after each evaluation."""
+
+    step: int
+    """Steps done."""
+    progress: float
+    """The share of the budget spent, 0 to 1."""
+    seconds: float
+    """Time spent training, over all resumes."""
+    metrics: dict[str, float]
+    """Means over the steps since the last update; `loss` is among them."""
+    evaluation: dict[str, float] | None
+    """The result of an evaluation, if there was one."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss became NaN or infinite. Nothing of that step was saved."""
+
+
+class HasLoss(Protocol):
+    """What a model returns to the loop."""
+
+    @property
+    def loss(self) -> Tensor | None:
+        """A scalar to descend, or `None` for a batch without labels."""
+
+
+class Trainer:
+    """
+    ## The loop
+
+    `configuration` says how the model was built. It is saved in each checkpoint, so that a folder
+    with one is all that is needed to use the model or to go on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: TrainingArguments,
+        run_path: Path,
+        configuration: dict[str, Any],
+        generator: torch.Generator,
+        device: torch.device,
+        bfloat16: bool | None = None,
+    ):
+        """
+        `generator` is the one from which batches are drawn; its state is saved as the position in
+        the data. `bfloat16` of `None` asks the machine.
+        """
+        self.model = model.to(device)
+        self.arguments = arguments
+        self.run_path = run_path
+        self.configuration = configuration
+        self.generator = generator
+        self.device = device
+        self.bfloat16 = has_fast_bfloat16(device) if bfloat16 is None else bfloat16
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(model, arguments.weight_decay),
+            lr=arguments.learning_rate,
+            betas=(arguments.adam_beta1, arguments.adam_beta2),
+            eps=arguments.adam_epsilon,
+            fused=True,
+        )
+        self.step = 0
+        self.seconds = 0.0
+        self.stop_signal: int | None = None
+
+    @property
+    def progress(self) -> float:
+        """The share of the budget spent, 0 to 1."""
+        if self.arguments.steps is not None:
+            return min(1.0, self.step / self.arguments.steps)
+        assert self.arguments.minutes is not None
+        return min(1.0, self.seconds / (60 * self.arguments.minutes))
+
+    def autocast(self) -> torch.autocast:
+        """Matrix products in bfloat16 where that is fast, all else as it is."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+    def train(
+        self,
+        next_batch: Callable[[float], dict[str, Tensor]],
+        metrics: Callable[[Any], dict[str, Tensor]],
+        evaluate: Callable[[], dict[str, float]],
+        evaluate_at: tuple[float, ...] = (),
+    ) -> Iterator[Update]:
+        """
+        Trains until the budget is spent. `next_batch(progress)` gives the arguments of the model,
+        `metrics(output)` scalars to watch beside `output.loss`, `evaluate()` what the held-out text
+        says. It is called at even distances and at each share of the budget in `evaluate_at`.
+
+        Ctrl-C and SIGTERM let the step end, save a checkpoint and raise `KeyboardInterrupt`.
+        Raises `NonFiniteLossError` where the loss is no number any more.
+        """
+        n = self.arguments.evaluations
+        marks = sorted({round(mark, 6) for mark in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
+        marks = [mark for mark in marks if mark > self.progress or self.progress == 0]
+        sums: dict[str, Tensor] = {}
+        count = 0
+        self.save()
+        start = time.monotonic() - self.seconds
+        reported = saved = time.monotonic()
+        with self.stoppable():
+            while self.progress < 1:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.arguments.rate(self.progress)
+                values = self.train_step(next_batch(self.progress), metrics)
+                for key, value in values.items():
+                    sums[key] = sums[key] + value if key in sums else value
+                count += 1
+                self.step += 1
+                self.seconds = time.monotonic() - start
+
+                due = bool(marks) and self.progress >= marks[0]
+                if due or self.stop_signal or time.monotonic() - reported > 1:
+                    means = {key: value.item() / count for key, value in sums.items()}
+                    # A sum that holds one NaN is NaN, so looking here, once a second, misses none.
+                    if not math.isfinite(means["loss"]):
+                        raise NonFiniteLossError(
+                            f"the loss is {means['loss']} near step {self.step}; the last good state is in "
+                            f"{self.run_path / CHECKPOINT}; try a lower learning rate"
+                        )
+                    evaluation = None
+                    if due:
+                        marks = [mark for mark in marks if mark > self.progress]
+                        evaluation = evaluate()
+                        self.seconds = time.monotonic() - start
+                    sums, count = {}, 0
+                    update = Update(self.step, self.progress, self.seconds, means, evaluation)
+                    track(update)
+                    yield update
+                    reported = time.monotonic()
+                    # What the reader of the update did with the time is in the budget too.
+                    self.seconds = reported - start
+                    if self.stop_signal or reported - saved > self.arguments.checkpoint_seconds:
+                        self.save()
+                        saved = reported
+                    if self.stop_signal:
+                        raise KeyboardInterrupt
+        self.save()
+
+    def train_step(
+        self, batch: dict[str, Tensor], metrics: Callable[[Any], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """One step down the gradient. Returns the loss and the metrics, still on the device."""
+        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        with self.autocast():
+            output: HasLoss = self.model(**batch)
+        assert output.loss is not None
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        # One norm over all parameters together: clipping each by itself would turn the direction.
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"loss": output.loss.detach(), **metrics(output)}
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Turns Ctrl-C and SIGTERM into a wish that the loop grants between two steps."""
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            self.stop_signal = number
+
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def save(self) -> None:
+        """
+        ## Checkpoints
+
+        All that the next step depends on: weights, both moments of Adam, the state of every random
+        generator, the step and the clock. It is one file, written under another name and then
+        renamed. So at any moment the file under its own name is whole, whatever happens to us.
+        """
+        tensors = {f"model.{key}": value for key, value in self.model.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+        tensors["random.torch"] = torch.get_rng_state()
+        tensors["random.data"] = self.generator.get_state()
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        about = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
+        path = self.run_path / CHECKPOINT
+        part = path.with_suffix(".part")
+        # `safetensors` stores numbers and text only; loading one cannot run code, as a pickle can.
+        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, {"about": json.dumps(about)})
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+    def resume(self) -> None:
+        """
+        Goes back to the last checkpoint of `run_path`.
+
+        Raises `ValueError` where it is not there, is damaged, or belongs to another configuration.
+        """
+        about, tensors = load_checkpoint(self.run_path)
+        if about["configuration"] != self.configuration:
+            before, now = about["configuration"], self.configuration
+            key = next(key for key in [*before, *now] if before.get(key) != now.get(key))
+            raise ValueError(
+                f"{self.run_path} was made with {key} = {before.get(key)}, not {now.get(key)}; "
+                "leave that option out to go on, or start a new run"
+            )
+        self.model.load_state_dict(part_of(tensors, "model."))
+        self.optimizer.load_state_dict(
+            {
+                "state": {
+                    index: part_of(tensors, f"optimizer.{index}.")
+                    for index in {int(key.split(".")[1]) for key in tensors if key.startswith("optimizer.")}
+                },
+                "param_groups": self.optimizer.state_dict()["param_groups"],
+            }
+        )
+        torch.set_rng_state(tensors["random.torch"])
+        self.generator.set_state(tensors["random.data"])
+        if "random.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.step, self.seconds = about["step"], about["seconds"]
+
+
+def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name starts with `prefix`, without it."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """
+    What `Trainer.save` wrote: a dictionary with `step`, `seconds` and `configuration`, and the tensors
+    by name.
+
+    Raises `ValueError` where there is no checkpoint or it cannot be read.
+    """
+    path = run_path / CHECKPOINT
+    if not path.is_file():
+        raise ValueError(
+            f"there is no run at {run_path} (no {CHECKPOINT}); give the folder that a run printed"
+        )
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads(file.metadata()["about"]), {key: file.get_tensor(key) for key in file.keys()}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); start a new run") from None
+
+
+@contextlib.contextmanager
+def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
+    """
+    ## Tracking
+
+    [labml](https://github.com/labmlai/labml) keeps a run's configuration, the commit and its metrics.
+    Everything stays in `run_path`, on this disk: `configs.yaml`, `run.yaml`, and the metrics in
+    `log.jsonl`, which `read_metrics` reads. No server is asked.
+    """
+    from labml import experiment, lab
+    from labml.internal.tracker.writers import file as file_writer
+
+    # Left alone, labml writes rarer and rarer, up to a minute apart, and a killed run loses that.
+    file_writer.FREQUENCY = 2
+    # Left by a run that was killed; labml insists on making it anew.
+    (run_path / "run.pid").unlink(missing_ok=True)
+    lab.configure({"experiments_path": str(run_path.parent.parent.resolve())})
+    # What labml prints at the start, our own header says better.
+    with contextlib.redirect_stdout(io.StringIO()):
+        experiment.create(uuid=run_path.name, name=run_path.parent.name, writers={"file"})
+        experiment.configs(dict(configuration))
+        watcher = experiment.start()
+    with watcher:
+        yield
+
+
+def track(update: Update) -> None:
+    """Hands an update to labml: training metrics by their name, held-out ones as `valid.…`."""
+    from labml import tracker
+
+    held_out = {f"valid.{key}": value for key, value in (update.evaluation or {}).items()}
+    tracker.save(update.step, {"seconds": update.seconds, **update.metrics, **held_out})
+
+
+def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
+    """
+    All metrics of a run by name, each a list of `(step, value)` in order of the steps. Where a run was
+    killed and went on from its checkpoint, the later value of a step counts, and a last line that
+    was cut off is passed over.
+    """
+    found: dict[str, dict[int, float]] = {}
+    log = run_path / "log.jsonl"
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else []:
+        try:
+            packet = json.loads(line)["track"]
+        except (ValueError, KeyError):
+            continue
+        for name, points in packet.items():
+            for step, values in points:
+                found.setdefault(name, {})[step] = sum(values) / len(values)
+    return {name: sorted(points.items()) for name, points in found.items()}
