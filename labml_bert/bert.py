@@ -89,7 +89,9 @@ class BertEmbeddings(nn.Module):
     Attention sees a set, not a sequence. So a token's vector must say what the token is, where it
     stands, and which sentence it belongs to. BERT learns a table for each and adds the three rows:
 
-    $$e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])$$
+    $$
+    e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
+    $$
 
     A sum keeps the width at $D$. The three tables share the space and learn to keep out of each
     other's way.

@@ -56,8 +56,8 @@ def load_model(run_path: Path) -> tuple[MaskedLM, Tokenizer]:
         raise ValueError(f"{run_path} is not a run of a masked language model; give another run") from None
     if tokenizer.get_vocab_size() != config.vocab_size:
         raise ValueError(
-            f"the tokenizer in {run_path} has {tokenizer.get_vocab_size()} tokens, the model {config.vocab_size}; "
-            "they are from two runs"
+            f"the tokenizer in {run_path} has {tokenizer.get_vocab_size()} tokens, the model "
+            f"{config.vocab_size}; they are from two runs"
         )
     return model.eval(), tokenizer
 

@@ -372,7 +372,8 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["about"]), {key: file.get_tensor(key) for key in file.keys()}
+            names = file.keys()
+            return json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run") from None
 
