@@ -1,0 +1,113 @@
+"""
+# The code of a page
+
+Pygments reads the whole file at once, so a string that spans rows keeps its colour. The result is
+cut into lines afterwards, and each line carries its own number and its own link. The number is an
+attribute, drawn by the style sheet: it can be neither selected nor copied.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+
+from pygments.lexers import PythonLexer
+from pygments.token import Token
+
+from docs.literate.names import Place, Source, Symbol
+from docs.literate.rows import Row
+
+# Pygments knows a hundred kinds of token. A quiet page needs these.
+CLASSES = (
+    (Token.Comment, "c"),
+    (Token.Literal.String.Doc, "c"),
+    (Token.Literal.String.Interpol, ""),
+    (Token.Literal.String, "s"),
+    (Token.Literal.Number, "m"),
+    (Token.Keyword, "k"),
+    (Token.Operator.Word, "k"),
+    (Token.Name.Function, "f"),
+    (Token.Name.Class, "f"),
+    (Token.Name.Decorator, "d"),
+)
+SHAPE = re.compile(r"# (\([A-Z0-9][^()]*\))$")
+
+
+def escape(text: str) -> str:
+    """HTML for a piece of code. A tab is spelled out, since Markdown would make it spaces."""
+    return html.escape(text, quote=False).replace("\t", "&#9;")
+
+
+def token_html(kind: object, text: str, symbol: Symbol | None, page: str) -> str:
+    """One token, within one line."""
+    shape = SHAPE.match(text)
+    if kind in Token.Comment and shape:
+        return f'<span class="shape"><i># </i>{escape(shape[1])}</span>'
+    body = escape(text)
+    if symbol:
+        return symbol.link(page, body)
+    name = next((name for base, name in CLASSES if kind in base), "") if text.strip() else ""
+    return f'<span class="{name}">{body}</span>' if name else body
+
+
+def line_bodies(source: Source, links: dict[Place, Symbol]) -> list[str]:
+    """The HTML of each line of the file, without its number."""
+    bodies = [""]
+    column = 0
+    lexer = PythonLexer(ensurenl=False, stripnl=False)
+    for _, kind, value in lexer.get_tokens_unprocessed(source.text):
+        for index, part in enumerate(value.split("\n")):
+            if index:
+                bodies.append("")
+                column = 0
+            if part:
+                bodies[-1] += token_html(kind, part, links.get((len(bodies), column)), source.page)
+                column += len(part)
+    return bodies
+
+
+def hang(line: str) -> str:
+    """How far a line is indented, for the style sheet: where it wraps, the rest stands below its start."""
+    indent = len(line) - len(line.lstrip(" "))
+    return f' style="--i:{indent}"' if indent and line.strip() else ""
+
+
+def numbered(body: str, number: int, line: str) -> str:
+    """A line with its number and its link."""
+    link = f'<a id="L{number}" href="#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
+    return f'<span class="l"{hang(line)}>{link}{body}\n</span>'
+
+
+def pieces(row: Row) -> Iterator[tuple[int, int, bool]]:
+    """The row as stretches of lines, and whether the prose already says each of them."""
+    at = row.first
+    for first, last in sorted(row.folded):
+        if at < first:
+            yield at, first - 1, False
+        yield first, last, True
+        at = last + 1
+    if at <= row.last:
+        yield at, row.last, False
+
+
+def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
+    """
+    ## The right-hand side of a row
+
+    Docstrings and comments are all there, folded away, since the left-hand side says them better.
+    """
+    parts = []
+    for first, last, folded in pieces(row):
+        text = "".join(numbered(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
+        block = f"<pre><code>{text}</code></pre>"
+        if folded:
+            mark = "#" if lines[first - 1].lstrip().startswith("#") else '"""'
+            span = f"line {first}" if first == last else f"lines {first} to {last}"
+            block = (
+                f'<details class="fold"><summary data-n="{first}"{hang(lines[first - 1])}>'
+                f'<span aria-hidden="true">{mark} …</span><span class="sr"> {span}, said beside</span>'
+                f"</summary>{block}</details>"
+            )
+        elif not "".join(lines[first - 1 : last]).strip():
+            block = block.replace("<pre>", '<pre class="blank">')
+        parts.append(block)
+    return "".join(parts)

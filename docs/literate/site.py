@@ -1,0 +1,46 @@
+"""
+# Everything that is written
+
+The order is: read every source, so that each page can link to all; write their pages, the files to
+download and the notebooks; then the chapters; then KaTeX's fonts. A file that did not change is not
+touched, so a generator that watches the folder builds no more than it must.
+"""
+
+from pathlib import Path
+
+from docs.literate import maths
+from docs.literate.names import Source, read_source
+from docs.literate.page import notebook, source_page
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "docs" / "written"
+FOLDERS = ("labml_bert", "experiments")
+
+
+def read_sources(root: Path = ROOT) -> dict[str, Source]:
+    """All sources by module name."""
+    paths = sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py"))
+    found = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
+    return {source.module: source for source in found}
+
+
+def put(path: Path, text: str) -> None:
+    """Writes a file if it is not the same already."""
+    if not path.is_file() or path.read_bytes() != text.encode():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+
+
+def write_sources(sources: dict[str, Source], out: Path) -> None:
+    """The page of each source, the file itself, and its notebook."""
+    for source in sources.values():
+        put(out / f"{source.page}.md", source_page(source, sources))
+        put(out / source.path, source.text)
+        put(out / f"{source.page}.ipynb", notebook(source))
+
+
+def write_site(out: Path = OUT) -> None:
+    """Writes all pages. Raises `PageError` where one of them would be wrong."""
+    sources = read_sources()
+    write_sources(sources, out)
+    maths.write_assets(out / "assets" / "katex")
