@@ -9,6 +9,9 @@ attribute, drawn by the style sheet: it can be neither selected nor copied.
 import html
 import re
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 from pygments.lexers import PythonLexer
 from pygments.token import Token
@@ -37,32 +40,37 @@ def escape(text: str) -> str:
     return html.escape(text, quote=False).replace("\t", "&#9;")
 
 
-def token_html(kind: object, text: str, symbol: Symbol | None, page: str) -> str:
-    """One token, within one line."""
+def token_html(kind: Any, text: str, symbol: Symbol | None, page: str) -> tuple[str, str]:
+    """The class and the HTML of a token within one line."""
     shape = SHAPE.match(text)
     if kind in Token.Comment and shape:
-        return f'<span class="shape"><i># </i>{escape(shape[1])}</span>'
-    body = escape(text)
+        return "", f'<span class="shape"><i># </i>{escape(shape[1])}</span>'
     if symbol:
-        return symbol.link(page, body)
-    name = next((name for base, name in CLASSES if kind in base), "") if text.strip() else ""
-    return f'<span class="{name}">{body}</span>' if name else body
+        return "", symbol.link(page, escape(text))
+    return next((name for base, name in CLASSES if kind in base), "") if text.strip() else "", escape(text)
 
 
-def line_bodies(source: Source, links: dict[Place, Symbol]) -> list[str]:
-    """The HTML of each line of the file, without its number."""
-    bodies = [""]
+def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[str]:
+    """The HTML of each line of the file as `page` shows it, without its number."""
+    lines: list[list[tuple[str, str]]] = [[]]
     column = 0
     lexer = PythonLexer(ensurenl=False, stripnl=False)
     for _, kind, value in lexer.get_tokens_unprocessed(source.text):
         for index, part in enumerate(value.split("\n")):
             if index:
-                bodies.append("")
+                lines.append([])
                 column = 0
             if part:
-                bodies[-1] += token_html(kind, part, links.get((len(bodies), column)), source.page)
+                lines[-1].append(token_html(kind, part, links.get((len(lines), column)), page))
                 column += len(part)
-    return bodies
+    # The quotes of a string and what is between them are three tokens, and one span will do.
+    groups = (
+        [(name, "".join(t for _, t in g)) for name, g in groupby(line, itemgetter(0))] for line in lines
+    )
+    return [
+        "".join(f'<span class="{name}">{text}</span>' if name else text for name, text in line)
+        for line in groups
+    ]
 
 
 def hang(line: str) -> str:
@@ -71,9 +79,13 @@ def hang(line: str) -> str:
     return f' style="--i:{indent}"' if indent and line.strip() else ""
 
 
-def numbered(body: str, number: int, line: str) -> str:
-    """A line with its number and its link."""
-    link = f'<a id="L{number}" href="#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
+def numbered(body: str, number: int, line: str, home: str = "") -> str:
+    """
+    A line with its number and its link. An excerpt on another page links to the line's `home`, the
+    page of the file.
+    """
+    name = "" if home else f'id="L{number}" '
+    link = f'<a {name}href="{home}#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
     return f'<span class="l"{hang(line)}>{link}{body}\n</span>'
 
 

@@ -69,5 +69,8 @@ def write_assets(folder: Path) -> None:
     css = re.sub(r",url\(fonts/[^)]+\.(?:woff|ttf)\) format\(\"?\w+\"?\)", "", css)
     (folder / "katex.css").write_text(css, "utf-8")
     shutil.copytree(
-        KATEX / "fonts", folder / "fonts", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.ttf", "*.woff")
+        KATEX / "fonts",
+        folder / "fonts",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("*.ttf", "*.woff"),
     )

@@ -25,7 +25,8 @@ def heading(row: Row) -> str:
 
 def copy_button(first: int, last: int, what: str, label: str = "Copy") -> str:
     """A button that copies lines of this page."""
-    return f'<button type="button" class="copy" data-copy="{first}-{last}" aria-label="Copy {what}">{label}</button>'
+    where = f'data-copy="{first}-{last}" aria-label="Copy {what}"'
+    return f'<button type="button" class="copy" {where}>{label}</button>'
 
 
 def tools(source: Source) -> str:
@@ -50,7 +51,7 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
     `sources` are all files by module name, for the links between them. `after` is Markdown that
     follows the code: an experiment's recorded runs.
     """
-    bodies = line_bodies(source, resolve(source, sources))
+    bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
     stem = source.module.rpartition(".")[2]
@@ -72,7 +73,9 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
             "</div>\n\n"
         )
     body = "".join(parts)
-    meta = front_matter(title=source.title, layout="code", maths='class="katex' in body, source=source.path)
+    meta = front_matter(
+        title=source.title, layout="listing", maths='class="katex' in body, source=source.path
+    )
     return meta + body + after
 
 

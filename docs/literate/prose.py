@@ -50,7 +50,11 @@ def prepared(text: str, page: str, find: Find, where: str) -> str:
 
 def names_in_file(source: Source, sources: dict[str, Source]) -> Find:
     """What a name in backticks means in a docstring or a comment of `source`."""
-    known = {**everywhere(sources), **imported(source, sources), **source.symbols}
+    # A lower-case word may be a parameter here and a function elsewhere; only its own file knows it.
+    elsewhere = {
+        name: one for name, one in everywhere(sources).items() if "." in name or name.lower() != name
+    }
+    known = {**elsewhere, **imported(source, sources), **source.symbols}
     return lambda name: known.get(name)
 
 
@@ -79,3 +83,8 @@ def everywhere(sources: dict[str, Source]) -> dict[str, Symbol]:
                 twice |= {name} & known.keys()
                 known[name] = symbol
     return {name: symbol for name, symbol in known.items() if name not in twice}
+
+
+def fenced(language: str, text: str) -> str:
+    """A fence around some code."""
+    return f"```{language}\n{text}\n```\n"

@@ -9,8 +9,11 @@ touched, so a generator that watches the folder builds no more than it must.
 from pathlib import Path
 
 from docs.literate import maths
+from docs.literate.chapters import chapter, read_glossary
 from docs.literate.names import Source, read_source
 from docs.literate.page import notebook, source_page
+from docs.literate.records import Record, read_records
+from docs.literate.runs import recorded_runs
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs" / "written"
@@ -31,16 +34,28 @@ def put(path: Path, text: str) -> None:
         path.write_bytes(text.encode())
 
 
-def write_sources(sources: dict[str, Source], out: Path) -> None:
+def write_sources(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
     """The page of each source, the file itself, and its notebook."""
     for source in sources.values():
-        put(out / f"{source.page}.md", source_page(source, sources))
+        put(out / f"{source.page}.md", source_page(source, sources, recorded_runs(source, sources, records)))
         put(out / source.path, source.text)
         put(out / f"{source.page}.ipynb", notebook(source))
+
+
+def write_chapters(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
+    """The chapters that people wrote."""
+    pages = ROOT / "docs" / "pages"
+    glossary = pages / "glossary.md"
+    terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
+    for path in sorted(pages.glob("**/*.md")):
+        name = path.relative_to(pages).as_posix().removesuffix(".md")
+        put(out / f"{name}.md", chapter(path, name, sources, records, terms))
 
 
 def write_site(out: Path = OUT) -> None:
     """Writes all pages. Raises `PageError` where one of them would be wrong."""
     sources = read_sources()
-    write_sources(sources, out)
+    records = read_records()
+    write_sources(sources, records, out)
+    write_chapters(sources, records, out)
     maths.write_assets(out / "assets" / "katex")
