@@ -104,7 +104,8 @@ def anchor_of(term: str) -> str:
 
 # What no term is looked for in: fences, code, formulas, headings, links, tags, tables' rules.
 CLOSED = re.compile(
-    TOKEN.pattern + r"|^[ ]*\#.*$|^[ ]*(?:!!!|\?\?\?).*$|\[[^\]]*\]\([^)]*\)|<a\b.*?</a>|<[^>]+>|\{[^}\n]*\}",
+    TOKEN.pattern
+    + r"|^[ ]*\#[^\n]*$|^[ ]*(?:!!!|\?\?\?)[^\n]*$|\[[^\]]*\]\([^)]*\)|<a\b.*?</a>|<[^>]+>|\{[^}\n]*\}",
     re.S | re.M,
 )
 

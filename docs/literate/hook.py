@@ -13,13 +13,17 @@ sys.path.insert(0, str(ROOT))
 from docs.literate.rows import PageError  # noqa: E402
 from docs.literate.site import FOLDERS, write_site  # noqa: E402
 
+written: list[str] = []
+
 
 def on_pre_build(config: Any) -> None:
     """Called by MkDocs before it reads the pages."""
     from mkdocs.exceptions import PluginError
 
     try:
-        write_site()
+        # While somebody edits, the reference can wait for the next start.
+        write_site(reference=config.docs_dir not in written)
+        written.append(config.docs_dir)
     except PageError as error:
         raise PluginError(str(error)) from None
 

@@ -6,6 +6,8 @@ download and the notebooks; then the chapters; then KaTeX's fonts. A file that d
 touched, so a generator that watches the folder builds no more than it must.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 from docs.literate import maths
@@ -17,6 +19,7 @@ from docs.literate.runs import recorded_runs
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs" / "written"
+MARK = ".made"
 FOLDERS = ("labml_bert", "experiments")
 
 
@@ -52,10 +55,22 @@ def write_chapters(sources: dict[str, Source], records: dict[str, Record], out: 
         put(out / f"{name}.md", chapter(path, name, sources, records, terms))
 
 
-def write_site(out: Path = OUT) -> None:
-    """Writes all pages. Raises `PageError` where one of them would be wrong."""
+def reference_is_old(sources: dict[str, Source], out: Path) -> bool:
+    """Whether a source was edited since the reference was written."""
+    mark = out / "reference" / MARK
+    newest = max((ROOT / source.path).stat().st_mtime for source in sources.values())
+    return not mark.is_file() or mark.stat().st_mtime < newest
+
+
+def write_site(out: Path = OUT, reference: bool = True) -> None:
+    """
+    Writes all pages; the `reference` takes seconds and can be left as it is. Raises `PageError` where
+    a page would be wrong.
+    """
     sources = read_sources()
     records = read_records()
     write_sources(sources, records, out)
     write_chapters(sources, records, out)
     maths.write_assets(out / "assets" / "katex")
+    if reference and reference_is_old(sources, out):
+        subprocess.run([sys.executable, "-m", "docs.literate.api", str(out)], cwd=ROOT, check=True)
