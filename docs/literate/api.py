@@ -79,7 +79,7 @@ def reference_page(source: Source, sources: dict[str, Source]) -> str:
     maths = 'class="katex' in body
     stem = source.module.rpartition(".")[2]
     lead = summary(source.rows[0].prose)
-    meta = front_matter(title=source.module, layout="reference", maths=maths, search={"exclude": True})
+    meta = front_matter(title=source.module, maths=maths, search={"exclude": True})
     return f"{meta}# `{source.module}` {{#{stem}}}\n\n[{source.title}](../{source.page}.md). {lead}\n\n{body}"
 
 

@@ -89,16 +89,21 @@ def numbered(body: str, number: int, line: str, home: str = "") -> str:
     return f'<span class="l"{hang(line)}>{link}{body}\n</span>'
 
 
-def pieces(row: Row) -> Iterator[tuple[int, int, bool]]:
-    """The row as stretches of lines, and whether the prose already says each of them."""
+def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """The row as stretches of lines: `code`, `fold` where the prose says it already, `blank` at the end."""
     at = row.first
     for first, last in sorted(row.folded):
         if at < first:
-            yield at, first - 1, False
-        yield first, last, True
+            yield at, first - 1, "code"
+        yield first, last, "fold"
         at = last + 1
-    if at <= row.last:
-        yield at, row.last, False
+    end = row.last
+    while end >= at and not lines[end - 1].strip():
+        end -= 1
+    if at <= end:
+        yield at, end, "code"
+    if end < row.last:
+        yield end + 1, row.last, "blank"
 
 
 def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
@@ -108,10 +113,13 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
     Docstrings and comments are all there, folded away, since the left-hand side says them better.
     """
     parts = []
-    for first, last, folded in pieces(row):
+    for first, last, kind in pieces(row, lines):
         text = "".join(numbered(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
-        block = f"<pre><code>{text}</code></pre>"
-        if folded:
+        if kind == "code":
+            # The Tab key stops once in each block, and the arrows go on from there.
+            text = text.replace(' tabindex="-1"', "", 1)
+        block = f'<pre class="{kind}"><code>{text}</code></pre>'
+        if kind == "fold":
             mark = "#" if lines[first - 1].lstrip().startswith("#") else '"""'
             span = f"line {first}" if first == last else f"lines {first} to {last}"
             block = (
@@ -119,7 +127,5 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
                 f'<span aria-hidden="true">{mark} …</span><span class="sr"> {span}, said beside</span>'
                 f"</summary>{block}</details>"
             )
-        elif not "".join(lines[first - 1 : last]).strip():
-            block = block.replace("<pre>", '<pre class="blank">')
         parts.append(block)
     return "".join(parts)

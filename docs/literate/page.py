@@ -91,7 +91,7 @@ def notebook(source: Source) -> str:
 
     def cell(kind: str, text: str) -> None:
         if text.strip():
-            extra = {"execution_count": None, "outputs": []} if kind == "code" else {}
+            extra: dict[str, object] = {"execution_count": None, "outputs": []} if kind == "code" else {}
             body = text.strip("\n").splitlines(keepends=True)
             cells.append({"cell_type": kind, "id": f"c{len(cells)}", "metadata": {}, "source": body, **extra})
 
