@@ -77,10 +77,10 @@ def reference_page(source: Source, sources: dict[str, Source]) -> str:
     members = [member for member in module.members.values() if own(member, source.module)]
     body = "".join(entry(member, source, sources, 2) for member in members)
     maths = 'class="katex' in body
-    stem = source.module.rpartition(".")[2]
     lead = summary(source.rows[0].prose)
     meta = front_matter(title=source.module, maths=maths, search={"exclude": True})
-    return f"{meta}# `{source.module}` {{#{stem}}}\n\n[{source.title}](../{source.page}.md). {lead}\n\n{body}"
+    title = f"# `{source.module}` {{#{source.module}}}"
+    return f"{meta}{title}\n\n[{source.title}](../{source.page}.md). {lead}\n\n{body}"
 
 
 def write_reference(out: Path) -> None:

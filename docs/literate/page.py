@@ -38,7 +38,7 @@ def tools(source: Source) -> str:
         '<div class="tools">'
         f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
         f'<a href="../{name}" download>Download</a>'
-        f"{copy_button(1, count, f'the whole of {name}', 'Copy file')}"
+        f"{copy_button(1, count, f'file {name}', 'Copy file')}"
         f'<a href="../{notebook}" download>Notebook</a>'
         "</div>\n\n"
     )
@@ -54,8 +54,7 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
-    stem = source.module.rpartition(".")[2]
-    parts = [f"# {source.title} {{#{stem}}}\n\n", tools(source)]
+    parts = [f"# {source.title} {{#{source.path.rpartition('/')[2]}}}\n\n", tools(source)]
     for row in source.rows:
         if row.first > 1:
             parts.append(heading(row))

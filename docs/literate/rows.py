@@ -122,7 +122,7 @@ def read_rows(source: str, path: str) -> list[Row]:
                     row.level, row.heading, words.text = split_heading(words.text)
                     add(row, words)
                 if not row.heading and depth < 2 and not node.name.startswith("__"):
-                    row.level, row.heading = 2 + depth, f"`{node.name}`"
+                    row.level, row.heading = 2 + depth, f"`{row.name}`"
                 inside = depth + 1 if isinstance(node, ast.ClassDef) else 2
                 visit(node.body, f"{row.name}.", inside)
                 continue

@@ -64,6 +64,13 @@ function walk(event) {
   event.preventDefault();
 }
 
+// What is too wide for its column scrolls, and then the keyboard must get there too.
+function reachable() {
+  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code")) {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+}
+
 document.body.append(tip);
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
@@ -81,4 +88,6 @@ document.addEventListener("keydown", (event) => {
   walk(event);
 });
 addEventListener("hashchange", unfold);
+addEventListener("resize", reachable);
+addEventListener("load", reachable);
 unfold();
