@@ -20,7 +20,7 @@ site: $(VENV)/.site
 	@echo "built: site/index.html"
 
 serve: $(VENV)/.site
-	$(MKDOCS) serve $(ARGS)
+	$(MKDOCS) serve --dirty $(ARGS)
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test
