@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import urllib.request
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,16 +138,18 @@ def python_documents() -> Iterator[tuple[str, str]]:
     ## The text every Python carries
 
     Yields `(name, text)`, first the topics of `help()`, then one document a module of the standard
-    library: its docstrings, one after another. A docstring that was seen before is left out, or the
-    held-out documents would contain copies (`posixpath` and `ntpath` share many).
+    library: its docstrings, one after another. A paragraph that was seen before is left out, or the
+    held-out documents would contain copies: `turtle` documents each method twice, `posixpath` and
+    `ntpath` share most of theirs.
     """
     from pydoc_data.topics import topics
 
     seen: set[str] = set()
 
-    def fresh(docstrings: Iterable[str]) -> str:
-        new = [text for text in dict.fromkeys(docstrings) if text not in seen]
-        seen.update(new)
+    def fresh(texts: Iterable[str]) -> str:
+        paragraphs = dict.fromkeys(p for text in texts for p in text.split("\n\n") if p.strip())
+        new = [paragraph for paragraph in paragraphs if paragraph.strip() not in seen]
+        seen.update(paragraph.strip() for paragraph in new)
         return "\n\n".join(new)
 
     for topic, text in sorted(topics.items()):
@@ -179,7 +182,9 @@ def compiled_docstrings(name: str) -> Iterator[str]:
         spec = importlib.util.find_spec(name)
         if spec is None or not (spec.origin == "built-in" or (spec.origin or "").endswith((".so", ".pyd"))):
             return
-        module = importlib.import_module(name)
+        with warnings.catch_warnings(action="ignore"):
+            # Some are on their way out of the library, and say so to whoever imports them.
+            module = importlib.import_module(name)
     except (ImportError, ValueError):
         return
     stack: list[tuple[object, int]] = [(module, 0)]

@@ -14,7 +14,8 @@ A masked model that stays at the second line is on the plateau: it has learned t
 does not yet look at its neighbours. The tables see clean neighbours, a masked model sometimes does
 not, so the third line is harder to pass than it looks.
 
-Letters for sizes: `N` tokens of text, `K` different keys that were counted.
+Letters for sizes: `N` tokens of training text, `M` of held-out text, `K` different keys that were
+counted.
 """
 
 import math
@@ -92,20 +93,20 @@ def floors(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]
     ordinary = torch.ones(V, dtype=torch.bool)
     ordinary[special_ids] = False
     at = ordinary[valid[1:-1]]
-    left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (N)
+    left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
     if len(word) == 0:
         raise ValueError("the held-out text is shorter than three tokens; give more text")
     # Before any token a context was seen nowhere: 0/0. One imagined sighting leaves the rule as it is.
-    t = t_l[left].clamp(min=1)  # (N)
-    p_left = (pairs(left * V + word) + t * p_w[word]) / (n_l[left] + t)  # (N)
-    context = left * V + right  # (N)
-    t = t_lr(context).clamp(min=1)  # (N)
-    p_both = (triples(context * V + word) + t * p_left) / (n_lr(context) + t)  # (N)
+    t = t_l[left].clamp(min=1)  # (M)
+    p_left = (pairs(left * V + word) + t * p_w[word]) / (n_l[left] + t)  # (M)
+    context = left * V + right  # (M)
+    t = t_lr(context).clamp(min=1)  # (M)
+    p_both = (triples(context * V + word) + t * p_left) / (n_lr(context) + t)  # (M)
 
     frequent = p_w.argmax()
     # Where the two neighbours were never seen around anything, the most frequent token is the guess.
-    best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (N)
-    guess = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (N)
+    best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
+    guess = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
     return [
         Floor("all tokens equally likely", math.log(V), 1 / V),
         Floor("frequencies", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),

@@ -68,12 +68,13 @@ class Options:
     minutes: float | None = 3.0
     steps: int | None = None
     batch_tokens: int = 2048
-    mlm_probability: float = 0.15
+    mlm_probability: float = 0.25
     hidden_size: int = 128
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     max_position_embeddings: int = 128
     hidden_dropout_prob: float = 0.0
+    initializer_range: float = 0.04
     learning_rate: float = 3e-3
     warmup_ratio: float = 0.05
     weight_decay: float = 0.05
@@ -95,6 +96,7 @@ HELP = {
     "num_attention_heads": "heads in each block; must divide the hidden size",
     "max_position_embeddings": "longest sequence that the model can read",
     "hidden_dropout_prob": "dropout, in the attention weights too",
+    "initializer_range": "spread of the initial weights; the published 0.02 goes with a width of 768",
     "learning_rate": "its peak",
     "warmup_ratio": "share of the budget in which the rate rises to its peak",
     "weight_decay": "of matrices; biases and norms have none",
@@ -123,6 +125,7 @@ def parse(defaults: Options, description: str, argv: list[str] | None) -> tuple[
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--runs", type=Path, default=Path("logs"), help="folder for the folders of runs")
+    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="work that a kill may lose")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     given = parser.parse_args(argv)
@@ -132,7 +135,7 @@ def parse(defaults: Options, description: str, argv: list[str] | None) -> tuple[
         parser.error("give --steps or --minutes, not both")
     if "steps" in explicit:
         explicit["minutes"] = None
-    if "minutes" in explicit:
+    elif "minutes" in explicit:
         explicit["steps"] = None
     if "corpus" in explicit and os.path.exists(explicit["corpus"]):
         # A run can then be resumed from another folder.
@@ -155,7 +158,7 @@ class Parts:
     Raises `ValueError` where an option makes no sense, or the text is too short for it.
     """
 
-    def __init__(self, options: Options, device: torch.device):
+    def __init__(self, options: Options, device: torch.device, checkpoint_seconds: float = 30.0):
         torch.manual_seed(options.seed)
         # One generator for windows and masks: its state is the position in the data.
         self.generator = torch.Generator().manual_seed(options.seed)
@@ -168,6 +171,7 @@ class Parts:
             warmup_ratio=options.warmup_ratio,
             weight_decay=options.weight_decay,
             adam_beta2=options.adam_beta2,
+            checkpoint_seconds=checkpoint_seconds,
         )
         self.corpus: Corpus = load_corpus(options.corpus)
         if options.tokenizer == "word":
@@ -184,6 +188,7 @@ class Parts:
             hidden_dropout_prob=options.hidden_dropout_prob,
             attention_probs_dropout_prob=options.hidden_dropout_prob,
             max_position_embeddings=options.max_position_embeddings,
+            initializer_range=options.initializer_range,
         )
         train_ids = encode_corpus(self.tokenizer, self.corpus.train)
         valid_ids = encode_corpus(self.tokenizer, self.corpus.valid)
@@ -301,7 +306,7 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
             raise ValueError(f"cannot write {given.record}; make its folder first, or choose another")
         device = choose_device(given.device)
         with console.status("reading the text"):
-            parts = Parts(options, device)
+            parts = Parts(options, device, given.checkpoint_seconds)
         run_path = given.resume or new_run_path(given.runs, options.experiment)
         trainer = Trainer(
             parts.model, parts.arguments, run_path, parts.configuration, parts.generator, device

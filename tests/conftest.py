@@ -1,0 +1,60 @@
+"""What several tests need: a small text that can be learned, and a local web server."""
+
+import http.server
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def small_text(sentences: int, seed: int = 0) -> str:
+    """Sentences of a little grammar, one a line."""
+    r = random.Random(seed)
+    nouns = ["cat", "dog", "bird", "horse", "child", "teacher", "river", "mountain", "garden", "letter"]
+    verbs = ["sees", "follows", "finds", "remembers", "paints", "likes"]
+    ends = ["today.", "again.", "in the morning.", "near the old house."]
+    return "\n".join(
+        f"the {r.choice(nouns)} {r.choice(verbs)} the {r.choice(nouns)} {r.choice(ends)}"
+        for _ in range(sentences)
+    )
+
+
+@pytest.fixture()
+def corpus_file(tmp_path: Path) -> Path:
+    """About 40,000 characters in a file."""
+    path = tmp_path / "text.txt"
+    path.write_text(small_text(1000))
+    return path
+
+
+class Server:
+    """A web server on this machine that answers every request with `body` and `status`."""
+
+    def __init__(self) -> None:
+        outer = self
+        self.body, self.status, self.requests = b"", 200, 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.requests += 1
+                self.send_response(outer.status)
+                self.send_header("Content-Length", str(len(outer.body)))
+                self.end_headers()
+                self.wfile.write(outer.body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/input.txt"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture()
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.server.shutdown()
+    running.server.server_close()

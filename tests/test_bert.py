@@ -1,0 +1,269 @@
+"""The encoder against `transformers`: same weights in, same numbers out."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from labml_bert.bert import BertConfig, BertModel
+from labml_bert.fill_mask import build_model
+from labml_bert.mlm import IGNORE, MaskedLM
+
+TOLERANCE = 1e-5
+
+
+def random_sizes(seed: int) -> BertConfig:
+    r = random.Random(seed)
+    heads = r.choice([1, 2, 3, 4, 6])
+    return BertConfig(
+        vocab_size=r.randint(20, 200),
+        hidden_size=heads * r.choice([3, 4, 8, 16]),
+        num_hidden_layers=r.randint(1, 4),
+        num_attention_heads=heads,
+        intermediate_size=r.randint(5, 100),
+        max_position_embeddings=r.randint(20, 40),
+        type_vocab_size=r.randint(1, 3),
+    )
+
+
+def reference_of(config: BertConfig, implementation: str) -> transformers.BertForMaskedLM:
+    hf = transformers.BertConfig(**dataclasses.asdict(config), attn_implementation=implementation)
+    model = transformers.BertForMaskedLM(hf).eval()
+    # Far from the initial values, biases and norms included, so that no error hides behind a zero.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+        for name, parameter in model.named_parameters():
+            if name.endswith("LayerNorm.weight"):
+                parameter.add_(1)
+    return model
+
+
+def our_name(theirs: str) -> str:
+    """The name in `MaskedLM` of a parameter of `transformers.BertForMaskedLM`."""
+    return (
+        theirs.replace("bert.", "encoder.")
+        .replace("cls.predictions.transform.", "head.")
+        .replace("cls.predictions.", "head.")
+    )
+
+
+def ours_like(reference: transformers.BertForMaskedLM, config: BertConfig) -> MaskedLM:
+    model = build_model(config).eval()
+    state = {
+        our_name(name): value
+        for name, value in reference.state_dict().items()
+        if not name.startswith("cls.predictions.decoder.")
+    }
+    model.load_state_dict(state)
+    return model
+
+
+def random_batch(config: BertConfig, seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    B, T = 5, config.max_position_embeddings - 3
+    input_ids = torch.randint(1, config.vocab_size, (B, T), generator=g)
+    lengths = torch.randint(1, T + 1, (B,), generator=g)
+    lengths[0] = T
+    attention_mask = (torch.arange(T) < lengths[:, None]).long()
+    input_ids[attention_mask == 0] = config.pad_token_id
+    labels = torch.randint(0, config.vocab_size, (B, T), generator=g)
+    unlabelled = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
+    unlabelled[0, 0] = False
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": torch.randint(0, config.type_vocab_size, (B, T), generator=g),
+        "labels": labels.masked_fill(unlabelled, IGNORE),
+    }
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("seed", range(6))
+def test_parity_with_transformers(seed: int, implementation: str) -> None:
+    """Hidden states, pooled output, logits, loss and every gradient, with padding and token types."""
+    torch.manual_seed(seed)
+    config = random_sizes(seed)
+    reference = reference_of(config, implementation)
+    model = ours_like(reference, config)
+    batch = random_batch(config, seed)
+
+    theirs = reference(**batch)
+    ours = model(**batch)
+    places = batch["labels"] != IGNORE
+    assert (ours.logits - theirs.logits[places]).abs().max() < TOLERANCE
+    assert abs(ours.loss - theirs.loss) < TOLERANCE
+    ours.loss.backward()
+    theirs.loss.backward()
+    grads = {our_name(name): p.grad for name, p in reference.named_parameters()}
+    grads.pop("head.decoder.weight", None)
+    mine = dict(model.named_parameters())
+    assert set(mine) == set(grads)
+    for name, parameter in mine.items():
+        assert parameter.grad is not None, name
+        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    # Without labels: every position.
+    seen = batch["attention_mask"].bool()
+    assert (model(**inputs).logits - reference(**inputs).logits)[seen].abs().max() < TOLERANCE
+    hidden = model.encoder(**inputs).last_hidden_state
+    assert (hidden - reference.bert(**inputs)[0])[seen].abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parity_of_the_pooler_and_the_attention_weights(seed: int) -> None:
+    torch.manual_seed(seed)
+    config = random_sizes(seed)
+    hf = transformers.BertConfig(**dataclasses.asdict(config), attn_implementation="eager")
+    reference = transformers.BertModel(hf).eval()
+    model = BertModel(config).eval()
+    model.load_state_dict(reference.state_dict())
+    inputs = random_batch(config, seed)
+    del inputs["labels"]
+    theirs = reference(**inputs, output_attentions=True)
+    fused, written = model(**inputs), model(**inputs, output_attentions=True)
+    assert (written.pooler_output - theirs.pooler_output).abs().max() < TOLERANCE
+    assert (fused.pooler_output - theirs.pooler_output).abs().max() < TOLERANCE
+    assert fused.attentions is None
+    assert len(written.attentions) == config.num_hidden_layers
+    for mine, other in zip(written.attentions, theirs.attentions, strict=True):
+        assert (mine - other).abs().max() < TOLERANCE
+
+
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+FORUM = {"vocab_size": 20_000, "num_hidden_layers": 6}
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes", "count"),
+    [
+        (BertModel, {}, 109_482_240),
+        (BertModel, LARGE, 335_141_888),
+        (build_model, {}, 109_514_298),
+        (build_model, FORUM, 58_895_648),
+    ],
+    ids=["base", "large", "masked LM base", "the forum's masked LM"],
+)
+def test_parameter_counts(build, sizes: dict[str, int], count: int) -> None:
+    # On the meta device a model has shapes and no memory.
+    with torch.device("meta"):
+        model = build(BertConfig(**sizes))
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_the_first_loss_is_ln_v() -> None:
+    """At the published sizes an untrained model knows nothing, and says so."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for sizes in ({"vocab_size": 8192, "hidden_size": 128}, {"vocab_size": 70, "hidden_size": 256}):
+            config = BertConfig(
+                **sizes, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128
+            )
+            ids = torch.randint(5, config.vocab_size, (32, 128))
+            loss = build_model(config)(ids, torch.randint(5, config.vocab_size, (32, 128))).loss
+            expected = torch.tensor(float(config.vocab_size)).log()
+            assert abs(loss / expected - 1) < 0.02
+
+
+def test_initial_weights_are_a_normal_cut_at_two_sigma() -> None:
+    torch.manual_seed(0)
+    model = BertModel(
+        BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            assert module.weight.abs().max() <= 0.04
+        if isinstance(module, nn.Linear):
+            # A normal cut at two sigma has 0.8796 of its spread.
+            assert abs(module.weight.std() / 0.02 - 0.8796) < 0.02
+            assert not module.bias.any()
+        if isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all()
+            assert module.eps == 1e-12
+
+
+def small() -> BertConfig:
+    return BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+    )
+
+
+def test_padding_changes_nothing_for_the_tokens_beside_it() -> None:
+    torch.manual_seed(0)
+    model = BertModel(small()).eval()
+    ids = torch.randint(1, 50, (2, 7))
+    padded = torch.cat([ids, torch.randint(1, 50, (2, 4))], 1)
+    mask = torch.tensor([[1] * 7 + [0] * 4] * 2)
+    for attentions in (False, True):
+        alone = model(ids, output_attentions=attentions).last_hidden_state
+        beside = model(padded, mask, output_attentions=attentions).last_hidden_state[:, :7]
+        assert (alone - beside).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("attentions", [False, True])
+def test_a_row_of_padding_only_gives_finite_numbers_and_gradients(attentions: bool) -> None:
+    torch.manual_seed(0)
+    model = BertModel(small())
+    mask = torch.ones(2, 6)
+    mask[1] = 0
+    output = model(torch.randint(1, 50, (2, 6)), mask, output_attentions=attentions)
+    assert output.last_hidden_state.isfinite().all()
+    output.last_hidden_state.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+def test_positions_can_be_given() -> None:
+    """A sequence placed at an offset uses those rows of the position table and no others."""
+    torch.manual_seed(0)
+    model = BertModel(small())
+    ids = torch.randint(1, 50, (2, 4))
+    offsets = torch.tensor([[3], [7]])
+    model(ids, position_ids=offsets + torch.arange(4)).last_hidden_state.square().sum().backward()
+    used = model.embeddings.position_embeddings.weight.grad.abs().sum(1) > 0
+    assert used.nonzero().flatten().tolist() == [*range(3, 11)]
+
+
+def test_bfloat16_agrees_with_float32_to_its_own_precision() -> None:
+    torch.manual_seed(0)
+    model = BertModel(small()).eval()
+    ids, mask = torch.randint(1, 50, (3, 12)), torch.ones(3, 12)
+    mask[1, 5:] = 0
+    exact = model(ids, mask).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(ids, mask).last_hidden_state.float()
+    # Values are of size 1 after a LayerNorm, and a bfloat16 keeps 8 bits.
+    assert (exact - rounded).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 12}, "not divisible"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
+        ({"pad_token_id": 30522}, "pad_token_id 30522"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(sizes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BertConfig(**sizes)
+
+
+def test_more_tokens_than_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match="13 tokens but max_position_embeddings is 12"):
+        BertModel(small())(torch.ones(1, 13, dtype=torch.long))

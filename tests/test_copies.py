@@ -1,0 +1,89 @@
+"""`bert.py` and `mlm.py`, copied one at a time into an empty folder, run and train with only torch."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "labml_bert"
+
+# Lets the copy import the standard library, torch and what torch itself needs, and nothing else of ours or of
+# the packages that the project installs.
+ALONE = """
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"labml_bert", "labml", "transformers", "tokenizers", "safetensors", "rich"}:
+            raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, Refuse())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+TRAIN_A_STEP = {
+    "bert.py": """
+import torch
+from bert import BertConfig, BertModel
+torch.manual_seed(0)
+model = BertModel(BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                             intermediate_size=32, max_position_embeddings=8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ids = torch.randint(30, (4, 8))
+losses = []
+for _ in range(2):
+    loss = (model(ids).pooler_output - 0.5).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[1] < losses[0], losses
+""",
+    "mlm.py": """
+import torch
+from mlm import MaskedLM, TokenMasker
+torch.manual_seed(0)
+embedding = torch.nn.Embedding(30, 16)
+model = MaskedLM(torch.nn.Sequential(embedding, torch.nn.Linear(16, 16)), embedding)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = TokenMasker(30, 0, [0])(torch.randint(1, 30, (8, 20)))
+losses = []
+for _ in range(2):
+    loss = model(*batch).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[1] < losses[0], losses
+""",
+}
+
+
+@pytest.mark.parametrize("file", TRAIN_A_STEP)
+def test_a_copy_works_alone(file: str, tmp_path: Path) -> None:
+    shutil.copy(SOURCES / file, tmp_path)
+    (tmp_path / "step.py").write_text(TRAIN_A_STEP[file])
+    outputs = []
+    for script in (file, "step.py"):
+        # -P and -E: neither this folder nor the environment lends it a module; its own folder it may see.
+        here = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+        run = subprocess.run(
+            [sys.executable, "-E", "-P", "-c", f"{here}\n{ALONE}", script],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        outputs.append(run.stdout)
+    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", outputs[0])]
+    assert losses[-1] < losses[0] / 2, outputs[0]
+
+
+@pytest.mark.parametrize("file", TRAIN_A_STEP)
+def test_it_imports_torch_and_the_standard_library_only(file: str) -> None:
+    tree = ast.parse((SOURCES / file).read_text())
+    modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    modules |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m.split(".")[0] for m in modules} <= {*sys.stdlib_module_names, "torch"}

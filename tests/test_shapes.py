@@ -1,0 +1,125 @@
+"""Every shape comment is true on the line it stands on, and a wrong one would be found."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from shape_check import Checker, ShapeError, shape_comments, short_loops
+from tokenizers import Tokenizer
+
+from labml_bert.mlm import MaskedLM as PlainMaskedLM
+from labml_bert.tokenizers import character_tokenizer
+
+SOURCES = Path(__file__).parent.parent / "labml_bert"
+# All different, so that no letter can stand for another.
+B, T, D, H, V = 3, 7, 20, 4, 29
+
+
+def run_bert(checker: Checker) -> None:
+    m = checker.module
+    config = m.BertConfig(
+        vocab_size=V,
+        hidden_size=D,
+        num_hidden_layers=2,
+        num_attention_heads=H,
+        intermediate_size=44,
+        max_position_embeddings=11,
+    )
+    ids = torch.randint(V, (B, T))
+    for attentions in (False, True):
+        m.BertModel(config)(ids, torch.ones(B, T), ids % 2, output_attentions=attentions)
+    m.BertModel(config)(ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        m.BertModel(config)(ids)
+    checker.fixed = {}
+    with short_loops(m):
+        m.main()
+
+
+def run_mlm(checker: Checker) -> None:
+    m = checker.module
+    ids = torch.randint(2, V, (B, T))
+    word_ids = torch.arange(T).expand(B, T) // 2
+    for cap in (None, 2):
+        masker = m.TokenMasker(V, 1, [0, 1], mlm_probability=0.5, max_predictions_per_seq=cap)
+        masker(ids)
+        covered = masker(ids, torch.ones(B, T), word_ids)
+    encoder = m.SmallEncoder(V, D, T)
+    model = m.MaskedLM(lambda x: (encoder(x),), encoder.token)
+    model(*covered)
+    model(covered.input_ids)
+    checker.fixed = {}
+    with short_loops(m):
+        m.main()
+
+
+def run_curriculum(checker: Checker) -> None:
+    m = checker.module
+    m.Curriculum(torch.arange(100), m.parse_schedule(f"{T}"), B * T, 11, torch.Generator()).batch(0.5)
+
+
+def run_floors(checker: Checker) -> None:
+    checker.module.floors(torch.randint(V, (500,)), torch.randint(V, (200,)), V, [0])
+
+
+def run_fill_mask(checker: Checker) -> None:
+    m = checker.module
+    tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
+    model: PlainMaskedLM = m.build_model(
+        m.BertConfig(
+            vocab_size=V,
+            hidden_size=D,
+            num_hidden_layers=1,
+            num_attention_heads=H,
+            intermediate_size=44,
+            max_position_embeddings=11,
+        )
+    )
+    m.fill_mask(model, tokenizer, "ab[MASK]defg")
+
+
+SCENARIOS = {
+    "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
+    "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
+    "curriculum.py": (run_curriculum, {"B": B, "T": T}),
+    "floors.py": (run_floors, {}),
+    "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
+}
+
+
+def check(file: str, source: str | None = None) -> Checker:
+    torch.manual_seed(0)
+    run, fixed = SCENARIOS[file]
+    checker = Checker(SOURCES / file, source, **fixed)
+    run(checker)
+    return checker
+
+
+def test_every_file_with_shape_comments_is_checked() -> None:
+    commented = {path.name for path in SOURCES.glob("*.py") if shape_comments(path.read_text())}
+    assert commented == set(SCENARIOS)
+
+
+@pytest.mark.parametrize("file", SCENARIOS)
+def test_shape_comments_are_true_and_all_of_them_run(file: str) -> None:
+    assert check(file).missed == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [(file, line) for file in SCENARIOS for line in shape_comments((SOURCES / file).read_text())],
+)
+def test_a_wrong_comment_is_found(file: str, line: int) -> None:
+    """Each comment in turn gets a dimension too many, then a size that nothing here has."""
+    lines = (SOURCES / file).read_text().splitlines(keepends=True)
+    code, _, comment = lines[line - 1].rpartition("# (")
+    words = comment.rpartition(")")[0].split(", ")
+    for wrong in ([*words, "1"], [*words[:-1], "9973"]):
+        changed = [*lines[: line - 1], f"{code}# ({', '.join(wrong)})\n", *lines[line:]]
+        with pytest.raises(ShapeError, match=f"line {line}:"):
+            check(file, "".join(changed))
+
+
+def test_a_comment_where_nothing_has_a_shape_is_an_error() -> None:
+    with pytest.raises(ShapeError, match="nothing here has a shape"):
+        Checker(SOURCES / "bert.py", "import math\nif math:  # (B, T)\n    pass\n")
