@@ -90,18 +90,18 @@ def numbered(body: str, number: int, line: str, home: str = "") -> str:
 
 
 def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """The row as stretches of lines: `code`, `fold` where the prose says it already, `blank` at the end."""
+    """The row as stretches: `lines`, `fold` where the prose says it already, `blank` at the end."""
     at = row.first
     for first, last in sorted(row.folded):
         if at < first:
-            yield at, first - 1, "code"
+            yield at, first - 1, "lines"
         yield first, last, "fold"
         at = last + 1
     end = row.last
     while end >= at and not lines[end - 1].strip():
         end -= 1
     if at <= end:
-        yield at, end, "code"
+        yield at, end, "lines"
     if end < row.last:
         yield end + 1, row.last, "blank"
 
@@ -115,7 +115,7 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
     parts = []
     for first, last, kind in pieces(row, lines):
         text = "".join(numbered(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
-        if kind == "code":
+        if kind == "lines":
             # The Tab key stops once in each block, and the arrows go on from there.
             text = text.replace(' tabindex="-1"', "", 1)
         block = f'<pre class="{kind}"><code>{text}</code></pre>'
@@ -123,7 +123,8 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
             mark = "#" if lines[first - 1].lstrip().startswith("#") else '"""'
             span = f"line {first}" if first == last else f"lines {first} to {last}"
             block = (
-                f'<details class="fold"><summary data-n="{first}"{hang(lines[first - 1])}>'
+                '<details class="fold" data-search-exclude>'
+                f'<summary data-n="{first}"{hang(lines[first - 1])}>'
                 f'<span aria-hidden="true">{mark} …</span><span class="sr"> {span}, said beside</span>'
                 f"</summary>{block}</details>"
             )

@@ -50,7 +50,11 @@ def formula(tex: str, display: bool) -> str:
     answer = json.loads(process.stdout.readline())
     if "error" in answer:
         raise PageError(f"the formula {tex.strip()!r} cannot be set: {answer['error']}")
-    return safe_in_markdown(answer["html"].replace("\n", " "))
+    html = answer["html"].replace("\n", " ")
+    # The search reads a formula once, not three times.
+    for part in ('<span class="katex-html"', "<annotation"):
+        html = html.replace(part, f"{part} data-search-exclude")
+    return safe_in_markdown(html)
 
 
 def safe_in_markdown(html: str) -> str:

@@ -65,10 +65,15 @@ function walk(event) {
 }
 
 // What is too wide for its column scrolls, and then the keyboard must get there too.
-function reachable() {
-  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code")) {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+const seen = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting && target.scrollWidth > target.clientWidth) target.tabIndex = 0;
   }
+});
+
+function reachable() {
+  const wide = ".katex-display, .wide, .md-typeset__scrollwrap, pre > code";
+  for (const box of document.querySelectorAll(wide)) seen.observe(box);
 }
 
 document.body.append(tip);
@@ -88,6 +93,5 @@ document.addEventListener("keydown", (event) => {
   walk(event);
 });
 addEventListener("hashchange", unfold);
-addEventListener("resize", reachable);
 addEventListener("load", reachable);
 unfold();
