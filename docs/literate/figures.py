@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from docs.literate import attention
 from docs.literate.chart import Line, line_chart
 from docs.literate.highlight import line_bodies, numbered
 from docs.literate.maths import safe_in_markdown
@@ -132,6 +133,14 @@ def quotable(
         """Date, machine and commit of runs, with a mark where one is older than its code."""
         return provenance([record(name) for name in names])
 
+    def with_provenance(picture: Callable[[Record], str]) -> Callable[[str], str]:
+        def draw(name: str) -> str:
+            return picture(record(name)).replace(
+                "</figure>", f"<figcaption>{provenance([record(name)])}</figcaption></figure>"
+            )
+
+        return draw
+
     def source(name: str) -> str:
         """Lines of the project: `source("mlm.masked_lm_loss")`, or a file with lines, `"bert.py:30-41"`."""
         stem, _, rest = name.partition(".py:") if ".py:" in name else name.partition(".")
@@ -168,6 +177,9 @@ def quotable(
         "made_by": made_by,
         "chart": chart,
         "source": source,
+        "filled": with_provenance(attention.filled),
+        "mask_rows": attention.mask_rows,
+        "head_map": with_provenance(attention.head_map),
         "parameters": parameters,
         "ln": math.log,
         "exp": math.exp,

@@ -5,6 +5,7 @@ What stands below its code: the curve, the result beside the floors it has to be
 that somebody needs to doubt it or to repeat it.
 """
 
+from docs.literate import attention
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import fenced
@@ -58,8 +59,12 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
     for record in mine:
         stale = age(record, sources)
         mark = f'!!! warning ""\n    {stale}\n\n' if stale else ""
+        if "history" in record.data:
+            shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+        else:
+            shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
             f"### {record.name} {{#run-{record.name}}}\n\n{mark}{fenced('sh', record.data['command'])}\n"
-            f"{curves(record)}\n\n{results(record)}\n{facts(record)}\n"
+            f"{shown}\n"
         )
     return "".join(parts) + "\n</div>\n"
