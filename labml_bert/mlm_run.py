@@ -40,7 +40,13 @@ from labml_bert.report import (
     run_ends_well,
     shown,
 )
-from labml_bert.tokenizers import TOKENIZERS, encode_corpus, special_token_ids
+from labml_bert.tokenizers import (
+    SPECIAL_TOKENS,
+    character_tokenizer,
+    encode_corpus,
+    special_token_ids,
+    word_tokenizer,
+)
 from labml_bert.training import (
     Trainer,
     TrainingArguments,
@@ -64,11 +70,11 @@ class Options:
     corpus: str = "python-docs"
     tokenizer: str = "char"
     vocab_size: int = 8192
-    schedule: str = "16,32,64,128"
+    schedule: str = "16:1,32:1,64:1,128:3"
     minutes: float | None = 3.0
     steps: int | None = None
     batch_tokens: int = 2048
-    mlm_probability: float = 0.25
+    mlm_probability: float = 0.3
     hidden_size: int = 128
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
@@ -120,7 +126,7 @@ def parse(defaults: Options, description: str, argv: list[str] | None) -> tuple[
             type=kind,
             default=argparse.SUPPRESS,
             metavar=kind.__name__.upper(),
-            choices=list(TOKENIZERS) if field.name == "tokenizer" else None,
+            choices=["char", "word"] if field.name == "tokenizer" else None,
             help=HELP[field.name] + ("" if default is None else f" (default: {default})"),
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
@@ -175,9 +181,9 @@ class Parts:
         )
         self.corpus: Corpus = load_corpus(options.corpus)
         if options.tokenizer == "word":
-            self.tokenizer = TOKENIZERS["word"](self.corpus.train, vocab_size=options.vocab_size)
+            self.tokenizer = word_tokenizer(self.corpus.train, options.vocab_size)
         else:
-            self.tokenizer = TOKENIZERS["char"](self.corpus.train)
+            self.tokenizer = character_tokenizer(self.corpus.train)
         self.special_ids = special_token_ids(self.tokenizer)
         self.config = BertConfig(
             vocab_size=self.tokenizer.get_vocab_size(),
@@ -202,7 +208,7 @@ class Parts:
                 f"{self.length}; give more text or shorten the schedule"
             )
         self.floors: list[Floor] = floors(train_ids, valid_ids, self.config.vocab_size, self.special_ids)
-        self.masker = self.make_masker(self.generator, mlm_probability=options.mlm_probability)
+        self.masker = self.make_masker(self.generator, options.mlm_probability)
         self.windows = valid_ids[: len(valid_ids) // self.length * self.length].view(-1, self.length)
         # The same masks at every evaluation of every run, or two results could not be compared.
         self.held_out = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
@@ -214,10 +220,19 @@ class Parts:
             "model": asdict(self.config),
         }
 
-    def make_masker(self, generator: torch.Generator, **changes: float) -> TokenMasker:
-        """The paper's rule over this vocabulary."""
-        mask = self.tokenizer.token_to_id("[MASK]")
-        return TokenMasker(self.config.vocab_size, mask, self.special_ids, generator=generator, **changes)
+    def make_masker(
+        self, generator: torch.Generator, mlm_probability: float = 0.15, mask_replace_prob: float = 0.8
+    ) -> TokenMasker:
+        """The paper's rule over this vocabulary; half of what `[MASK]` leaves over becomes random."""
+        return TokenMasker(
+            self.config.vocab_size,
+            self.special_ids[SPECIAL_TOKENS.index("[MASK]")],
+            self.special_ids,
+            mlm_probability,
+            mask_replace_prob,
+            random_replace_prob=(1 - mask_replace_prob) / 2,
+            generator=generator,
+        )
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next windows, covered."""
@@ -256,7 +271,7 @@ class Parts:
     def show_samples(self, trainer: Trainer, count: int = 2) -> None:
         """Prints the model's answers in a few held-out lines; every chosen token is hidden."""
         generator = torch.Generator().manual_seed(2)
-        masker = self.make_masker(generator, mask_replace_prob=1.0, random_replace_prob=0.0)
+        masker = self.make_masker(generator, mask_replace_prob=1.0)
         rows = torch.linspace(0, len(self.windows) - 1, count + 2).long()[1:-1]
         input_ids, labels = masker(self.windows[rows])
         self.model.eval()

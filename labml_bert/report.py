@@ -180,8 +180,9 @@ def filled_lines(
     return [above, answers, marks]
 
 
-def printable(token: str) -> str:
-    """One token on one line: a line end or an unprintable sign becomes a visible one."""
+def printable(token: str | None) -> str:
+    """One token on one line: a line end or an unprintable sign becomes a visible one, no token a `?`."""
+    token = "?" if token is None else token
     if plain():
         token = token.encode("ascii", "replace").decode()
     return "".join(c if c.isprintable() else "|" if c == "\n" else "?" for c in token)
