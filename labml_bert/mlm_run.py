@@ -8,15 +8,14 @@ values that suit it.
 
 import argparse
 import json
-import math
 import os
 import platform
 import shlex
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -344,14 +343,16 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
             f"{config.num_hidden_layers} layers, {config.hidden_size} wide",
             "training": f"{budget}, {arithmetic} on {device}, {options.batch_tokens:,} tokens a step",
             "length": f"{lengths} {unit}",
+            "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
             "run": shown(run_path),
         },
     )
     results_table(parts.floors)
 
     line = ProgressLine(options.minutes, options.batch_tokens)
-    ends = [sum(stage.share for stage in curriculum.stages[: i + 1]) for i in range(len(curriculum.stages))]
-    stage_ends = [end for end in ends if end > trainer.progress]
+    shares = accumulate(stage.share for stage in curriculum.stages)
+    ends = [(min(end, 1.0), stage.length) for end, stage in zip(shares, curriculum.stages, strict=True)]
+    ends = [(end, length) for end, length in ends if end > trainer.progress]
     quick = min(len(parts.windows), max(1, 16_384 // parts.length))
     with run_ends_well(run_path), tracked(run_path, parts.configuration):
         with line.live():
@@ -359,15 +360,12 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
                 parts.next_batch,
                 lambda output: {"accuracy": masked_accuracy(output.logits.detach(), output.labels)},
                 lambda: parts.evaluate(trainer, quick),
-                tuple(min(1.0, end) for end in ends),
+                tuple(end for end, _ in ends),
             ):
                 line.show(update, curriculum.length(update.progress))
-                if stage_ends and update.progress >= min(stage_ends[0], 1.0):
-                    stage_ends = [end for end in stage_ends if end > update.progress]
-                    ended = curriculum.length(math.nextafter(update.progress, 0) - 1e-9)
-                    assert update.evaluation is not None
+                if ends and update.evaluation and update.progress >= ends[0][0] - 1e-6:
                     console.print(
-                        f"\n  at {update.seconds:.0f} s, after length {ended}: held-out loss "
+                        f"\n  at {update.seconds:.0f} s, after length {ends.pop(0)[1]}: held-out loss "
                         f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
                     )
                     parts.show_samples(trainer)
@@ -376,7 +374,8 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
     ours = Floor("this model", result["loss"], result["accuracy"])
     results_table(parts.floors, ours)
     if given.record:
-        write_record(given.record, parts, trainer, result, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        write_record(given.record, options, defaults, parts, trainer, result, seconds)
         console.print(f"  record      {shown(given.record)}")
     example = "The function ret[MASK]rns a list." if options.tokenizer == "char" else "this is the [MASK] of"
     console.print(f"  run         {shown(run_path)}")
@@ -385,7 +384,13 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
 
 
 def write_record(
-    path: Path, parts: Parts, trainer: Trainer, result: dict[str, float], wall_seconds: float
+    path: Path,
+    options: Options,
+    defaults: Options,
+    parts: Parts,
+    trainer: Trainer,
+    result: dict[str, float],
+    wall_seconds: float,
 ) -> None:
     """
     ## The record
@@ -399,10 +404,15 @@ def write_record(
     packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
     # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
     configuration = {**parts.configuration, "corpus": parts.corpus.name}
-    arguments = [os.path.basename(word) if os.path.exists(word) else word for word in sys.argv[1:]]
+    changed = {
+        field.name: os.path.basename(value) if field.name == "corpus" else value
+        for field in fields(Options)
+        if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
+    }
+    words = [word for key, value in changed.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     record: dict[str, Any] = {
-        "experiment": parts.configuration["experiment"],
-        "command": " ".join(["python", f"experiments/{parts.configuration['experiment']}.py", *arguments]),
+        "experiment": options.experiment,
+        "command": shlex.join(["python", f"experiments/{options.experiment}.py", *words]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit or None,
         "configuration": configuration,
