@@ -75,7 +75,7 @@ def fill_mask(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) 
     encoding = tokenizer.encode(text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
     mask = tokenizer.token_to_id("[MASK]")
-    places = (input_ids[0] == mask).nonzero().flatten().tolist()
+    places = [place for place, token in enumerate(encoding.ids) if token == mask]
     if not places:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to guess")
     logits = model(input_ids).logits[0]  # (T, V)
@@ -83,21 +83,15 @@ def fill_mask(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) 
     special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     answers = probabilities.clone()  # (T, V)
     answers[:, special] = 0
-    guesses = []
+    guesses: list[list[Guess]] = []
     for place in places:
+        guesses.append([])
         # Where in the text this mask stands, so that the answer is shown in the user's own spelling.
         start, end = encoding.offsets[place]
         best = answers[place].topk(min(top_k, answers.size(-1) - len(special)))
-        guesses.append(
-            [
-                Guess(token, probability, text[:start] + token + text[end:])
-                for token, probability in zip(
-                    (tokenizer.id_to_token(i) for i in best.indices.tolist()),
-                    best.values.tolist(),
-                    strict=True,
-                )
-            ]
-        )
+        for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            token = tokenizer.id_to_token(i) or "?"
+            guesses[-1].append(Guess(token, probability, text[:start] + token + text[end:]))
     return guesses
 
 

@@ -8,15 +8,14 @@ values that suit it.
 
 import argparse
 import json
-import math
 import os
 import platform
 import shlex
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,13 @@ from labml_bert.report import (
     run_ends_well,
     shown,
 )
-from labml_bert.tokenizers import TOKENIZERS, encode_corpus, special_token_ids
+from labml_bert.tokenizers import (
+    SPECIAL_TOKENS,
+    character_tokenizer,
+    encode_corpus,
+    special_token_ids,
+    word_tokenizer,
+)
 from labml_bert.training import (
     Trainer,
     TrainingArguments,
@@ -64,11 +69,11 @@ class Options:
     corpus: str = "python-docs"
     tokenizer: str = "char"
     vocab_size: int = 8192
-    schedule: str = "16,32,64,128"
+    schedule: str = "16:1,32:1,64:1,128:3"
     minutes: float | None = 3.0
     steps: int | None = None
     batch_tokens: int = 2048
-    mlm_probability: float = 0.25
+    mlm_probability: float = 0.3
     hidden_size: int = 128
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
@@ -120,7 +125,7 @@ def parse(defaults: Options, description: str, argv: list[str] | None) -> tuple[
             type=kind,
             default=argparse.SUPPRESS,
             metavar=kind.__name__.upper(),
-            choices=list(TOKENIZERS) if field.name == "tokenizer" else None,
+            choices=["char", "word"] if field.name == "tokenizer" else None,
             help=HELP[field.name] + ("" if default is None else f" (default: {default})"),
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
@@ -175,9 +180,9 @@ class Parts:
         )
         self.corpus: Corpus = load_corpus(options.corpus)
         if options.tokenizer == "word":
-            self.tokenizer = TOKENIZERS["word"](self.corpus.train, vocab_size=options.vocab_size)
+            self.tokenizer = word_tokenizer(self.corpus.train, options.vocab_size)
         else:
-            self.tokenizer = TOKENIZERS["char"](self.corpus.train)
+            self.tokenizer = character_tokenizer(self.corpus.train)
         self.special_ids = special_token_ids(self.tokenizer)
         self.config = BertConfig(
             vocab_size=self.tokenizer.get_vocab_size(),
@@ -202,7 +207,7 @@ class Parts:
                 f"{self.length}; give more text or shorten the schedule"
             )
         self.floors: list[Floor] = floors(train_ids, valid_ids, self.config.vocab_size, self.special_ids)
-        self.masker = self.make_masker(self.generator, mlm_probability=options.mlm_probability)
+        self.masker = self.make_masker(self.generator, options.mlm_probability)
         self.windows = valid_ids[: len(valid_ids) // self.length * self.length].view(-1, self.length)
         # The same masks at every evaluation of every run, or two results could not be compared.
         self.held_out = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
@@ -214,10 +219,19 @@ class Parts:
             "model": asdict(self.config),
         }
 
-    def make_masker(self, generator: torch.Generator, **changes: float) -> TokenMasker:
-        """The paper's rule over this vocabulary."""
-        mask = self.tokenizer.token_to_id("[MASK]")
-        return TokenMasker(self.config.vocab_size, mask, self.special_ids, generator=generator, **changes)
+    def make_masker(
+        self, generator: torch.Generator, mlm_probability: float = 0.15, mask_replace_prob: float = 0.8
+    ) -> TokenMasker:
+        """The paper's rule over this vocabulary; half of what `[MASK]` leaves over becomes random."""
+        return TokenMasker(
+            self.config.vocab_size,
+            self.special_ids[SPECIAL_TOKENS.index("[MASK]")],
+            self.special_ids,
+            mlm_probability,
+            mask_replace_prob,
+            random_replace_prob=(1 - mask_replace_prob) / 2,
+            generator=generator,
+        )
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next windows, covered."""
@@ -256,7 +270,7 @@ class Parts:
     def show_samples(self, trainer: Trainer, count: int = 2) -> None:
         """Prints the model's answers in a few held-out lines; every chosen token is hidden."""
         generator = torch.Generator().manual_seed(2)
-        masker = self.make_masker(generator, mask_replace_prob=1.0, random_replace_prob=0.0)
+        masker = self.make_masker(generator, mask_replace_prob=1.0)
         rows = torch.linspace(0, len(self.windows) - 1, count + 2).long()[1:-1]
         input_ids, labels = masker(self.windows[rows])
         self.model.eval()
@@ -329,14 +343,16 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
             f"{config.num_hidden_layers} layers, {config.hidden_size} wide",
             "training": f"{budget}, {arithmetic} on {device}, {options.batch_tokens:,} tokens a step",
             "length": f"{lengths} {unit}",
+            "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
             "run": shown(run_path),
         },
     )
     results_table(parts.floors)
 
     line = ProgressLine(options.minutes, options.batch_tokens)
-    ends = [sum(stage.share for stage in curriculum.stages[: i + 1]) for i in range(len(curriculum.stages))]
-    stage_ends = [end for end in ends if end > trainer.progress]
+    shares = accumulate(stage.share for stage in curriculum.stages)
+    ends = [(min(end, 1.0), stage.length) for end, stage in zip(shares, curriculum.stages, strict=True)]
+    ends = [(end, length) for end, length in ends if end > trainer.progress]
     quick = min(len(parts.windows), max(1, 16_384 // parts.length))
     with run_ends_well(run_path), tracked(run_path, parts.configuration):
         with line.live():
@@ -344,15 +360,12 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
                 parts.next_batch,
                 lambda output: {"accuracy": masked_accuracy(output.logits.detach(), output.labels)},
                 lambda: parts.evaluate(trainer, quick),
-                tuple(min(1.0, end) for end in ends),
+                tuple(end for end, _ in ends),
             ):
                 line.show(update, curriculum.length(update.progress))
-                if stage_ends and update.progress >= min(stage_ends[0], 1.0):
-                    stage_ends = [end for end in stage_ends if end > update.progress]
-                    ended = curriculum.length(math.nextafter(update.progress, 0) - 1e-9)
-                    assert update.evaluation is not None
+                if ends and update.evaluation and update.progress >= ends[0][0] - 1e-6:
                     console.print(
-                        f"\n  at {update.seconds:.0f} s, after length {ended}: held-out loss "
+                        f"\n  at {update.seconds:.0f} s, after length {ends.pop(0)[1]}: held-out loss "
                         f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
                     )
                     parts.show_samples(trainer)
@@ -361,7 +374,8 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
     ours = Floor("this model", result["loss"], result["accuracy"])
     results_table(parts.floors, ours)
     if given.record:
-        write_record(given.record, parts, trainer, result, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        write_record(given.record, options, defaults, parts, trainer, result, seconds)
         console.print(f"  record      {shown(given.record)}")
     example = "The function ret[MASK]rns a list." if options.tokenizer == "char" else "this is the [MASK] of"
     console.print(f"  run         {shown(run_path)}")
@@ -370,7 +384,13 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
 
 
 def write_record(
-    path: Path, parts: Parts, trainer: Trainer, result: dict[str, float], wall_seconds: float
+    path: Path,
+    options: Options,
+    defaults: Options,
+    parts: Parts,
+    trainer: Trainer,
+    result: dict[str, float],
+    wall_seconds: float,
 ) -> None:
     """
     ## The record
@@ -384,10 +404,15 @@ def write_record(
     packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
     # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
     configuration = {**parts.configuration, "corpus": parts.corpus.name}
-    arguments = [os.path.basename(word) if os.path.exists(word) else word for word in sys.argv[1:]]
+    changed = {
+        field.name: os.path.basename(value) if field.name == "corpus" else value
+        for field in fields(Options)
+        if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
+    }
+    words = [word for key, value in changed.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     record: dict[str, Any] = {
-        "experiment": parts.configuration["experiment"],
-        "command": " ".join(["python", f"experiments/{parts.configuration['experiment']}.py", *arguments]),
+        "experiment": options.experiment,
+        "command": shlex.join(["python", f"experiments/{options.experiment}.py", *words]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": commit or None,
         "configuration": configuration,

@@ -156,7 +156,7 @@ def filled_lines(
     model's guesses below the gaps, and a mark for each. Right and wrong differ in the mark as well
     as in colour. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
-    blank, right, wrong = ("_", "+", "x") if plain() else ("▁", "✓", "✗")
+    hidden, blank, right, wrong = "_~+x" if plain() else "▁␣✓✗"
     # A tokenizer with no decoder of its own puts a blank between two tokens.
     gap = " " if tokenizer.decoder is None else ""
     above, answers, marks = Text("    "), Text("    "), Text("    ")
@@ -170,7 +170,8 @@ def filled_lines(
         else:
             style = "bold green" if guess == label else "bold red"
             mark = right if guess == label else wrong
-            seen = blank * max(len(seen), len(said))
+            said = said.replace(" ", blank)
+            seen = hidden * max(len(seen), len(said))
         size = len(seen)
         if len(above) + size > width:
             break
@@ -180,8 +181,10 @@ def filled_lines(
     return [above, answers, marks]
 
 
-def printable(token: str) -> str:
-    """One token on one line: a line end or an unprintable sign becomes a visible one."""
+def printable(token: str | None) -> str:
+    """One token on one line: a line end or an unprintable sign becomes a visible one, no token a `?`."""
+    token = "?" if token is None else token
     if plain():
         token = token.encode("ascii", "replace").decode()
-    return "".join(c if c.isprintable() else "|" if c == "\n" else "?" for c in token)
+    line_end = "|" if plain() else "⏎"
+    return "".join(c if c.isprintable() else line_end if c == "\n" else "?" for c in token)

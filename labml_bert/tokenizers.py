@@ -44,7 +44,13 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
     Lower-case words and runs of punctuation, the `vocab_size` most frequent of those seen at least
     twice. All others are `[UNK]`. Blanks are lost, so decoding puts one between any two tokens.
+
+    Raises `ValueError` where `vocab_size` leaves no place for a word.
     """
+    if vocab_size <= len(SPECIAL_TOKENS):
+        raise ValueError(
+            f"vocab_size {vocab_size} leaves no word beside {len(SPECIAL_TOKENS)} special tokens; raise it"
+        )
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -55,12 +61,10 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     return tokenizer
 
 
-TOKENIZERS = {"char": character_tokenizer, "word": word_tokenizer}
-
-
 def special_token_ids(tokenizer: Tokenizer) -> list[int]:
     """The ids of `SPECIAL_TOKENS`, in that order."""
-    return [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    ids = (tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
+    return [i for i in ids if i is not None]
 
 
 def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:

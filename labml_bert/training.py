@@ -277,7 +277,7 @@ class Trainer:
         with self.autocast():
             output: HasLoss = self.model(**batch)
         assert output.loss is not None
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        output.loss.backward()
         # One norm over all parameters together: clipping each by itself would turn the direction.
         nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
         self.optimizer.step()

@@ -65,15 +65,10 @@ function walk(event) {
 }
 
 // What is too wide for its column scrolls, and then the keyboard must get there too.
-const seen = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (isIntersecting && target.scrollWidth > target.clientWidth) target.tabIndex = 0;
-  }
-});
-
 function reachable() {
-  const wide = ".katex-display, .wide, .md-typeset__scrollwrap, pre > code";
-  for (const box of document.querySelectorAll(wide)) seen.observe(box);
+  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap")) {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
 }
 
 document.body.append(tip);

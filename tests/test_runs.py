@@ -1,0 +1,355 @@
+"""The experiments as their users meet them: the terminal, the files, kills, and bad input."""
+
+import json
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_text
+
+from labml_bert import corpora, fill_mask
+from labml_bert.training import CHECKPOINT, load_checkpoint, read_metrics
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "--hidden-size=32",
+    "--num-attention-heads=2",
+    "--num-hidden-layers=2",
+    "--batch-tokens=512",
+    "--schedule=8,32",
+    "--max-position-embeddings=32",
+]
+
+
+def command(*arguments: object, experiment: str = "mlm_tiny") -> list[str]:
+    return [sys.executable, str(ROOT / "experiments" / f"{experiment}.py"), *SMALL, *map(str, arguments)]
+
+
+def run(*arguments: object, cwd: Path, experiment: str = "mlm_tiny", **environment: str) -> str:
+    done = subprocess.run(
+        command(*arguments, experiment=experiment),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+NO_NETWORK = """
+import socket
+def refuse(*args, **kwargs):
+    open("network-was-tried", "a").write(repr(args))
+    raise OSError("no network in this test")
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.getaddrinfo = socket.create_connection = refuse
+"""
+
+
+def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
+    """Header, floors, samples, result, record, and the command it ends with, pasted into a shell."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    out = run(
+        "--corpus",
+        corpus_file,
+        "--steps",
+        800,
+        "--record",
+        "result.json",
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
+    assert not (tmp_path / "network-was-tried").exists()
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out, "colour codes where there is no terminal"
+    for words in (
+        "two-neighbour table",
+        "frequencies",
+        "after length 8",
+        "after length 32",
+        "✓",
+        "this model",
+    ):
+        assert words in out
+
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["result"]["steps"] == 800
+    # It beats letter frequencies by far; a loop that did not train could not.
+    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.25
+    assert f"{record['result']['loss']:.3f}" in out
+    history = record["history"]
+    assert history["loss"][0][1] == pytest.approx(record["floors"][0]["loss"], rel=0.2)
+    assert [step for step, _ in history["valid.loss"]] == [40 * i for i in range(1, 21)]
+    assert history["seconds"][-1][1] <= record["result"]["training_seconds"]
+    assert str(tmp_path) not in (tmp_path / "result.json").read_text()
+    assert record["corpus"]["name"] == "text.txt"
+    assert len(record["corpus"]["sha256"]) == 64
+
+    pasted = out[out.index("Try it:") + 7 :]
+    filled = subprocess.run(pasted, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert filled.returncode == 0, filled.stderr
+    assert "probability" in filled.stdout
+
+    folder = next((tmp_path / "logs" / "mlm_tiny").iterdir())
+    assert read_metrics(folder)["valid.loss"][-1][0] == 800
+    model, tokenizer = fill_mask.load_model(folder)
+    first, second = fill_mask.fill_mask(model, tokenizer, "the cat see[MASK] t[MASK]e dog today.", top_k=3)
+    assert len(first) == len(second) == 3
+    assert [g.probability for g in second] == sorted((g.probability for g in second), reverse=True)
+    assert second[0].sequence == f"the cat see[MASK] t{second[0].token}e dog today."
+    assert sum(g.probability for g in second) <= 1
+
+
+def test_words(corpus_file: Path, tmp_path: Path) -> None:
+    out = run(
+        "--corpus", corpus_file, "--steps", 800, "--record", "r.json", cwd=tmp_path, experiment="mlm_words"
+    )
+    assert "words" in out
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["configuration"]["tokenizer"] == "word"
+    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.5
+    folder = next((tmp_path / "logs" / "mlm_words").iterdir())
+    guesses = fill_mask.fill_mask(*fill_mask.load_model(folder), "the cat sees [MASK] dog", top_k=3)
+    assert "the" in [guess.token for guess in guesses[0]]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7, 1.9])
+def test_killed_and_resumed_is_as_if_nothing_happened(
+    corpus_file: Path, tmp_path: Path, delay: float
+) -> None:
+    """SIGKILL, `--resume`, and every tensor of the end equals that of the uninterrupted run."""
+    options = [
+        "--corpus",
+        corpus_file,
+        "--steps",
+        500,
+        "--hidden-dropout-prob",
+        0.1,
+        "--checkpoint-seconds",
+        0,
+    ]
+    run(*options, "--runs", "whole", cwd=tmp_path)
+    process = subprocess.Popen(
+        command(*options, "--runs", "killed"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list(tmp_path.glob(f"killed/*/*/{CHECKPOINT}")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    (folder,) = (tmp_path / "killed" / "mlm_tiny").iterdir()
+    assert load_checkpoint(folder)[0]["step"] < 500
+    run_again = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "mlm_tiny.py"), "--resume", str(folder)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run_again.returncode == 0, run_again.stderr
+    (whole,) = (tmp_path / "whole" / "mlm_tiny").iterdir()
+    (_, a), (_, b) = load_checkpoint(whole), load_checkpoint(folder)
+    assert a.keys() == b.keys()
+    assert [key for key in a if not torch.equal(a[key], b[key])] == []
+
+
+def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("--corpus", corpus_file, "--steps", 10**6), cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    while not (found := list(tmp_path.glob("logs/*/*/log.jsonl"))):
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(12)
+    checkpoint = load_checkpoint(found[0].parent)[0]
+    started = (found[0].parent / "run.pid").stat().st_mtime
+    ran = time.time() - started
+    process.kill()
+    process.wait()
+    assert checkpoint["step"] == 0, (
+        "before the first thirty seconds are over the only checkpoint is the first"
+    )
+    assert read_metrics(found[0].parent)["seconds"][-1][1] > ran - 10
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("--corpus", corpus_file, "--minutes", 5), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    while not list(tmp_path.glob("logs/*/*/log.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    again = shlex.split(out.splitlines()[-1])
+    assert again[-2] == "--resume"
+    assert load_checkpoint(tmp_path / again[-1])[0]["step"] > 0
+
+
+def main_in_process(
+    monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object, experiment: str = "mlm_tiny"
+) -> None:
+    monkeypatch.chdir(cwd)
+    script = str(ROOT / "experiments" / f"{experiment}.py")
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    runpy.run_path(script, run_name="__main__")
+
+
+def write_bad_files(folder: Path) -> None:
+    (folder / "good.txt").write_text(small_text(100))
+    (folder / "empty.txt").write_text("")
+    (folder / "blank.txt").write_text(" \n\n")
+    (folder / "short.txt").write_text("too short")
+    (folder / "latin1.txt").write_bytes("é".encode("latin-1") * 1000)
+    (folder / "folder").mkdir()
+    (folder / "empties").mkdir()
+    (folder / "empties" / "a.txt").write_text("")
+
+
+# What is typed, and words of the one line that answers.
+BAD_INPUT = {
+    "unknown corpus": (["--corpus", "nonsense"], "no corpus or file is called 'nonsense'"),
+    "missing file": (["--corpus", "./missing.txt"], "no corpus or file is called './missing.txt'"),
+    "empty file": (["--corpus", "empty.txt"], "empty.txt is empty"),
+    "blank file": (["--corpus", "blank.txt"], "blank.txt is empty"),
+    "folder without files": (["--corpus", "folder"], "has no files"),
+    "folder of empty files": (["--corpus", "empties"], "empties are empty"),
+    "file shorter than a sequence": (["--corpus", "short.txt"], "shorter than one sequence of 128"),
+    "held-out tenth too short": (["--corpus", "good.txt", "--schedule", "1024", "--max-position-embeddings",
+                                  "1024"], "the held-out tenth of the text has"),
+    "not UTF-8": (["--corpus", "latin1.txt"], "latin1.txt is not UTF-8 (byte 0)"),
+    "length above the positions": (["--corpus", "good.txt", "--schedule", "16,256"],
+                                   "max_position_embeddings is 128"),
+    "heads that do not divide": (["--corpus", "good.txt", "--hidden-size", "130"], "not divisible by"),
+    "schedule of letters": (["--schedule", "a,b"], "bad schedule 'a,b'"),
+    "schedule that falls": (["--schedule", "64,32"], "lengths must grow"),
+    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+    "no time": (["--minutes", "0"], "minutes is 0.0; it must be above 0"),
+    "no steps": (["--steps", "0"], "steps is 0"),
+    "both budgets": (["--steps", "1", "--minutes", "1"], "give --steps or --minutes, not both"),
+    "batch below a sequence": (["--corpus", "good.txt", "--batch-tokens", "64"], "do not hold one sequence"),
+    "share above one": (["--corpus", "good.txt", "--mlm-probability", "2"], "mlm_probability is 2.0"),
+    "dropout of one": (["--corpus", "good.txt", "--hidden-dropout-prob", "1"], "hidden_dropout_prob is 1.0"),
+    "tokenizer of a third kind": (["--tokenizer", "byte"], "invalid choice: 'byte'"),
+    "run folder that is a file": (["--corpus", "good.txt", "--runs", "good.txt"], "cannot write runs"),
+    "record in no folder": (["--corpus", "good.txt", "--record", "no/r.json"], "cannot write no/r.json"),
+    "resume of nothing": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
+    "tiny vocabulary": (["--corpus", "good.txt", "--tokenizer", "word", "--vocab-size", "3"], "vocab"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, words = BAD_INPUT[case]
+    write_bad_files(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stopped:
+        main_in_process(monkeypatch, tmp_path, *arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    # `argparse` prints the usage first; its error is the last line.
+    assert error.count("\n") == 0 or error.startswith("usage:")
+    assert "Traceback" not in error
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before, "something was written or lost"
+
+
+@pytest.mark.parametrize(("status", "words"), [(200, "sha256"), (404, "cannot download")])
+def test_a_download_that_fails_is_bad_input_too(
+    server, status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", server.url)
+    server.status, server.body = status, b"<html>please sign in</html>"
+    with pytest.raises(SystemExit) as stopped:
+        main_in_process(monkeypatch, tmp_path, "--corpus", "tiny-shakespeare")
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_wikitext_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SystemExit) as stopped:
+        main_in_process(monkeypatch, tmp_path, "--corpus", "wikitext-2")
+    assert stopped.value.code == 2
+    assert "pip install datasets" in capsys.readouterr().err
+
+
+def test_resume_with_other_options_or_another_text_is_refused(corpus_file: Path, tmp_path: Path) -> None:
+    run("--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    before = (folder / CHECKPOINT).read_bytes()
+
+    def refused(*arguments: str) -> str:
+        script = str(ROOT / "experiments" / "mlm_tiny.py")
+        done = subprocess.run(
+            [sys.executable, script, "--resume", str(folder), *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert re.fullmatch("error: .*\n", done.stderr)
+        return done.stderr
+
+    assert "made with hidden_size = 32, not 64" in refused("--hidden-size", "64")
+    assert "made with steps = 3, not 9" in refused("--steps", "9")
+    corpus_file.write_text(small_text(1000, seed=1))
+    assert "corpus_sha256" in refused()
+    assert (folder / CHECKPOINT).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no mask here"], "no [MASK] in the text"),
+        (["[MASK]" + "a" * 40], "41 tokens but max_position_embeddings is 32"),
+        (["[MASK]", "--top-k", "0"], "top_k is 0"),
+        (["[MASK]", "--run", "nowhere"], "there is no run at nowhere"),
+    ],
+)
+def test_bad_questions(
+    run_folder: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(run_folder.parent.parent.parent)
+    with pytest.raises(SystemExit) as stopped:
+        fill_mask.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text.txt").write_text(small_text(1000))
+    run("--corpus", "text.txt", "--steps", 3, cwd=folder)
+    return next((folder / "logs" / "mlm_tiny").iterdir())
+
+
+def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        fill_mask.main(["[MASK]"])
+    assert stopped.value.code == 2
+    assert "make train" in capsys.readouterr().err
