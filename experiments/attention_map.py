@@ -28,7 +28,7 @@ from labml_bert.mlm import MaskedLM
 from labml_bert.report import bad_input_ends_here, console, printable, shown
 from labml_bert.training import load_checkpoint
 
-TEXT = "The function ret[MASK]rns a list."
+TEXT = "Return a copy of the [MASK]ist."
 
 
 @torch.no_grad()

@@ -48,10 +48,9 @@ def filled(record: Record) -> str:
     # A tokenizer of words has lost the blanks.
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
     before, after = gap.join(tokens[: places[0]]) + gap, gap + gap.join(tokens[places[0] + 1 :])
-    best = guesses[0][0][1]
     rows = "".join(
         f'<tr><th scope="row">{html.escape(before)}<mark>{html.escape(visible(token))}</mark>{html.escape(after)}</th>'
-        f'<td><i style="width:{share / best:.0%}"></i></td><td>{share:.1%}</td></tr>'
+        f'<td><i style="width:{share:.0%}"></i></td><td>{share:.1%}</td></tr>'
         for token, share in guesses[0]
     )
     hole = '<mark><span class="sr">hidden letter</span></mark>'

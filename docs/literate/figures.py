@@ -178,7 +178,7 @@ def quotable(
         "chart": chart,
         "source": source,
         "filled": with_provenance(attention.filled),
-        "mask_rows": attention.mask_rows,
+        "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
         "parameters": parameters,
         "ln": math.log,
