@@ -69,7 +69,7 @@ class Options:
     corpus: str = "python-docs"
     tokenizer: str = "char"
     vocab_size: int = 8192
-    schedule: str = "16:1,32:1,64:1,128:3"
+    schedule: str = "16:3,32:1,64:1,128:3"
     minutes: float | None = 3.0
     steps: int | None = None
     batch_tokens: int = 2048
