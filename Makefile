@@ -4,14 +4,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The theme's makers announce its successor at every build.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train test lint format clean
+.PHONY: train test site serve test-site lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --ignore tests/site $(ARGS)
+
+site: $(VENV)/.site
+	$(MKDOCS) build --strict --quiet $(ARGS)
+	@echo "built: site/index.html"
+
+serve: $(VENV)/.site
+	$(MKDOCS) serve --dirty $(ARGS)
+
+# In a browser too, where there is a Chromium.
+test-site: $(VENV)/.site-test
+	$(BIN)/python -m pytest tests/site $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -23,7 +36,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build site docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,4 +50,14 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) --editable '.[test]'
+	@touch $@
+
+# KaTeX comes from npm, and npm from PyPI.
+$(VENV)/.site: $(VENV)/.run docs/package-lock.json
+	$(INSTALL) --editable '.[site]'
+	cd docs && $(abspath $(BIN))/npm ci --silent --no-audit --no-fund
+	@touch $@
+
+$(VENV)/.site-test: $(VENV)/.site
+	$(INSTALL) --editable '.[site-test]'
 	@touch $@

@@ -1,0 +1,181 @@
+"""
+# What a chapter may quote
+
+Nobody types a number into a chapter. Between `{{ ` and ` }}` stands an expression over the names
+below and nothing else; `quotable` is the whole list.
+"""
+
+import html
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from docs.literate.chart import Line, line_chart
+from docs.literate.highlight import line_bodies, numbered
+from docs.literate.maths import safe_in_markdown
+from docs.literate.names import Source, relative, resolve
+from docs.literate.records import Record, age, dotted
+from docs.literate.rows import PageError
+
+
+def parameters(
+    vocab_size: int = 30522,
+    hidden_size: int = 768,
+    num_hidden_layers: int = 12,
+    intermediate_size: int | None = None,
+    max_position_embeddings: int = 512,
+    type_vocab_size: int = 2,
+) -> SimpleNamespace:
+    """How many numbers each part of a BERT holds. A test counts the real one."""
+    V, D = vocab_size, hidden_size
+    wide = intermediate_size or 4 * D
+    norm = 2 * D
+    dense = D * D + D
+    embeddings = (V + max_position_embeddings + type_vocab_size) * D + norm
+    attention = 4 * dense + norm
+    feed_forward = (D * wide + wide) + (wide * D + D) + norm
+    block = attention + feed_forward
+    encoder = num_hidden_layers * block
+    head = dense + norm + V
+    return SimpleNamespace(
+        word_embeddings=V * D,
+        embeddings=embeddings,
+        attention=attention,
+        feed_forward=feed_forward,
+        block=block,
+        encoder=encoder,
+        pooler=dense,
+        bert=embeddings + encoder + dense,
+        head_dense=dense,
+        head_norm=norm,
+        head_bias=V,
+        head=head,
+        masked_lm=embeddings + encoder + head,
+        pretraining=embeddings + encoder + dense + head + 2 * D + 2,
+    )
+
+
+def quotable(
+    records: dict[str, Record], sources: dict[str, Source], page: str
+) -> dict[str, Callable[..., Any]]:
+    """The names that an expression may use on `page`."""
+
+    def record(name: str) -> Record:
+        if name not in records:
+            known = ", ".join(records) or "none yet"
+            raise PageError(f"docs/runs has no {name}.json; recorded are: {known}")
+        return records[name]
+
+    def run(name: str) -> Any:
+        """The record: `run("mlm_tiny").result.loss`."""
+        return dotted(record(name).data)
+
+    def floor(name: str, which: str) -> Any:
+        """A floor of a run: `floor("mlm_tiny", "frequencies").loss`."""
+        found = {entry["name"]: dotted(entry) for entry in record(name).data["floors"]}
+        if which not in found:
+            raise PageError(f"the run {name} has no floor {which!r}; it has {', '.join(found)}")
+        return found[which]
+
+    def value_at(name: str, metric: str, seconds: float) -> float:
+        """The last value of a metric that was known at a time."""
+        before = [y for x, y in record(name).curve(metric) if x <= seconds]
+        if not before:
+            raise PageError(f"the run {name} has no {metric} in its first {seconds} seconds")
+        return before[-1]
+
+    def seconds_until(name: str, metric: str, below: float) -> float:
+        """When a metric first fell below a value, in seconds."""
+        for x, y in record(name).curve(metric):
+            if y < below:
+                return x
+        raise PageError(f"in the run {name}, {metric} never falls below {below}")
+
+    def machine(name: str) -> str:
+        """Where it ran."""
+        return record(name).machine()
+
+    def chart(
+        *names: str,
+        title: str,
+        metric: str = "valid.loss",
+        over: str = "seconds",
+        labels: list[str] | None = None,
+        floors: bool = True,
+        caption: str = "",
+    ) -> str:
+        """Curves of one metric of some runs. The floors are those of the first."""
+        chosen = [record(name) for name in names]
+        lines = [
+            Line(label, one.curve(metric, over)) for label, one in zip(labels or names, chosen, strict=True)
+        ]
+        kind = metric.rpartition(".")[2]
+        levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["floors"]] if floors else []
+        figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
+        return figure.replace("</figcaption>", f" {provenance(chosen)}</figcaption>")
+
+    def provenance(chosen: list[Record]) -> str:
+        parts = []
+        for one in chosen:
+            target = f"{relative(page, 'experiments/' + one.data['experiment'])}#run-{one.name}"
+            commit = (one.data.get("commit") or "unknown")[:7]
+            stale = age(one, sources).replace("`", "")
+            mark = f' <em class="stale">{html.escape(stale)}</em>' if stale else ""
+            parts.append(
+                f'<a href="{target}">{html.escape(one.name)}</a>: {one.data["date"]}, '
+                f"{html.escape(one.machine())}, commit {commit}.{mark}"
+            )
+        return safe_in_markdown(f'<small class="provenance">{" ".join(parts)}</small>')
+
+    def made_by(*names: str) -> str:
+        """Date, machine and commit of runs, with a mark where one is older than its code."""
+        return provenance([record(name) for name in names])
+
+    def source(name: str) -> str:
+        """Lines of the project: `source("mlm.masked_lm_loss")`, or a file with lines, `"bert.py:30-41"`."""
+        stem, _, rest = name.partition(".py:") if ".py:" in name else name.partition(".")
+        found = next((one for one in sources.values() if one.module.rpartition(".")[2] == stem), None)
+        if found is None:
+            raise PageError(f"there is no source {stem}.py")
+        if ".py:" in name:
+            first, last = map(int, rest.split("-"))
+            anchor, said = f"L{first}", set[int]()
+        else:
+            row = next((row for row in found.rows if row.name == rest), None)
+            if row is None:
+                raise PageError(f"{found.path} defines no {rest}")
+            first, last, anchor = row.first, row.ends, rest
+            # The chapter says what the docstring says.
+            said = {n for a, b in row.folded for n in range(a, b + 1)}
+        lines = found.text.split("\n")
+        bodies = line_bodies(found, resolve(found, sources), page)
+        home = relative(page, found.page)
+        wanted = [n for n in range(first, last + 1) if n not in said]
+        shown = "".join(numbered(bodies[n - 1], n, lines[n - 1], home) for n in wanted)
+        return (
+            f'<figure class="excerpt"><figcaption><a href="{home}#{anchor}">{found.path}, '
+            f"lines {first} to {last}</a>"
+            f'</figcaption><div class="code"><pre><code>{shown}</code></pre></div></figure>'
+        )
+
+    return {
+        "run": run,
+        "floor": floor,
+        "value_at": value_at,
+        "seconds_until": seconds_until,
+        "machine": machine,
+        "made_by": made_by,
+        "chart": chart,
+        "source": source,
+        "parameters": parameters,
+        "ln": math.log,
+        "exp": math.exp,
+        "sqrt": math.sqrt,
+        "min": min,
+        "max": max,
+        "sum": sum,
+        "abs": abs,
+        "round": round,
+        "len": len,
+    }

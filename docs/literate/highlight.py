@@ -1,0 +1,132 @@
+"""
+# The code of a page
+
+Pygments reads the whole file at once, so a string that spans rows keeps its colour. The result is
+cut into lines afterwards, and each line carries its own number and its own link. The number is an
+attribute, drawn by the style sheet: it can be neither selected nor copied.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from pygments.lexers import PythonLexer
+from pygments.token import Token
+
+from docs.literate.names import Place, Source, Symbol
+from docs.literate.rows import Row
+
+# Pygments knows a hundred kinds of token. A quiet page needs these.
+CLASSES = (
+    (Token.Comment, "c"),
+    (Token.Literal.String.Doc, "c"),
+    (Token.Literal.String.Interpol, ""),
+    (Token.Literal.String, "s"),
+    (Token.Literal.Number, "m"),
+    (Token.Keyword, "k"),
+    (Token.Operator.Word, "k"),
+    (Token.Name.Function, "f"),
+    (Token.Name.Class, "f"),
+    (Token.Name.Decorator, "d"),
+)
+SHAPE = re.compile(r"# (\([A-Z0-9][^()]*\))$")
+
+
+def escape(text: str) -> str:
+    """HTML for a piece of code. A tab is spelled out, since Markdown would make it spaces."""
+    return html.escape(text, quote=False).replace("\t", "&#9;")
+
+
+def token_html(kind: Any, text: str, symbol: Symbol | None, page: str) -> tuple[str, str]:
+    """The class and the HTML of a token within one line."""
+    shape = SHAPE.match(text)
+    if kind in Token.Comment and shape:
+        return "", f'<span class="shape"><i># </i>{escape(shape[1])}</span>'
+    if symbol:
+        return "", symbol.link(page, escape(text))
+    return next((name for base, name in CLASSES if kind in base), "") if text.strip() else "", escape(text)
+
+
+def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[str]:
+    """The HTML of each line of the file as `page` shows it, without its number."""
+    lines: list[list[tuple[str, str]]] = [[]]
+    column = 0
+    lexer = PythonLexer(ensurenl=False, stripnl=False)
+    for _, kind, value in lexer.get_tokens_unprocessed(source.text):
+        for index, part in enumerate(value.split("\n")):
+            if index:
+                lines.append([])
+                column = 0
+            if part:
+                lines[-1].append(token_html(kind, part, links.get((len(lines), column)), page))
+                column += len(part)
+    # The quotes of a string and what is between them are three tokens, and one span will do.
+    groups = (
+        [(name, "".join(t for _, t in g)) for name, g in groupby(line, itemgetter(0))] for line in lines
+    )
+    return [
+        "".join(f'<span class="{name}">{text}</span>' if name else text for name, text in line)
+        for line in groups
+    ]
+
+
+def hang(line: str) -> str:
+    """How far a line is indented, for the style sheet: where it wraps, the rest stands below its start."""
+    indent = len(line) - len(line.lstrip(" "))
+    return f' style="--i:{indent}"' if indent and line.strip() else ""
+
+
+def numbered(body: str, number: int, line: str, home: str = "") -> str:
+    """
+    A line with its number and its link. An excerpt on another page links to the line's `home`, the
+    page of the file.
+    """
+    name = "" if home else f'id="L{number}" '
+    link = f'<a {name}href="{home}#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
+    return f'<span class="l"{hang(line)}>{link}{body}\n</span>'
+
+
+def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """The row as stretches: `lines`, `fold` where the prose says it already, `blank` at the end."""
+    at = row.first
+    for first, last in sorted(row.folded):
+        if at < first:
+            yield at, first - 1, "lines"
+        yield first, last, "fold"
+        at = last + 1
+    end = row.last
+    while end >= at and not lines[end - 1].strip():
+        end -= 1
+    if at <= end:
+        yield at, end, "lines"
+    if end < row.last:
+        yield end + 1, row.last, "blank"
+
+
+def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
+    """
+    ## The right-hand side of a row
+
+    Docstrings and comments are all there, folded away, since the left-hand side says them better.
+    """
+    parts = []
+    for first, last, kind in pieces(row, lines):
+        text = "".join(numbered(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
+        if kind == "lines":
+            # The Tab key stops once in each block, and the arrows go on from there.
+            text = text.replace(' tabindex="-1"', "", 1)
+        block = f'<pre class="{kind}"><code>{text}</code></pre>'
+        if kind == "fold":
+            mark = "#" if lines[first - 1].lstrip().startswith("#") else '"""'
+            span = f"line {first}" if first == last else f"lines {first} to {last}"
+            block = (
+                '<details class="fold" data-search-exclude>'
+                f'<summary data-n="{first}"{hang(lines[first - 1])}>'
+                f'<span aria-hidden="true">{mark} …</span><span class="sr"> {span}, said beside</span>'
+                f"</summary>{block}</details>"
+            )
+        parts.append(block)
+    return "".join(parts)

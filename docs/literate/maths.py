@@ -1,0 +1,80 @@
+"""
+# Formulas, set while the site is built
+
+KaTeX turns `$…$` and `$$…$$` into HTML for the eye and MathML for a screen reader, so a page needs
+no script to show them. KaTeX comes from npm and runs in the Node of this virtual environment; one
+process serves the whole build.
+"""
+
+import atexit
+import json
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from docs.literate.rows import PageError
+
+DOCS = Path(__file__).parents[1]
+KATEX = DOCS / "node_modules" / "katex" / "dist"
+
+
+@cache
+def node() -> subprocess.Popen[str]:
+    """The process that sets formulas."""
+    program = shutil.which("node", path=Path(sys.executable).parent) or shutil.which("node")
+    if program is None or not KATEX.is_dir():
+        raise PageError("KaTeX is not installed: type make site")
+    process = subprocess.Popen(
+        [program, str(DOCS / "literate" / "katex.mjs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    atexit.register(process.kill)
+    return process
+
+
+@cache
+def formula(tex: str, display: bool) -> str:
+    """
+    The HTML of a formula. Raises `PageError` with KaTeX's own message where it cannot read it.
+    """
+    process = node()
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps({"tex": tex, "display": display}) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    if "error" in answer:
+        raise PageError(f"the formula {tex.strip()!r} cannot be set: {answer['error']}")
+    html = answer["html"].replace("\n", " ")
+    # The search reads a formula once, not three times.
+    for part in ('<span class="katex-html"', "<annotation"):
+        html = html.replace(part, f"{part} data-search-exclude")
+    return safe_in_markdown(html)
+
+
+def safe_in_markdown(html: str) -> str:
+    """Spells out, in the text between the tags, all that Markdown would take for itself."""
+
+    def spell(match: re.Match[str]) -> str:
+        return re.sub(r"[\\`*_{}\[\]()#+.!|~^=:$-]", lambda found: f"&#{ord(found[0])};", match[0])
+
+    return re.sub(r"(?<=>)[^<>]+(?=<)", spell, html)
+
+
+def write_assets(folder: Path) -> None:
+    """Copies KaTeX's style sheet and its fonts, of the three formats the one that browsers take."""
+    folder.mkdir(parents=True, exist_ok=True)
+    css = (KATEX / "katex.min.css").read_text("utf-8")
+    css = re.sub(r",url\(fonts/[^)]+\.(?:woff|ttf)\) format\(\"?\w+\"?\)", "", css)
+    (folder / "katex.css").write_text(css, "utf-8")
+    shutil.copytree(
+        KATEX / "fonts",
+        folder / "fonts",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("*.ttf", "*.woff"),
+    )

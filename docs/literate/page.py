@@ -1,0 +1,119 @@
+"""
+# The page of a source file
+
+Markdown that any generator with the usual extensions can build: headings stand outside the rows, so
+that search and the table of contents see them; a row is a `div` with prose and code side by side.
+"""
+
+import json
+
+from docs.literate.highlight import line_bodies, row_code
+from docs.literate.names import Source, resolve
+from docs.literate.prose import names_in_file, prepared
+from docs.literate.rows import Row
+
+
+def front_matter(**values: object) -> str:
+    """The lines between `---` at the top of a page."""
+    return "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()) + "---\n\n"
+
+
+def heading(row: Row) -> str:
+    """The heading of a row, with an anchor that no later edit moves."""
+    return f"{'#' * row.level} {row.heading} {{#{row.name}}}\n\n" if row.heading else ""
+
+
+def copy_button(first: int, last: int, what: str, label: str = "Copy") -> str:
+    """A button that copies lines of this page."""
+    where = f'data-copy="{first}-{last}" aria-label="Copy {what}"'
+    return f'<button type="button" class="copy" {where}>{label}</button>'
+
+
+def tools(source: Source) -> str:
+    """What can be done with the file, right below its title."""
+    name = source.path.rpartition("/")[2]
+    notebook = name.removesuffix(".py") + ".ipynb"
+    count = len(source.text.splitlines())
+    return (
+        '<div class="tools">'
+        f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
+        f'<a href="../{name}" download>Download</a>'
+        f"{copy_button(1, count, f'file {name}', 'Copy file')}"
+        f'<a href="../{notebook}" download>Notebook</a>'
+        "</div>\n\n"
+    )
+
+
+def source_page(source: Source, sources: dict[str, Source], after: str = "") -> str:
+    """
+    ## File to page
+
+    `sources` are all files by module name, for the links between them. `after` is Markdown that
+    follows the code: an experiment's recorded runs.
+    """
+    bodies = line_bodies(source, resolve(source, sources), source.page)
+    lines = source.text.split("\n")
+    find = names_in_file(source, sources)
+    parts = [f"# {source.title} {{#{source.path.rpartition('/')[2]}}}\n\n", tools(source)]
+    for row in source.rows:
+        if row.first > 1:
+            parts.append(heading(row))
+        where = f"{source.path}:{row.first}"
+        prose = prepared(row.prose, source.page, find, where)
+        place = f' id="{row.name}"' if row.name and not row.heading else ""
+        copy = ""
+        # One button for each definition that stands at the margin; its methods are part of it.
+        if row.name and "." not in row.name and row.first > 1:
+            copy = copy_button(row.first, row.ends, f"{row.name}, with all that belongs to it")
+        parts.append(
+            f'<div class="row"{place} markdown="block">\n'
+            f'<div class="prose" markdown="block">\n\n{prose}\n\n</div>\n'
+            f'<div class="code">{copy}{row_code(row, bodies, lines)}</div>\n'
+            "</div>\n\n"
+        )
+    body = "".join(parts)
+    meta = front_matter(
+        title=source.title, layout="listing", maths='class="katex' in body, source=source.path
+    )
+    return meta + body + after
+
+
+def notebook(source: Source) -> str:
+    """
+    ## The same rows as a notebook
+
+    A cell of words, then a cell of code, for each definition at the margin and what follows it. The
+    docstring of a definition is in the words; everything else is in the code as it stands in the file.
+    """
+    lines = source.text.split("\n")
+    cells: list[dict[str, object]] = []
+
+    def cell(kind: str, text: str) -> None:
+        if text.strip():
+            extra: dict[str, object] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+            body = text.strip("\n").splitlines(keepends=True)
+            cells.append({"cell_type": kind, "id": f"c{len(cells)}", "metadata": {}, "source": body, **extra})
+
+    tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]
+    for row, following in zip(tops, [*tops[1:], None], strict=True):
+        title = f"{'#' * row.level} {row.heading}\n\n" if row.heading else ""
+        cell("markdown", title + row.prose)
+        first, last = row.first, (following.first if following else len(lines) + 1) - 1
+        said = {n for a, b in row.folded for n in range(a, b + 1) if lines[a - 1].lstrip()[:1] != "#"}
+        # A class that holds nothing but its docstring needs it.
+        if row.name and not any(line.strip() for line in lines[max([*said, first]) : row.ends]):
+            said = set()
+        cell("code", "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in said))
+    return json.dumps(
+        {
+            "cells": cells,
+            "metadata": {
+                "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+                "language_info": {"name": "python"},
+            },
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        },
+        indent=1,
+        ensure_ascii=False,
+    )

@@ -1,0 +1,158 @@
+"""
+# A Python file as rows
+
+Where does one thought of a source file end and the next begin? A row begins at each definition and
+at each comment that has lines of its own. Its prose is the comment, the docstring, or both; its
+code is every line up to the next row. No line is left out and none is moved.
+"""
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from dataclasses import dataclass, field
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class PageError(Exception):
+    """Something in a source or a chapter that the author has to mend. One line: where, what, how."""
+
+
+@dataclass
+class Row:
+    """Lines `first` to `last`, counted from 1, both included."""
+
+    first: int
+    last: int = 0
+    prose: str = ""
+    """Markdown."""
+    folded: list[tuple[int, int]] = field(default_factory=list)
+    """The lines that the prose repeats: docstrings and comments."""
+    name: str = ""
+    """The qualified name of what is defined here, if anything is."""
+    heading: str = ""
+    level: int = 0
+    ends: int = 0
+    """The last line of the definition, which may lie in a later row."""
+
+
+@dataclass
+class Piece:
+    """A run of lines that is prose, and the definition it belongs to, if it does."""
+
+    first: int
+    last: int
+    text: str
+
+
+def comments(source: str) -> list[Piece]:
+    """The blocks of comment lines, with neighbours of one indentation joined."""
+    found: list[Piece] = []
+    column = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
+            continue
+        text = re.sub(r"^# ?", "", token.string)
+        if found and found[-1].last == token.start[0] - 1 and column == token.start[1]:
+            found[-1] = Piece(found[-1].first, token.start[0], f"{found[-1].text}\n{text}")
+        else:
+            found.append(Piece(token.start[0], token.start[0], text))
+        column = token.start[1]
+    return found
+
+
+def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece | None:
+    """
+    The string that stands alone at `body[index]`.
+
+    Raises `PageError` where Python has already swallowed a backslash that the page needs.
+    """
+    if index >= len(body):
+        return None
+    node = body[index]
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        return None
+    if not isinstance(node.value.value, str) or node.end_lineno is None:
+        return None
+    literal = ast.get_source_segment(source, node.value) or ""
+    # A doubled one is read as one, and is meant.
+    if "\\" in literal.replace("\\\\", "") and not re.match(r"[rR]", literal):
+        raise PageError(f'{path}:{node.lineno}: this docstring has a backslash; write r""" in front of it')
+    return Piece(node.lineno, node.end_lineno, inspect.cleandoc(node.value.value))
+
+
+def split_heading(text: str) -> tuple[int, str, str]:
+    """The level and words of a heading on the first line (0 and nothing without one), and the rest."""
+    match = re.match(r"(#{1,6}) (.+)\n*", text)
+    return (len(match[1]), match[2].strip(), text[match.end() :]) if match else (0, "", text)
+
+
+def read_rows(source: str, path: str) -> list[Row]:
+    """
+    ## The rows of a file
+
+    `path` is for messages. Raises `PageError` as `docstring` does.
+    """
+    tree = ast.parse(source)
+    above = {piece.last: piece for piece in comments(source)}
+    starts: dict[int, Row] = {}
+
+    def begin(line: int) -> Row:
+        """The row at `line`, or at the comment that ends right above it."""
+        comment = above.pop(line - 1, None)
+        row = starts.setdefault(comment.first if comment else line, Row(comment.first if comment else line))
+        if comment:
+            add(row, comment)
+        return row
+
+    def add(row: Row, piece: Piece) -> None:
+        row.prose = f"{row.prose}\n\n{piece.text}".strip()
+        row.folded.append((piece.first, piece.last))
+
+    def visit(body: list[ast.stmt], prefix: str, depth: int) -> None:
+        for index, node in enumerate(body):
+            if isinstance(node, Definition):
+                row = begin(min([node.lineno, *(d.lineno for d in node.decorator_list)]))
+                row.name = prefix + node.name
+                row.ends = node.end_lineno or node.lineno
+                words = docstring(node.body, 0, source, path)
+                if words:
+                    row.level, row.heading, words.text = split_heading(words.text)
+                    add(row, words)
+                if not row.heading and depth < 2 and not node.name.startswith("__"):
+                    row.level, row.heading = 2 + depth, f"`{row.name}`"
+                inside = depth + 1 if isinstance(node, ast.ClassDef) else 2
+                visit(node.body, f"{row.name}.", inside)
+                continue
+            described = docstring(body, index + 1, source, path)
+            # A field and the string below it, as in a named tuple.
+            if isinstance(node, ast.AnnAssign | ast.Assign) and described:
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                row = begin(node.lineno)
+                row.name = prefix + ast.unparse(target)
+                row.ends = node.end_lineno or node.lineno
+                add(row, described)
+            for part in ("body", "orelse", "finalbody"):
+                visit(getattr(node, part, []), prefix, max(depth, 2))
+
+    opening = starts.setdefault(1, Row(1))
+    words = docstring(tree.body, 0, source, path)
+    if words:
+        opening.level, opening.heading, words.text = split_heading(words.text)
+        add(opening, words)
+    visit(tree.body, "", 0)
+    for piece in list(above.values()):
+        add(starts.setdefault(piece.first, Row(piece.first)), piece)
+
+    rows = [starts[line] for line in sorted(starts)]
+    count = len(source.splitlines())
+    for row, following in zip(rows, [*(row.first for row in rows[1:]), count + 1], strict=True):
+        row.last = following - 1
+    taken: set[str] = set()
+    for row in rows:
+        # A property and its setter share a name; a page has one place for it.
+        row.name = "" if row.name in taken else row.name
+        taken.add(row.name)
+    return rows

@@ -1,0 +1,58 @@
+"""
+# The samples of the chapters
+
+Code in a chapter is run. The fences marked `python` of one page go into one program, in order; a fence
+marked `output` below one of them is what it printed. The tests compare the two, and
+`python -m docs.literate.samples docs/pages/some.md` writes what was printed into the page.
+"""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SAMPLE = re.compile(
+    r"^(?P<indent>[ ]*)```[ ]?python\n(?P<code>.*?)^(?P=indent)```[ ]*\n"
+    r"(?P<gap>\n*)(?P<whole>(?P=indent)```output\n(?P<output>.*?)^(?P=indent)```[ ]*\n)?",
+    re.S | re.M,
+)
+
+
+def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Each sample of a page and what it prints, in order. An error in a sample is raised as it is."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for match in SAMPLE.finditer(text):
+        # As many empty lines in front as the page has, so that a traceback names the right line.
+        above = "\n" * (text.count("\n", 0, match.start()) + 1)
+        code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(above + code, page, "exec"), names)
+        yield match, printed.getvalue()
+
+
+def indented(text: str, indent: str) -> str:
+    """`text` with `indent` before each line that is not empty."""
+    return re.sub(r"^(?=.)", indent, text, flags=re.M)
+
+
+def rewritten(text: str, page: str) -> str:
+    """The page with the output of every sample as it is now."""
+    parts, end = [], 0
+    for match, printed in run_samples(text, page):
+        indent = match["indent"]
+        parts.append(text[end : match.start()])
+        code = text[match.start() : match.start("gap")]
+        block = f"\n{indent}```output\n{indented(printed, indent)}{indent}```\n" if printed else ""
+        parts.append(code + block + (match["gap"] if not match["whole"] else ""))
+        end = match.end()
+    return "".join(parts) + text[end:]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(rewritten(path.read_text("utf-8"), name), "utf-8")

@@ -1,0 +1,92 @@
+// Copying, tooltips, and the keyboard among the line numbers. Every page reads well without it.
+
+const lineNumber = (line) => Number(line.querySelector("[data-n]").dataset.n);
+
+function copy(button) {
+  const [first, last] = button.dataset.copy.split("-").map(Number);
+  const lines = [...document.querySelectorAll(".code .l")].filter((line) => {
+    const n = lineNumber(line);
+    return n >= first && n <= last;
+  });
+  const text = lines.map((line) => line.textContent).join("");
+  const label = button.textContent;
+  const say = (words) => {
+    button.textContent = words;
+    setTimeout(() => (button.textContent = label), 1500);
+  };
+  navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Not allowed"));
+}
+
+// A place inside folded lines is shown when somebody links to it.
+function unfold() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const fold = target && target.closest("details");
+  if (fold && !fold.open) {
+    fold.open = true;
+    target.scrollIntoView();
+  }
+}
+
+const tip = document.createElement("div");
+tip.id = "tip";
+tip.role = "tooltip";
+tip.hidden = true;
+
+function showTip(event) {
+  const at = event.target.closest && event.target.closest("[data-tip]");
+  if (!at) return hideTip();
+  tip.textContent = at.dataset.tip;
+  tip.hidden = false;
+  at.setAttribute("aria-describedby", "tip");
+  const box = at.getBoundingClientRect();
+  const left = Math.min(box.left, innerWidth - tip.offsetWidth - 12);
+  const above = box.top - tip.offsetHeight - 6;
+  tip.style.left = `${Math.max(12, left)}px`;
+  tip.style.top = `${above > 60 ? above : box.bottom + 6}px`;
+}
+
+function hideTip() {
+  if (tip.hidden) return;
+  tip.hidden = true;
+  document.querySelectorAll("[aria-describedby=tip]").forEach((at) => at.removeAttribute("aria-describedby"));
+}
+
+// The arrows go from number to number; Tab goes from block to block.
+function walk(event) {
+  const at = document.activeElement;
+  if (!["ArrowUp", "ArrowDown"].includes(event.key) || !at.matches(".l > a[data-n]")) return;
+  const next = document.getElementById(`L${Number(at.dataset.n) + (event.key === "ArrowUp" ? -1 : 1)}`);
+  if (next) {
+    const fold = next.closest("details");
+    if (fold) fold.open = true;
+    next.focus();
+  }
+  event.preventDefault();
+}
+
+// What is too wide for its column scrolls, and then the keyboard must get there too.
+function reachable() {
+  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap")) {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+}
+
+document.body.append(tip);
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (button) copy(button);
+  // A link in the contents that stays on this page leaves them open otherwise.
+  const contents = event.target.closest("#contents");
+  if (contents && event.target.closest("a")) contents.hidePopover();
+});
+document.addEventListener("pointerover", showTip);
+document.addEventListener("focusin", showTip);
+document.addEventListener("focusout", hideTip);
+document.addEventListener("scroll", hideTip, { passive: true });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") hideTip();
+  walk(event);
+});
+addEventListener("hashchange", unfold);
+addEventListener("load", reachable);
+unfold();
