@@ -69,7 +69,8 @@ def test_every_page_is_sound(
     for address in addresses(site):
         page.goto(server + address, wait_until="networkidle")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
-        assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
+        used = page.evaluate("document.body.dataset.mdColorScheme")
+        assert used == {"light": "default", "dark": "slate"}[scheme]
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         page.add_script_tag(path=AXE)
         found = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")

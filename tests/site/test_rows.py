@@ -182,7 +182,8 @@ def test_a_chapter(tmp_path: Path) -> None:
 
 
 def test_samples_run_in_order_and_are_rewritten() -> None:
-    text = "a\n\n```python\nx = 2\n```\n\n    ```python\n    print(x)\n    ```\n\n    ```output\n    3\n    ```\n"
+    text = "a\n\n```python\nx = 2\n```\n\n    ```python\n    print(x)\n    ```\n\n"
+    text += "    ```output\n    3\n    ```\n"
     assert [printed for _, printed in run_samples(text, "page")] == ["", "2\n"]
     assert rewritten(text, "page") == text.replace("    3\n", "    2\n")
     assert rewritten(rewritten(text, "page"), "page") == rewritten(text, "page")
@@ -196,7 +197,8 @@ def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: py
     monkeypatch.chdir(ROOT)
     torch.manual_seed(0)
     for match, printed in run_samples(path.read_text("utf-8"), path.name):
-        said = "".join(line.removeprefix(match["indent"]) for line in (match["output"] or "").splitlines(True))
+        lines = (match["output"] or "").splitlines(keepends=True)
+        said = "".join(line.removeprefix(match["indent"]) for line in lines)
         assert printed == said
 
 
