@@ -405,7 +405,7 @@ def write_record(
     # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
     configuration = {**parts.configuration, "corpus": parts.corpus.name}
     changed = {
-        field.name: os.path.basename(value) if field.name == "corpus" else value
+        field.name: parts.corpus.name if field.name == "corpus" else value
         for field in fields(Options)
         if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
     }
