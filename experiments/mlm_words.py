@@ -12,7 +12,7 @@ from labml_bert.mlm_run import Options, main
 DEFAULTS = Options(
     experiment="mlm_words",
     tokenizer="word",
-    schedule="8:1,16:1,32:1,64:3",
+    schedule="8:3,16:1,32:1,64:3",
     max_position_embeddings=64,
 )
 

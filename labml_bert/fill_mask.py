@@ -131,6 +131,10 @@ def main(argv: list[str] | None = None) -> None:
             table.add_row(token, f"{guess.probability:.1%}", printable(guess.sequence))
         console.print(table, markup=False, soft_wrap=False)
         console.print()
+    pieces = options.text.split("[MASK]")
+    best = [guesses[0].token for guesses in answers] + [""]
+    filled = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
+    console.print(f"  all in place: {printable(filled)}\n", markup=False, soft_wrap=False)
 
 
 if __name__ == "__main__":

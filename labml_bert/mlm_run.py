@@ -69,7 +69,7 @@ class Options:
     corpus: str = "python-docs"
     tokenizer: str = "char"
     vocab_size: int = 8192
-    schedule: str = "16:1,32:1,64:1,128:3"
+    schedule: str = "16:3,32:1,64:1,128:3"
     minutes: float | None = 3.0
     steps: int | None = None
     batch_tokens: int = 2048
@@ -405,7 +405,7 @@ def write_record(
     # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
     configuration = {**parts.configuration, "corpus": parts.corpus.name}
     changed = {
-        field.name: os.path.basename(value) if field.name == "corpus" else value
+        field.name: parts.corpus.name if field.name == "corpus" else value
         for field in fields(Options)
         if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
     }

@@ -10,7 +10,7 @@ from torch import nn
 
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.fill_mask import build_model
-from labml_bert.mlm import IGNORE, MaskedLM
+from labml_bert.mlm import IGNORE, BertLMPredictionHead, MaskedLM
 
 TOLERANCE = 1e-5
 
@@ -158,6 +158,19 @@ def test_parameter_counts(build, sizes: dict[str, int], count: int) -> None:
     with torch.device("meta"):
         model = build(BertConfig(**sizes))
     assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(("sizes", "count"), [({}, 110_106_428), (LARGE, 336_226_108)], ids=["base", "large"])
+def test_parameter_counts_with_both_heads(sizes: dict[str, int], count: int) -> None:
+    """The sentence-pair head is one linear layer from the pooled vector to two classes."""
+    with torch.device("meta"):
+        config = BertConfig(**sizes)
+        parts = [
+            BertModel(config),
+            BertLMPredictionHead(config.hidden_size, config.vocab_size),
+            nn.Linear(config.hidden_size, 2),
+        ]
+    assert sum(p.numel() for part in parts for p in part.parameters()) == count
 
 
 def test_the_first_loss_is_ln_v() -> None:

@@ -78,13 +78,31 @@ def code_of(experiment: str, sources: dict[str, Source]) -> list[str]:
 
 @cache
 def changed_since(commit: str, paths: tuple[str, ...], root: Path = ROOT) -> tuple[str, ...] | None:
-    """Which of the files differ from those of the commit, or `None` where git cannot tell."""
-    command = ["git", "diff", "--name-only", commit, "--", *paths]
+    """
+    Which of the files do something else than they did at the commit, or `None` where git cannot tell.
+    Better words in a comment or a docstring change no result.
+    """
     try:
-        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        names = git(root, "diff", "--name-only", commit, "--", *paths).split()
+        then = [statements(git(root, "show", f"{commit}:{name}")) for name in names]
+        now = [statements((root / name).read_text("utf-8")) for name in names]
+        return tuple(name for name, a, b in zip(names, then, now, strict=True) if a != b)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return tuple(answer.stdout.split())
+
+
+def git(root: Path, *words: str) -> str:
+    """What git answers. Raises `CalledProcessError` where it fails, as for a file that is new."""
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def statements(source: str) -> str:
+    """The code of a source file without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def age(record: Record, sources: dict[str, Source]) -> str:

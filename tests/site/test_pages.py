@@ -1,0 +1,95 @@
+"""The pages as they were built, without a browser."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("labml_bert", "experiments")
+    for path in (ROOT / folder).glob("*.py")
+)
+
+
+def parsed(page: Path) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text("utf-8"), "html.parser")
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_each_file_can_be_rebuilt_from_its_page(site: Path, path: str) -> None:
+    page = parsed(site / path.removesuffix(".py") / "index.html")
+    lines = page.select(".code .l")
+    numbers = [int(line.a["data-n"]) for line in lines]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert [line.a["id"] for line in lines] == [f"L{n}" for n in numbers]
+    assert "".join(line.get_text() for line in lines).encode() == (ROOT / path).read_bytes()
+    assert (site / path).read_bytes() == (ROOT / path).read_bytes()
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(site.glob("**/*.html"))
+
+
+def test_every_link_and_fragment_leads_somewhere(site: Path) -> None:
+    places = {page: {tag["id"] for tag in parsed(page).select("[id]")} for page in pages(site)}
+    for page in places:
+        for tag in parsed(page).select("a[href]"):
+            address = urlsplit(tag["href"])
+            if address.scheme or (page.name == "404.html"):
+                continue
+            target = (page.parent / unquote(address.path)).resolve() if address.path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page}: {tag['href']}"
+            if address.fragment:
+                assert unquote(address.fragment) in places[target], f"{page}: {tag['href']}"
+
+
+def test_no_page_has_an_id_twice(site: Path) -> None:
+    for page in pages(site):
+        ids = [tag["id"] for tag in parsed(page).select("[id]")]
+        assert len(ids) == len(set(ids)), page
+
+
+def test_no_page_loads_from_another_host(site: Path) -> None:
+    for page in pages(site):
+        html = parsed(page)
+        for tag in html.select("[src], link[href]"):
+            assert not urlsplit(tag.get("src") or tag["href"]).netloc, f"{page}: {tag}"
+    for sheet in site.glob("**/*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text("utf-8")), sheet
+
+
+def test_each_page_has_one_heading_of_the_first_level(site: Path) -> None:
+    for page in pages(site):
+        if page.name != "404.html":
+            assert len(parsed(page).select("article h1")) == 1, page
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("masked_fill", "labml_bert/mlm/#TokenMasker"),
+        ("tying", "labml_bert/mlm/#BertLMPredictionHead"),
+        ("plateau", "experiments/mlm_tiny/"),
+    ],
+)
+def test_the_search_has_the_word_at_the_place(site: Path, word: str, place: str) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    assert any(place == entry["location"] and word in entry["text"] for entry in index["docs"])
+
+
+def test_a_first_visit_is_light(site: Path) -> None:
+    def weight(name: str) -> int:
+        return sum(len(gzip.compress(path.read_bytes(), 9)) for path in site.glob(name))
+
+    shared = weight("assets/javascripts/bundle.*.js") + weight("assets/stylesheets/*.css")
+    shared += weight("assets/book.*") + weight("assets/katex/katex.css") + weight("assets/images/*")
+    shared += weight("assets/javascripts/workers/*.js") + weight("search/search_index.json")
+    for page in pages(site):
+        assert shared + len(gzip.compress(page.read_bytes(), 9)) < 200_000, page

@@ -1,0 +1,238 @@
+"""The renderer on small sources and chapters of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from docs.literate.chapters import chapter, evaluate, read_glossary
+from docs.literate.figures import parameters, quotable
+from docs.literate.names import Source, read_source, resolve
+from docs.literate.page import notebook, source_page
+from docs.literate.records import Record, age
+from docs.literate.rows import PageError, read_rows
+from docs.literate.runs import recorded_runs
+from docs.literate.samples import rewritten, run_samples
+from docs.literate.site import ROOT, read_sources
+from labml_bert.bert import BertConfig, BertModel
+from labml_bert.mlm import BertLMPredictionHead
+
+SMALL = '''r"""
+# A title
+
+What is $x$?
+"""
+
+import math
+
+# Why it is two.
+TWO = 2
+
+
+class Thing:
+    """
+    ## A thing
+
+    Has a `part`.
+    """
+
+    part: int
+    """One line about it."""
+
+    def work(self) -> int:
+        """Works."""
+        # A reason.
+        return TWO * self.part  # (B, T)
+
+
+def use(TWO: int) -> int:
+    """Uses it."""
+    return Thing().work() + TWO
+'''
+
+
+def small(tmp_path: Path, text: str = SMALL) -> dict[str, Source]:
+    (tmp_path / "labml_bert").mkdir(exist_ok=True)
+    (tmp_path / "labml_bert" / "small.py").write_text(text)
+    return {"labml_bert.small": read_source(tmp_path, "labml_bert/small.py")}
+
+
+def record(**changes: object) -> Record:
+    points = [[n, 4.0 / n] for n in range(1, 11)]
+    data = {
+        "experiment": "mlm_tiny",
+        "command": "python experiments/mlm_tiny.py",
+        "date": "2026-01-01",
+        "commit": None,
+        "corpus": {"name": "c", "sha256": "0" * 64, "train_characters": 10, "valid_characters": 1},
+        "parameters": 5,
+        "versions": {"python": "3.11"},
+        "hardware": {"device": "cpu", "name": "a_b", "cores": 2, "threads": 2, "precision": "float32"},
+        "floors": [{"name": "frequencies", "loss": 3.0, "accuracy": 0.1}],
+        "history": {"seconds": [[n, 2.0 * n] for n in range(1, 11)], "loss": points, "valid.loss": points},
+        "result": {"loss": 0.4, "accuracy": 0.9, "steps": 10, "training_seconds": 20.0},
+    }
+    return Record("tiny", {**data, **changes})
+
+
+def test_rows_begin_at_definitions_and_comments() -> None:
+    rows = read_rows(SMALL, "small.py")
+    assert [(row.first, row.name, row.heading) for row in rows] == [
+        (1, "", "A title"),
+        (9, "", ""),
+        (13, "Thing", "A thing"),
+        (20, "Thing.part", ""),
+        (23, "Thing.work", "`Thing.work`"),
+        (25, "", ""),
+        (29, "use", "`use`"),
+    ]
+    assert rows[-1].last == len(SMALL.splitlines())
+
+
+def test_names_are_followed_but_not_guessed(tmp_path: Path) -> None:
+    sources = small(tmp_path)
+    found = resolve(sources["labml_bert.small"], sources)
+    anchors = {place: symbol.anchor for place, symbol in found.items()}
+    assert anchors[(26, 15)] == "L10"
+    assert anchors[(26, 26)] == "Thing.part"
+    assert anchors[(31, 11)] == "Thing"
+    # A parameter of the same name is not the constant.
+    assert (31, 28) not in anchors
+
+
+def test_anchors_stay_when_lines_are_put_above(tmp_path: Path) -> None:
+    before = source_page(*(lambda s: (s["labml_bert.small"], s))(small(tmp_path)))
+    moved = SMALL.replace("import math\n", "import math\n" + "x = 1\n" * 50)
+    after = source_page(*(lambda s: (s["labml_bert.small"], s))(small(tmp_path, moved)))
+    for anchor in ("{#Thing}", 'id="Thing.part"', "{#Thing.work}", "{#use}"):
+        assert anchor in before and anchor in after
+
+
+def test_a_swallowed_backslash_fails(tmp_path: Path) -> None:
+    with pytest.raises(PageError, match=r"labml_bert/small.py:1: this docstring has a backslash"):
+        small(tmp_path, '"""$\\nu$"""\n')
+    small(tmp_path, '"""A doubled \\\\n is meant."""\n')
+
+
+def test_a_bad_formula_fails_with_its_place(tmp_path: Path) -> None:
+    sources = small(tmp_path, 'r"""$\\frac{$"""\n')
+    with pytest.raises(PageError, match=r"^labml_bert/small.py:1: the formula"):
+        source_page(sources["labml_bert.small"], sources)
+
+
+@pytest.mark.parametrize("source", read_sources().values(), ids=lambda source: source.path)
+def test_the_notebook_holds_all_code(source: Source) -> None:
+    book = json.loads(notebook(source))
+    code = "".join("".join(c["source"]) + "\n" for c in book["cells"] if c["cell_type"] == "code")
+    compile(code, source.path, "exec")
+    folded = {n for row in source.rows for a, b in row.folded for n in range(a, b + 1)}
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if number not in folded:
+            assert line in code
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])
+
+
+def test_expressions() -> None:
+    names = quotable({"tiny": record()}, {}, "page")
+    assert evaluate("1000 + 1", names) == "1,001"
+    assert evaluate("ln(8) / ln(2):.1f", names) == "3.0"
+    assert evaluate('run("tiny").result.loss:.2f', names) == "0.40"
+    assert evaluate('floor("tiny", "frequencies").loss:.1f', names) == "3.0"
+    assert evaluate('value_at("tiny", "valid.loss", 5):.1f', names) == "2.0"
+    assert evaluate('seconds_until("tiny", "valid.loss", 3):.0f', names) == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("open('x')", "no name 'open'"),
+        ("ln.__self__", "private"),
+        ('run("other")', "docs/runs has no other.json"),
+        ("1 / 3", "say how many places"),
+        ("1 +", "not an expression"),
+        ("1 / 0", "division by zero"),
+        ('value_at("tiny", "lass", 5):.1f', "no metric 'lass'"),
+    ],
+)
+def test_expressions_that_fail(text: str, message: str) -> None:
+    with pytest.raises(PageError, match=message):
+        evaluate(text, quotable({"tiny": record()}, {}, "page"))
+
+
+def test_a_chapter(tmp_path: Path) -> None:
+    sources = small(tmp_path)
+    glossary = "# Glossary\n\n## plateau\n\n<!-- also: plateaus -->\n\nA flat part. More.\n"
+    text = (
+        "# Title\n\nPlateaus, `Thing`, `plateau`, {{ 6 * 7 }}, $x_1$, `{{ 1 }}`. A plateau.\n\n"
+        '{{ chart("tiny", title="Loss") }}\n\n{{ source("small.use") }}\n'
+    )
+    path = tmp_path / "chapter.md"
+    path.write_text(text)
+    page = chapter(path, "chapter", sources, {"tiny": record()}, read_glossary(glossary))
+    assert 'data-tip="A flat part.">Plateaus</a>' in page
+    assert page.count('class="term"') == 1
+    assert 'href="../labml_bert/small/#Thing"' in page
+    assert "`plateau`, 42, <span" in page and "`{{ 1 }}`" in page
+    assert page.count("<figure") == 2 and "maths: true" in page
+    assert "It is not known which code" in page
+    path.write_text("one\n\ntwo {{ nothing }}\n")
+    with pytest.raises(PageError, match=r"^docs/pages/chapter.md:3: .*no name 'nothing'"):
+        chapter(path, "chapter", sources, {}, [])
+
+
+def test_samples_run_in_order_and_are_rewritten() -> None:
+    text = "a\n\n```python\nx = 2\n```\n\n    ```python\n    print(x)\n    ```\n\n"
+    text += "    ```output\n    3\n    ```\n"
+    assert [printed for _, printed in run_samples(text, "page")] == ["", "2\n"]
+    assert rewritten(text, "page") == text.replace("    3\n", "    2\n")
+    assert rewritten(rewritten(text, "page"), "page") == rewritten(text, "page")
+
+
+CHAPTERS = sorted((ROOT / "docs" / "pages").glob("**/*.md"))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.name)
+def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    torch.manual_seed(0)
+    for match, printed in run_samples(path.read_text("utf-8"), path.name):
+        lines = (match["output"] or "").splitlines(keepends=True)
+        said = "".join(line.removeprefix(match["indent"]) for line in lines)
+        assert printed == said
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    with torch.device("meta"):
+        config = BertConfig(vocab_size=20_000, num_hidden_layers=6)
+        bert = BertModel(config)
+        head = BertLMPredictionHead(config.hidden_size, config.vocab_size)
+    ours = parameters(vocab_size=20_000, num_hidden_layers=6)
+
+    def size(module: torch.nn.Module | None) -> int:
+        assert module is not None
+        return sum(p.numel() for p in module.parameters())
+
+    assert ours.embeddings == size(bert.embeddings)
+    assert ours.block == size(bert.encoder.layer[0])
+    assert ours.attention == size(bert.encoder.layer[0].get_submodule("attention"))
+    assert ours.encoder == size(bert.encoder)
+    assert ours.pooler == size(bert.pooler)
+    assert ours.bert == size(bert)
+    assert ours.head == size(head)
+    assert ours.masked_lm == 58_895_648
+    assert parameters().pretraining == 110_106_428
+
+
+def test_an_experiment_shows_its_runs() -> None:
+    sources = read_sources()
+    page = recorded_runs(sources["experiments.mlm_tiny"], sources, {"tiny": record()})
+    assert "{#run-tiny}" in page and "<svg" in page and "| frequencies | 3.000 | 10.0% |" in page
+    assert "None has been recorded" in recorded_runs(sources["experiments.mlm_tiny"], sources, {})
+    assert recorded_runs(sources["labml_bert.mlm"], sources, {}) == ""
+
+
+def test_a_record_older_than_its_code_is_marked() -> None:
+    sources = read_sources()
+    assert "not known" in age(record(), sources)
+    assert "not known" in age(record(commit="0" * 40), sources)
