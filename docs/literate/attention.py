@@ -25,7 +25,9 @@ def result(record: Record) -> dict[str, object]:
     """The map in a record. Raises `PageError` where there is none."""
     found = record.data.get("result", {})
     if "attentions" not in found:
-        raise PageError(f"the run {record.name} has no attention weights; experiments/attention_map.py makes them")
+        raise PageError(
+            f"the run {record.name} has no attention weights; experiments/attention_map.py makes them"
+        )
     assert isinstance(found, dict)
     return found
 
@@ -49,7 +51,8 @@ def filled(record: Record) -> str:
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
     before, after = gap.join(tokens[: places[0]]) + gap, gap + gap.join(tokens[places[0] + 1 :])
     rows = "".join(
-        f'<tr><th scope="row">{html.escape(before)}<mark>{html.escape(visible(token))}</mark>{html.escape(after)}</th>'
+        f'<tr><th scope="row">{html.escape(before)}<mark>{html.escape(visible(token))}</mark>'
+        f"{html.escape(after)}</th>"
         f'<td><i style="width:{share:.0%}"></i></td><td>{share:.1%}</td></tr>'
         for token, share in guesses[0]
     )
@@ -82,9 +85,10 @@ def framed(body: str, width: float, height: float, title: str, story: str, capti
     return (
         f'<figure class="chart attention"><svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-labelledby="a{number}t a{number}d"><title id="a{number}t">{html.escape(title)}</title>'
-        f'<desc id="a{number}d">{html.escape(story)}</desc>{body}</svg><figcaption>{html.escape(caption)}</figcaption>'
-        f'<details class="numbers"><summary>The numbers</summary><div class="wide"><table>{rows}</table></div>'
-        "</details></figure>"
+        f'<desc id="a{number}d">{html.escape(story)}</desc>{body}</svg>'
+        f"<figcaption>{html.escape(caption)}</figcaption>"
+        '<details class="numbers"><summary>The numbers</summary><div class="wide">'
+        f"<table>{rows}</table></div></details></figure>"
     )
 
 
@@ -122,9 +126,9 @@ def mask_rows(record: Record) -> str:
     near = sum(sum(w[place][max(0, place - 2) : place + 3]) for layer in layers for w in layer)
     heads = sum(len(layer) for layer in layers)
     caption = (
-        f"What each of the {heads} heads takes for the framed place. The area of a square is its share. Two places on "
-        f"either side and the place itself get {near / heads:.0%} of it, over all heads; an even mixture would give them "
-        f"{5 / len(tokens):.0%}."
+        f"What each of the {heads} heads takes for the framed place. The area of a square is its share. "
+        f"The place itself and two on either side get {near / heads:.0%}, over all heads; an even mixture "
+        f"would give them {5 / len(tokens):.0%}."
     )
     story = f"Four heads in each of {len(layers)} layers" if heads == 4 * len(layers) else f"{heads} heads"
     return framed(
@@ -169,9 +173,8 @@ def head_map(record: Record) -> str:
     offset, times = offsets.most_common(1)[0]
     side = "to the left" if offset < 0 else "to the right"
     where = "itself" if offset == 0 else f"the token {abs(offset)} {side}"
-    caption = (
-        f"Layer {i + 1}, head {j + 1}. In {times} of {len(tokens)} lines the largest square is that of {where}."
-    )
+    most = f"In {times} of {len(tokens)} lines the largest square is that of {where}."
+    caption = f"Layer {i + 1}, head {j + 1}. {most}"
     return framed(
         "".join(parts),
         LEFT + len(tokens) * CELL + 2,
@@ -179,6 +182,7 @@ def head_map(record: Record) -> str:
         f"Attention weights of layer {i + 1}, head {j + 1}",
         caption,
         caption,
-        '<thead><tr><th scope="col">looks</th><th scope="col">most at</th><th scope="col">share</th></tr></thead>'
+        '<thead><tr><th scope="col">looks</th><th scope="col">most at</th><th scope="col">share</th></tr>'
+        "</thead>"
         f"<tbody>{rows}</tbody>",
     )

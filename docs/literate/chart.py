@@ -21,6 +21,8 @@ class Line:
 
     label: str
     points: list[tuple[float, float]]
+    kind: str = ""
+    """Lines of one kind look alike and share an entry of the key: the seeds of one experiment."""
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -100,8 +102,10 @@ def line_chart(
             f'<text class="level" x="{WIDTH - RIGHT}" y="{height - 6:.1f}" text-anchor="end">'
             f"{html.escape(name)} {y:.2f}</text>"
         )
-    for index, line in enumerate(lines):
-        parts.append(f'<path class="line n{index + 1}" d="{path([at(x, y) for x, y in line.points])}"/>')
+    kinds = list(dict.fromkeys(line.kind or line.label for line in lines))
+    for line in lines:
+        style = kinds.index(line.kind or line.label) + 1
+        parts.append(f'<path class="line n{style}" d="{path([at(x, y) for x, y in line.points])}"/>')
     # The end of each curve, in words, for those who do not see it.
     story = "; ".join(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
@@ -110,8 +114,8 @@ def line_chart(
     number = next(IDS)
     key = "".join(
         f'<li><svg viewBox="0 0 32 8" aria-hidden="true"><path class="line n{i + 1}" d="M1,4H31"/></svg>'
-        f"{html.escape(line.label)}</li>"
-        for i, line in enumerate(lines)
+        f"{html.escape(kind)}</li>"
+        for i, kind in enumerate(kinds)
     )
     words = f"<figcaption>{html.escape(caption or title)}</figcaption>"
     return (

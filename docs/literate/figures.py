@@ -103,13 +103,15 @@ def quotable(
         metric: str = "valid.loss",
         over: str = "seconds",
         labels: list[str] | None = None,
+        kinds: list[str] | None = None,
         floors: bool = True,
         caption: str = "",
     ) -> str:
-        """Curves of one metric of some runs. The floors are those of the first."""
+        """Curves of one metric of some runs. The floors are those of the first; `kinds` look alike."""
         chosen = [record(name) for name in names]
         lines = [
-            Line(label, one.curve(metric, over)) for label, one in zip(labels or names, chosen, strict=True)
+            Line(label, one.curve(metric, over), kind)
+            for label, one, kind in zip(labels or names, chosen, kinds or [""] * len(chosen), strict=True)
         ]
         kind = metric.rpartition(".")[2]
         levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["floors"]] if floors else []

@@ -1,0 +1,79 @@
+"""The chapters that people wrote: their samples are run, and what they show is what was printed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.literate.attention import filled, head_map, mask_rows, most_focused
+from docs.literate.records import Record
+from docs.literate.rows import PageError
+from docs.literate.samples import run_samples
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "pages").glob("**/*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_samples_print_what_the_page_shows(path: Path) -> None:
+    for match, printed in run_samples(path.read_text("utf-8"), str(path)):
+        shown = re.sub(rf"^{match['indent']}", "", match["output"] or "", flags=re.M)
+        line = path.read_text("utf-8").count("\n", 0, match.start()) + 1
+        assert printed == shown, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_no_measured_number_is_typed(path: Path) -> None:
+    """An expression that is a number by itself is a typed one in disguise."""
+    for expression in re.findall(r"\{\{ (.+?) \}\}", path.read_text("utf-8"), re.S):
+        assert not re.fullmatch(r"[\d_.]+", expression.strip()), expression
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_words_that_we_do_not_use(path: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`]*`|\{\{.*?\}\}|\([^)]*\)", "", path.read_text("utf-8"), flags=re.S)
+    assert not re.findall(r"\b(?:simply|just|obviously|easy-peasy)\b", prose, re.I)
+    assert not re.findall(r"\w![\s\"]", prose)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_samples_are_python(path: Path) -> None:
+    for block in re.findall(r"^```py\n(.*?)^```", path.read_text("utf-8"), re.S | re.M):
+        ast.parse(block)
+
+
+def small_map() -> Record:
+    """Three tokens, one layer, two heads: one looks evenly, the other at the last token."""
+    even, last = [[1 / 3] * 3] * 3, [[0.0, 0.0, 1.0]] * 3
+    found = {
+        "text": "a[MASK]<",
+        "tokens": ["a", "[MASK]", "<"],
+        "masks": [1],
+        "guesses": [[["b", 0.75], ["&", 0.25]]],
+        "attentions": [[even, last]],
+    }
+    return Record("small", {"result": found})
+
+
+def test_a_filled_sentence() -> None:
+    figure = filled(small_map())
+    assert '<th scope="row">a<mark>b</mark>&lt;</th>' in figure
+    assert "75.0%" in figure and "&amp;" in figure
+
+
+def test_a_square_is_as_large_as_its_share() -> None:
+    figure = mask_rows(small_map())
+    assert figure.count("<path d=") == 3 + 1
+    assert "h17.0v17.0" in figure and "&lt;" in figure
+    assert "\n" not in figure
+
+
+def test_the_sharpest_head_is_drawn() -> None:
+    record = small_map()
+    assert most_focused(record.data["result"]["attentions"]) == (0, 1)
+    assert "Layer 1, head 2" in head_map(record)
+
+
+def test_a_record_without_weights_is_refused() -> None:
+    with pytest.raises(PageError, match="has no attention weights"):
+        filled(Record("other", {"result": {"loss": 1.0}}))
