@@ -96,6 +96,14 @@ function hold(event) {
   wake();
 }
 
+// So does the key that leads to the search: what is typed next is already in the field.
+function lead(event) {
+  if (event.key !== "/" || !later.isConnected || event.target.matches("input, textarea")) return;
+  document.querySelector("[data-md-component=search-query]").focus();
+  event.preventDefault();
+}
+
+addEventListener("keydown", lead, true);
 for (const kind of ["pointermove", "pointerdown", "keydown", "focusin", "scroll"]) {
   addEventListener(kind, wake, { once: true, passive: true, capture: true });
 }
