@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train test site serve test-site lint format clean
+.PHONY: train test site serve test-site records lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -21,6 +21,10 @@ site: $(VENV)/.site
 
 serve: $(VENV)/.site
 	$(MKDOCS) serve --dirty $(ARGS)
+
+# Repeats the recorded runs whose code has changed since. Each takes minutes.
+records: $(VENV)/.site
+	$(BIN)/python -m docs.literate.rerun
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test

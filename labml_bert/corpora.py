@@ -82,8 +82,8 @@ def load_corpus(name: str) -> Corpus:
     if not text.strip():
         raise ValueError(f"{name} is empty; give a file with text")
     # Fetched by hand or by us, it is the same text and goes by the same name.
-    known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    called = "tiny-shakespeare" if known else path.name
+    is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
+    called = "tiny-shakespeare" if is_known else path.name
     return split_documents(called, {called: text})
 
 

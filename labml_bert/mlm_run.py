@@ -371,6 +371,7 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
                     parts.show_samples(trainer)
         result = parts.evaluate(trainer)
 
+    console.print()
     ours = Floor("this model", result["loss"], result["accuracy"])
     results_table(parts.floors, ours)
     if given.record:
@@ -380,7 +381,10 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
     example = "The function ret[MASK]rns a list." if options.tokenizer == "char" else "this is the [MASK] of"
     console.print(f"  run         {shown(run_path)}")
     console.print(f"  checkpoint  {shown(run_path / 'checkpoint.safetensors')}\n\n  Try it:\n")
-    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n  {shlex.join([example])}\n")
+    # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
+    elsewhere = [] if run_path.parent.parent == Path("logs") else ["--run", shown(run_path)]
+    words = shlex.join([*elsewhere, example])
+    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n  {words}\n")
 
 
 def write_record(

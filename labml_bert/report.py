@@ -46,6 +46,8 @@ def bad_input_ends_here() -> Iterator[None]:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 @contextlib.contextmanager

@@ -94,6 +94,9 @@ def notebook(source: Source) -> str:
             body = text.strip("\n").splitlines(keepends=True)
             cells.append({"cell_type": kind, "id": f"c{len(cells)}", "metadata": {}, "source": body, **extra})
 
+    if source.page.startswith("experiments/"):
+        # A notebook has a command line too, which is its own.
+        cell("code", "import sys\n\nsys.argv = sys.argv[:1]\n")
     tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]
     for row, following in zip(tops, [*tops[1:], None], strict=True):
         title = f"{'#' * row.level} {row.heading}\n\n" if row.heading else ""

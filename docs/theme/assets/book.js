@@ -71,6 +71,46 @@ function reachable() {
   }
 }
 
+// Material's script, a third of what a page would have to run, is for search and the switch of theme. It
+// comes with the first movement. A click on one of its labels that is faster waits for it.
+const later = document.getElementById("later");
+let clicked;
+
+function wake() {
+  if (!later.isConnected) return;
+  const script = document.createElement("script");
+  script.src = later.dataset.src;
+  script.addEventListener("load", () => {
+    removeEventListener("click", hold, true);
+    if (clicked) clicked.click();
+  });
+  later.remove();
+  document.body.append(script);
+}
+
+function hold(event) {
+  const label = event.target.closest(".masthead label");
+  if (!label) return;
+  clicked = label;
+  event.preventDefault();
+  wake();
+}
+
+// So does the key that leads to the search: what is typed next is already in the field.
+function lead(event) {
+  if (event.key !== "/" || !later.isConnected || event.target.matches("input, textarea")) return;
+  document.querySelector("[data-md-component=search-query]").focus();
+  event.preventDefault();
+}
+
+addEventListener("keydown", lead, true);
+for (const kind of ["pointermove", "pointerdown", "keydown", "focusin", "scroll"]) {
+  addEventListener(kind, wake, { once: true, passive: true, capture: true });
+}
+addEventListener("click", hold, true);
+// A link from a search result carries words to highlight.
+if (/[?&][hq]=/.test(location.search)) wake();
+
 document.body.append(tip);
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
