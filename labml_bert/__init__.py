@@ -1,7 +1,7 @@
 """
 BERT and masked language modelling: annotated, tested, and run.
 
-`bert.py` and `mlm.py` need only PyTorch and work alone when copied. The other modules train them.
+`bert.py`, `mlm.py` and `nsp.py` need only PyTorch and work alone when copied. The other modules train them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`bert.py` and `mlm.py`, copied one at a time into an empty folder, run and train with only torch."""
+"""`bert.py`, `mlm.py` and `nsp.py`, each copied alone into an empty folder, run and train with only torch."""
 
 import ast
 import re
@@ -52,6 +52,22 @@ batch = TokenMasker(30, 0, [0])(torch.randint(1, 30, (8, 20)))
 losses = []
 for _ in range(2):
     loss = model(*batch).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[1] < losses[0], losses
+""",
+    "nsp.py": """
+import random, torch
+from nsp import BertOnlyNSPHead, PairMaker, collate, next_sentence_loss
+torch.manual_seed(0)
+batch = collate(list(PairMaker([[[5, 6], [7]], [[8], [9, 5]]], 1, 2, 12)(random.Random(0))))
+embedding, head = torch.nn.Embedding(10, 8), BertOnlyNSPHead(8)
+optimizer = torch.optim.SGD([*embedding.parameters(), *head.parameters()], lr=0.1)
+losses = []
+for _ in range(2):
+    loss = next_sentence_loss(head(embedding(batch["input_ids"]).mean(1)), batch["next_sentence_label"])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

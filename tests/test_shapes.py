@@ -53,6 +53,17 @@ def run_mlm(checker: Checker) -> None:
         m.main()
 
 
+def run_nsp(checker: Checker) -> None:
+    m = checker.module
+    pair = m.SentencePair([1] * T, [0] * 3 + [1] * (T - 3), 0)
+    batch = m.collate([pair] * B)
+    labels = batch.pop("next_sentence_label")
+    m.next_sentence_loss(m.BertOnlyNSPHead(D)(m.TopicEncoder(V, D)(**batch)), labels)
+    checker.fixed = {}
+    with short_loops(m):
+        m.main()
+
+
 def run_curriculum(checker: Checker) -> None:
     m = checker.module
     m.Curriculum(torch.arange(100), m.parse_schedule(f"{T}"), B * T, 11, torch.Generator()).batch(0.5)
@@ -81,6 +92,7 @@ def run_fill_mask(checker: Checker) -> None:
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
+    "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
     "curriculum.py": (run_curriculum, {"B": B, "T": T}),
     "floors.py": (run_floors, {}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),

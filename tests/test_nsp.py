@@ -1,0 +1,224 @@
+"""Sentence pairs as a distribution, against the loop of the original, and the head."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+
+from labml_bert.nsp import (
+    IS_NEXT,
+    IS_RANDOM,
+    BertOnlyNSPHead,
+    PairMaker,
+    SentencePair,
+    collate,
+    next_sentence_loss,
+)
+
+CLS, SEP = 1, 2
+
+
+def documents(count: int, seed: int = 0, most: int = 12) -> list[list[list[int]]]:
+    """Tokens that say where they are from: 10,000 numbers for each document, growing through it."""
+    r = random.Random(seed)
+    result = []
+    for d in range(count):
+        token, document = 10_000 * (d + 1), []
+        for _ in range(r.randint(1, most)):
+            size = r.randint(1, 15)
+            document.append([*range(token, token + size)])
+            token += size
+        result.append(document)
+    return result
+
+
+def parts(pair: SentencePair) -> tuple[list[int], list[int]]:
+    ids, types = pair.input_ids, pair.token_type_ids
+    assert ids[0] == CLS
+    assert ids[-1] == SEP
+    cut = types.index(1)
+    assert ids[cut - 1] == SEP
+    assert types == [0] * cut + [1] * (len(ids) - cut)
+    first, second = ids[1 : cut - 1], ids[cut:-1]
+    assert first
+    assert second
+    assert not {CLS, SEP} & {*first, *second}
+    return first, second
+
+
+def is_run(tokens: list[int]) -> bool:
+    return tokens == [*range(tokens[0], tokens[0] + len(tokens))]
+
+
+@pytest.mark.parametrize("lone_sentence_is_random", [True, False])
+def test_thousands_of_pairs(lone_sentence_is_random: bool) -> None:
+    maker = PairMaker(documents(1500), CLS, SEP, 48, lone_sentence_is_random=lone_sentence_is_random)
+    pairs = list(maker(random.Random(0)))
+    assert len(pairs) > 2000
+    lengths = Counter(len(pair.input_ids) for pair in pairs)
+    assert max(lengths) == 48
+    random_pairs = 0
+    for pair in pairs:
+        first, second = parts(pair)
+        # Cutting takes from either end, never from the middle.
+        assert is_run(first)
+        assert is_run(second)
+        same = first[0] // 10_000 == second[0] // 10_000
+        assert pair.next_sentence_label == (IS_NEXT if same else IS_RANDOM)
+        if same:
+            assert first[-1] < second[0]
+        random_pairs += pair.next_sentence_label
+    share = random_pairs / len(pairs)
+    if lone_sentence_is_random:
+        # The habit of the original: more than half, by the documents that end in a lone sentence.
+        assert 0.55 < share < 0.85
+    else:
+        assert abs(share - 0.5) < 5 * math.sqrt(0.25 / len(pairs))
+
+
+def test_random_partners_are_spread_over_all_other_documents() -> None:
+    maker = PairMaker(documents(20, most=1), CLS, SEP, 48)
+    generator = random.Random(0)
+    seen = Counter()
+    for _ in range(400):
+        for pair in maker.pairs_of(7, generator):
+            seen[parts(pair)[1][0] // 10_000 - 1] += 1
+    assert set(seen) == set(range(20)) - {7}
+    assert all(abs(n - 400 / 19) < 5 * math.sqrt(400 / 19) for n in seen.values())
+
+
+def test_no_text_is_lost_and_none_is_used_twice() -> None:
+    """Where nothing must be cut, each token of a document stands in A or in a true B exactly once."""
+    texts = documents(200)
+    maker = PairMaker(texts, CLS, SEP, 512, short_seq_prob=0)
+    generator = random.Random(0)
+    for index, document in enumerate(texts):
+        used: list[int] = []
+        for pair in maker.pairs_of(index, generator):
+            first, second = parts(pair)
+            used += first if pair.next_sentence_label == IS_RANDOM else first + second
+        assert used == [token for sentence in document for token in sentence]
+
+
+def original(maker: PairMaker, index: int, rng: random.Random) -> list[tuple[list[int], bool, int]]:
+    """
+    The control flow of the original on one document, for A, the label and where the next pile starts. The
+    random numbers are drawn in its order; where it draws a document, ours is called for the same draws.
+    """
+    document = maker.documents[index]
+    most = maker.max_length - 3
+    target = rng.randint(2, most) if rng.random() < maker.short_seq_prob else most
+    found, chunk, length, i = [], [], 0, 0
+    while i < len(document):
+        chunk.append(document[i])
+        length += len(document[i])
+        if i == len(document) - 1 or length >= target:
+            a_end = 1
+            if len(chunk) >= 2:
+                a_end = rng.randint(1, len(chunk) - 1)
+            a = [t for s in chunk[:a_end] for t in s]
+            is_random = len(chunk) == 1 or rng.random() < 0.5
+            if is_random:
+                b = maker.elsewhere(index, target - len(a), rng)
+                i -= len(chunk) - a_end
+            else:
+                b = [t for s in chunk[a_end:] for t in s]
+            while len(a) + len(b) > most:
+                longer = a if len(a) > len(b) else b
+                if rng.random() < 0.5:
+                    del longer[0]
+                else:
+                    longer.pop()
+            found.append((a, is_random, i))
+            chunk, length = [], 0
+        i += 1
+    return found
+
+
+def test_the_flow_is_that_of_the_original() -> None:
+    """Same piles, same cuts, same labels, for the same random numbers."""
+    maker = PairMaker(documents(300), CLS, SEP, 40)
+
+    class Draws(random.Random):
+        """Draws 1 of 1 without using up a number, as the original does not draw there at all."""
+
+        def randint(self, a: int, b: int) -> int:
+            return a if a == b else super().randint(a, b)
+
+    for index in range(300):
+        ours = list(maker.pairs_of(index, Draws(index)))
+        theirs = original(maker, index, Draws(index))
+        assert [(parts(p)[0], p.next_sentence_label) for p in ours] == [(a, label) for a, label, _ in theirs]
+
+
+def test_cutting_takes_from_both_ends_of_the_longer_side() -> None:
+    maker = PairMaker([[[1]], [[2]]], CLS, SEP, 23)
+    starts, ends = Counter(), Counter()
+    for seed in range(500):
+        pair = maker.assemble([*range(100, 130)], [*range(200, 208)], IS_NEXT, random.Random(seed))
+        first, second = parts(pair)
+        assert len(first) + len(second) == 20
+        assert second == [*range(200, 208)]
+        starts[first[0]] += 1
+        ends[first[-1]] += 1
+    # 18 coins decide how many go at the beginning.
+    mean = sum((start - 100) * n for start, n in starts.items()) / 500
+    assert abs(mean - 9) < 5 * math.sqrt(18 * 0.25 / 500)
+    assert len(ends) > 5
+
+
+@pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
+def test_short_sequences(short_seq_prob: float) -> None:
+    maker = PairMaker(documents(2000), CLS, SEP, 100, short_seq_prob=short_seq_prob)
+    generator = random.Random(0)
+    short = sum(maker.target_length(generator) < 97 for _ in range(2000)) / 2000
+    # One draw in 96 of the short ones is the full length.
+    assert abs(short - short_seq_prob * 95 / 96) < 5 * math.sqrt(0.25 / 2000)
+
+
+@pytest.mark.parametrize(
+    ("texts", "length", "words"),
+    [
+        ([], 20, "needs two documents at least, and there is 0"),
+        ([[[1, 2], [3]]], 20, "needs two documents at least, and there is 1"),
+        ([[[1]], [[], []], []], 20, "needs two documents at least, and there is 1"),
+        ([[[1]], [[2]]], 4, "max_length is 4"),
+    ],
+)
+def test_what_makes_no_pairs_is_refused(texts: list, length: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PairMaker(texts, CLS, SEP, length)
+
+
+def test_empty_sentences_and_the_shortest_length() -> None:
+    maker = PairMaker([[[], [5], []], [[6, 7, 8]], [[9], [10]]], CLS, SEP, 5)
+    for pair in maker(random.Random(0)):
+        assert len(pair.input_ids) == 5
+
+
+def test_collate_pads() -> None:
+    batch = collate([SentencePair([1, 5, 2, 6, 2], [0, 0, 0, 1, 1], 0), SentencePair([1, 2], [0, 1], 1)], 9)
+    assert batch["input_ids"].tolist() == [[1, 5, 2, 6, 2], [1, 2, 9, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1] * 5, [1, 1, 0, 0, 0]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]
+    assert batch["next_sentence_label"].tolist() == [0, 1]
+
+
+def test_the_head_agrees_with_transformers() -> None:
+    """Label 0 counts like label 1."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    reference = transformers.BertForNextSentencePrediction(config).eval()
+    head = BertOnlyNSPHead(8)
+    head.load_state_dict(reference.cls.state_dict())
+    ids, labels = torch.randint(1, 20, (6, 5)), torch.tensor([0, 1, 0, 0, 1, 0])
+    theirs = reference(ids, labels=labels)
+    logits = head(reference.bert(ids).pooler_output)
+    assert (logits - theirs.logits).abs().max() < 1e-6
+    assert abs(next_sentence_loss(logits, labels) - theirs.loss) < 1e-6
+    assert next_sentence_loss(logits, torch.zeros(6, dtype=torch.long)) > 0
