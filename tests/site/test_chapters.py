@@ -30,6 +30,13 @@ def test_no_measured_number_is_typed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_expression_is_worked_out(path: Path) -> None:
+    """Between backticks an expression is text."""
+    prose = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)
+    assert not re.findall(r"`[^`\n]*\{\{ [^`\n]*`", prose)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_words_that_we_do_not_use(path: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`]*`|\{\{.*?\}\}|\([^)]*\)", "", path.read_text("utf-8"), flags=re.S)
     assert not re.findall(r"\b(?:simply|just|obviously|easy-peasy)\b", prose, re.I)
