@@ -18,7 +18,7 @@ def results(record: Record) -> str:
     rows = [(floor["name"], floor["loss"], floor["accuracy"]) for floor in record.data["floors"]]
     rows.append(("**this run**", ours["loss"], ours["accuracy"]))
     body = "".join(f"| {name} | {loss:.3f} | {accuracy:.1%} |\n" for name, loss, accuracy in rows)
-    return f"| | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
+    return f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
 
 
 def facts(record: Record) -> str:
@@ -36,7 +36,7 @@ def facts(record: Record) -> str:
         "Versions": versions,
         "Commit": f"`{(data.get('commit') or 'unknown')[:12]}`",
     }
-    return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return "| what | this run |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 
 def curves(record: Record) -> str:

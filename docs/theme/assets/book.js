@@ -66,7 +66,7 @@ function walk(event) {
 
 // What is too wide for its column scrolls, and then the keyboard must get there too.
 function reachable() {
-  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap")) {
+  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }
@@ -129,4 +129,7 @@ document.addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", unfold);
 addEventListener("load", reachable);
+addEventListener("resize", reachable);
+// What is folded has no width yet.
+addEventListener("toggle", reachable, true);
 unfold();
