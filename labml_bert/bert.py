@@ -75,6 +75,8 @@ class BertConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not 0 < self.initializer_range < math.inf:
+            raise ValueError(f"initializer_range is {self.initializer_range}; it must be above 0 and finite")
         if not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}; "

@@ -67,7 +67,7 @@ def load_corpus(name: str) -> Corpus:
     if name in WIKITEXT:
         return wikitext(name)
     path = Path(name)
-    if path.is_dir():
+    if name.strip() and path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
@@ -75,7 +75,7 @@ def load_corpus(name: str) -> Corpus:
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; give files with text")
         return split_documents(path.name, documents)
-    if not path.exists():
+    if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
     text = read_utf8(path)

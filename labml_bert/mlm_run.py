@@ -27,7 +27,7 @@ from labml_bert.corpora import Corpus, load_corpus
 from labml_bert.curriculum import Curriculum, parse_schedule
 from labml_bert.fill_mask import build_model
 from labml_bert.floors import Floor, floors
-from labml_bert.mlm import MaskedLMOutput, TokenMasker, masked_accuracy
+from labml_bert.mlm import IGNORE, MaskedLMOutput, TokenMasker, masked_accuracy
 from labml_bert.report import (
     ProgressLine,
     bad_input_ends_here,
@@ -164,6 +164,10 @@ class Parts:
     """
 
     def __init__(self, options: Options, device: torch.device, checkpoint_seconds: float = 30.0):
+        if not 0 <= options.seed < 2**63:
+            raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
+        if not 0 < options.mlm_probability <= 1:
+            raise ValueError(f"mlm_probability is {options.mlm_probability}; it must be above 0, at most 1")
         torch.manual_seed(options.seed)
         # One generator for windows and masks: its state is the position in the data.
         self.generator = torch.Generator().manual_seed(options.seed)
@@ -211,6 +215,8 @@ class Parts:
         self.windows = valid_ids[: len(valid_ids) // self.length * self.length].view(-1, self.length)
         # The same masks at every evaluation of every run, or two results could not be compared.
         self.held_out = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
+        if (self.held_out.labels == IGNORE).all():
+            raise ValueError("the held-out text has no token of the vocabulary to predict; give more text")
         self.model = build_model(self.config)
         # What decides the run, with what it met: a text that changed since is not the same run.
         self.configuration = {
@@ -307,6 +313,22 @@ def new_run_path(runs: Path, experiment: str) -> Path:
         ) from None
 
 
+def check_record(path: Path) -> None:
+    """
+    Raises `ValueError` where a record cannot be written to `path`, three minutes before it is needed. A
+    device or a folder is no place for one.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is there and is no file")
+        part = path.with_name(path.name + ".part")
+        part.touch()
+        part.unlink()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
+
+
 def main(defaults: Options, question: str, argv: list[str] | None = None) -> None:
     """
     ## The run
@@ -316,8 +338,8 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
     began = time.monotonic()
     options, given = parse(defaults, question, argv)
     with bad_input_ends_here():
-        if given.record and not os.access(given.record.absolute().parent, os.W_OK):
-            raise ValueError(f"cannot write {given.record}; make its folder first, or choose another")
+        if given.record is not None:
+            check_record(given.record)
         device = choose_device(given.device)
         with console.status("reading the text"):
             parts = Parts(options, device, given.checkpoint_seconds)
@@ -374,9 +396,10 @@ def main(defaults: Options, question: str, argv: list[str] | None = None) -> Non
     console.print()
     ours = Floor("this model", result["loss"], result["accuracy"])
     results_table(parts.floors, ours)
-    if given.record:
+    if given.record is not None:
         seconds = time.monotonic() - began
-        write_record(given.record, options, defaults, parts, trainer, result, seconds)
+        with run_ends_well(run_path):
+            write_record(given.record, options, defaults, parts, trainer, result, seconds)
         console.print(f"  record      {shown(given.record)}")
     example = "The function ret[MASK]rns a list." if options.tokenizer == "char" else "this is the [MASK] of"
     console.print(f"  run         {shown(run_path)}")

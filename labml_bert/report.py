@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -25,7 +26,7 @@ from labml_bert.floors import Floor
 from labml_bert.mlm import IGNORE
 from labml_bert.training import NonFiniteLossError, Update
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def plain() -> bool:
@@ -43,9 +44,12 @@ def bad_input_ends_here() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    except (ValueError, OSError, OverflowError) as error:
+        fail(error)
+    except RuntimeError as error:
+        if "alloc" not in str(error):
+            raise
+        fail("these sizes need more memory than there is; choose smaller ones")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -64,8 +68,17 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
         print(f"\nstopped and saved; go on with:\n  {command(sys.argv[0], '--resume', shown(run_path))}")
         raise SystemExit(130) from None
     except (NonFiniteLossError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        fail(error)
+    except RuntimeError as error:
+        if "alloc" not in str(error):
+            raise
+        fail("a step needs more memory than there is; choose a smaller model or batch")
+
+
+def fail(reason: object) -> NoReturn:
+    """Ends the program with one line and exit code 2."""
+    print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def shown(path: Path) -> str:

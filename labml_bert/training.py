@@ -20,6 +20,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,9 +66,16 @@ class TrainingArguments:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes is {self.minutes}; it must be above 0")
+            raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
         if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must be 0 or more and finite")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more")
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
@@ -90,8 +98,9 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+        # On "meta" a tensor has a shape and no numbers, and this raises too.
+        torch.zeros(1, device=device).item()
+    except Exception:  # Each backend that is not there has an error of its own.
         raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto") from None
     return device
 
@@ -336,20 +345,28 @@ class Trainer:
                 f"{self.run_path} was made with {key} = {before.get(key)}, not {now.get(key)}; "
                 "leave that option out to go on, or start a new run"
             )
-        self.model.load_state_dict(part_of(tensors, "model."))
-        self.optimizer.load_state_dict(
-            {
-                "state": {
-                    index: part_of(tensors, f"optimizer.{index}.")
-                    for index in {int(key.split(".")[1]) for key in tensors if key.startswith("optimizer.")}
-                },
-                "param_groups": self.optimizer.state_dict()["param_groups"],
-            }
-        )
-        torch.set_rng_state(tensors["random.torch"])
-        self.generator.set_state(tensors["random.data"])
-        if "random.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        try:
+            self.model.load_state_dict(part_of(tensors, "model."))
+            self.optimizer.load_state_dict(
+                {
+                    "state": {
+                        index: part_of(tensors, f"optimizer.{index}.")
+                        for index in {
+                            int(key.split(".")[1]) for key in tensors if key.startswith("optimizer.")
+                        }
+                    },
+                    "param_groups": self.optimizer.state_dict()["param_groups"],
+                }
+            )
+            torch.set_rng_state(tensors["random.torch"])
+            self.generator.set_state(tensors["random.data"])
+            if "random.cuda" in tensors and self.device.type == "cuda":
+                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+            complete = {f"optimizer.{i}.exp_avg" for i, _ in enumerate(self.model.parameters())}
+            if about["step"] > 0 and not complete <= tensors.keys():
+                raise KeyError("a moment of Adam is missing")
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            raise ValueError(f"{self.run_path / CHECKPOINT} is incomplete; start a new run") from None
         self.step, self.seconds = about["step"], about["seconds"]
 
 
@@ -372,9 +389,11 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     try:
         with safe_open(path, "pt") as file:
-            names = file.keys()
-            return json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            about = json.loads(file.metadata()["about"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        int(about["step"]), float(about["seconds"]), about["configuration"].items()
+        return about, tensors
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); start a new run") from None
 
 
@@ -400,8 +419,15 @@ def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
         experiment.create(uuid=run_path.name, name=run_path.parent.name, writers={"file"})
         experiment.configs(dict(configuration))
         watcher = experiment.start()
-    with watcher:
-        yield
+    try:
+        with watcher:
+            yield
+    finally:
+        # labml hands the last metrics to a thread and does not wait for it; whoever reads the file
+        # next would miss them.
+        for thread in threading.enumerate():
+            if isinstance(thread, file_writer.FileWriterThread):
+                thread.join()
 
 
 def track(update: Update) -> None:

@@ -160,6 +160,33 @@ def test_resume_of_nothing_and_of_rubbish_is_refused(tmp_path: Path) -> None:
             trainer.resume()
 
 
+def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    finish(tmp_path / "run")
+    about, tensors = load_checkpoint(tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    for part in ("model.", "optimizer.", "random.torch", "random.data"):
+        kept = {key: value for key, value in tensors.items() if not key.startswith(part)}
+        training.save_file(kept, path, {"about": json.dumps(about)})
+        with pytest.raises(ValueError, match="is incomplete"):
+            trainer_at(tmp_path / "run")[0].resume()
+    for wrong in ([], None, {}, {**about, "configuration": "x"}, {**about, "step": "many"}):
+        training.save_file(tensors, path, {"about": json.dumps(wrong)})
+        with pytest.raises(ValueError, match="is damaged"):
+            trainer_at(tmp_path / "run")[0].resume()
+
+
+def test_the_last_metrics_are_on_disk_when_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the disk is slow."""
+    from labml.internal.tracker.writers.file import FileWriterThread
+
+    send = FileWriterThread._send
+    monkeypatch.setattr(FileWriterThread, "_send", lambda *args: (time.sleep(0.2), send(*args)))
+    finish(tmp_path / "run")
+    assert [step for step, _ in read_metrics(tmp_path / "run")["valid.loss"]] == [6, 12, 18, 24, 30]
+
+
 def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

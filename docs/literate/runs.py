@@ -36,7 +36,9 @@ def facts(record: Record) -> str:
         "Versions": versions,
         "Commit": f"`{(data.get('commit') or 'unknown')[:12]}`",
     }
-    return "| what | this run |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return "| what | this run |\n|---|---|\n" + "".join(
+        f"| {name} | {value} |\n" for name, value in rows.items()
+    )
 
 
 def curves(record: Record) -> str:
