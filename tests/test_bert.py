@@ -232,6 +232,17 @@ def test_padding_changes_nothing_for_the_tokens_beside_it() -> None:
         assert (alone - beside).abs().max() < 1e-6
 
 
+def test_the_lookup_of_padding_sends_no_gradient() -> None:
+    """Also where nobody gave an attention mask."""
+    torch.manual_seed(0)
+    model = BertModel(small())
+    ids = torch.randint(1, 50, (2, 6))
+    ids[:, 4:] = 0
+    model(ids).last_hidden_state.square().sum().backward()
+    used = model.embeddings.word_embeddings.weight.grad.abs().sum(1) > 0
+    assert used.nonzero().flatten().tolist() == sorted(set(ids[:, :4].flatten().tolist()))
+
+
 @pytest.mark.parametrize("attentions", [False, True])
 def test_a_row_of_padding_only_gives_finite_numbers_and_gradients(attentions: bool) -> None:
     torch.manual_seed(0)
