@@ -95,7 +95,8 @@ def page(browser: "sync_api.Browser") -> Iterator["sync_api.Page"]:
     [
         ("masked_fill", "labml_bert/mlm/"),
         ("plateau", "experiments/mlm_tiny/"),
-        ("tying", "labml_bert/mlm/"),
+        ("NSP", "labml_bert/nsp/"),
+        ("tied", "labml_bert/mlm/"),
     ],
 )
 def test_typing_in_the_search(server: str, page: "sync_api.Page", words: str, place: str) -> None:
