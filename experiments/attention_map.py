@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.mlm import MaskedLM
+from labml_bert.mlm_run import check_record
 from labml_bert.report import bad_input_ends_here, console, printable, shown
 from labml_bert.training import load_checkpoint
 
@@ -110,12 +111,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the weights as JSON")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
-        if options.record and not os.access(options.record.absolute().parent, os.W_OK):
-            raise ValueError(f"cannot write {options.record}; make its folder first, or choose another")
+        if options.record is not None:
+            check_record(options.record)
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         found = attention_map(model, tokenizer, options.text)
-        if options.record:
+        if options.record is not None:
             write_record(options.record, found, load_checkpoint(run_path)[0])
     console.print(f"\n  model {shown(run_path)}\n", style="dim", markup=False)
     print_map(found)
