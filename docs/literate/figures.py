@@ -119,16 +119,16 @@ def quotable(
         return figure.replace("</figcaption>", f" {provenance(chosen)}</figcaption>")
 
     def provenance(chosen: list[Record]) -> str:
-        parts = []
+        # Runs of one day, machine and commit share one line.
+        groups: dict[str, list[str]] = {}
         for one in chosen:
             target = f"{relative(page, 'experiments/' + one.data['experiment'])}#run-{one.name}"
             commit = (one.data.get("commit") or "unknown")[:7]
-            stale = age(one, sources).replace("`", "")
-            mark = f' <em class="stale">{html.escape(stale)}</em>' if stale else ""
-            parts.append(
-                f'<a href="{target}">{html.escape(one.name)}</a>: {one.data["date"]}, '
-                f"{html.escape(one.machine())}, commit {commit}.{mark}"
-            )
+            # What has changed since stands on the page of the run.
+            mark = ' <em class="stale">Older than its code.</em>' if age(one, sources) else ""
+            facts = f"{one.data['date']}, {html.escape(one.machine())}, commit {commit}.{mark}"
+            groups.setdefault(facts, []).append(f'<a href="{target}">{html.escape(one.name)}</a>')
+        parts = [f"{', '.join(links)}: {facts}" for facts, links in groups.items()]
         return safe_in_markdown(f'<small class="provenance">{" ".join(parts)}</small>')
 
     def made_by(*names: str) -> str:
