@@ -124,8 +124,9 @@ def quotable(
         for one in chosen:
             target = f"{relative(page, 'experiments/' + one.data['experiment'])}#run-{one.name}"
             commit = (one.data.get("commit") or "unknown")[:7]
-            # What has changed since stands on the page of the run.
-            mark = ' <em class="stale">Older than its code.</em>' if age(one, sources) else ""
+            # Which files have changed since stands on the page of the run.
+            stale = age(one, sources).partition(":")
+            mark = f' <em class="stale">{stale[0].rstrip(".")}.</em>' if stale[0] else ""
             facts = f"{one.data['date']}, {html.escape(one.machine())}, commit {commit}.{mark}"
             groups.setdefault(facts, []).append(f'<a href="{target}">{html.escape(one.name)}</a>')
         parts = [f"{', '.join(links)}: {facts}" for facts, links in groups.items()]
