@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.mlm import MaskedLM
-from labml_bert.mlm_run import check_record
+from labml_bert.mlm_run import check_record, origin, write_whole
 from labml_bert.report import bad_input_ends_here, console, printable, shown
 from labml_bert.training import load_checkpoint
 
@@ -77,15 +75,11 @@ def print_map(found: dict[str, Any], top: int = 3) -> None:
 
 def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
     """The map as JSON, with the configuration of the run that made the model."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    ).stdout.strip()
     configuration = about["configuration"]
     record = {
         "experiment": "attention_map",
         "command": f"python experiments/attention_map.py --record {path.name}",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": commit or None,
+        **origin(),
         # A path says where the file was on somebody's machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": about["step"], "seconds": about["seconds"]},
@@ -98,9 +92,7 @@ def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> No
         },
         "result": found,
     }
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(record, separators=(",", ":")))
 
 
 def main(argv: list[str] | None = None) -> None:

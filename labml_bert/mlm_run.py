@@ -424,9 +424,6 @@ def write_record(
 
     A result with all that somebody needs to doubt or repeat it. Pages and charts quote these files.
     """
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    ).stdout.strip()
     gpu = torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else None
     packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
     # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
@@ -440,8 +437,7 @@ def write_record(
     record: dict[str, Any] = {
         "experiment": options.experiment,
         "command": shlex.join(["python", f"experiments/{options.experiment}.py", *words]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": commit or None,
+        **origin(),
         "configuration": configuration,
         "corpus": {
             "name": parts.corpus.name,
@@ -470,6 +466,19 @@ def write_record(
             "wall_seconds": wall_seconds,
         },
     }
+    write_whole(path, json.dumps(record, indent=1))
+
+
+def origin() -> dict[str, str | None]:
+    """When a record is made, and from which commit, if git knows."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    ).stdout.strip()
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a record under another name and renames it, so that a half-written one is never read."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.write_text(text + "\n", encoding="utf-8")
     os.replace(part, path)

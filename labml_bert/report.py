@@ -47,9 +47,7 @@ def bad_input_ends_here() -> Iterator[None]:
     except (ValueError, OSError, OverflowError) as error:
         fail(error)
     except RuntimeError as error:
-        if "alloc" not in str(error):
-            raise
-        fail("these sizes need more memory than there is; choose smaller ones")
+        fail_for_memory(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -70,15 +68,20 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
     except (NonFiniteLossError, OSError) as error:
         fail(error)
     except RuntimeError as error:
-        if "alloc" not in str(error):
-            raise
-        fail("a step needs more memory than there is; choose a smaller model or batch")
+        fail_for_memory(error)
 
 
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2."""
     print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
     raise SystemExit(2) from None
+
+
+def fail_for_memory(error: RuntimeError) -> NoReturn:
+    """PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours."""
+    if "alloc" not in str(error):
+        raise error
+    fail("these sizes need more memory than there is; choose a smaller model or batch")
 
 
 def shown(path: Path) -> str:
