@@ -22,8 +22,8 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
-from labml_bert.mlm import MaskedLM
 from labml_bert.mlm_run import check_record, origin, write_whole
+from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, printable, shown
 from labml_bert.training import load_checkpoint
 
@@ -31,7 +31,7 @@ TEXT = "Return a copy of the [MASK]ist."
 
 
 @torch.no_grad()
-def attention_map(model: MaskedLM, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     """
     ## One pass
 
@@ -43,7 +43,7 @@ def attention_map(model: MaskedLM, tokenizer: Tokenizer, text: str) -> dict[str,
     answers: list[list[Guess]] = fill_mask(model, tokenizer, text)
     encoding = tokenizer.encode(text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
-    attentions = model.encoder(input_ids, output_attentions=True).attentions
+    attentions = model.bert(input_ids, output_attentions=True).attentions
     weights = torch.stack(attentions)[:, 0]  # (L, H, T, T)
     mask = tokenizer.token_to_id("[MASK]")
     return {

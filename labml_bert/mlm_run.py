@@ -25,9 +25,9 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import Corpus, load_corpus
 from labml_bert.curriculum import Curriculum, parse_schedule
-from labml_bert.fill_mask import build_model
 from labml_bert.floors import Floor, floors
 from labml_bert.mlm import IGNORE, MaskedLMOutput, TokenMasker, masked_accuracy
+from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import (
     ProgressLine,
     bad_input_ends_here,
@@ -217,7 +217,7 @@ class Parts:
         self.held_out = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
         if (self.held_out.labels == IGNORE).all():
             raise ValueError("the held-out text has no token of the vocabulary to predict; give more text")
-        self.model = build_model(self.config)
+        self.model = BertForMaskedLM(self.config)
         # What decides the run, with what it met: a text that changed since is not the same run.
         self.configuration = {
             **asdict(options),
