@@ -12,8 +12,6 @@ what it takes are the values, and those are not in this picture.
 import argparse
 import json
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,9 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
-from labml_bert.mlm_run import check_record, origin, write_whole
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, printable, shown
+from labml_bert.run import check_record, hardware, origin, versions, write_whole
 from labml_bert.training import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
@@ -83,13 +81,8 @@ def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> No
         # A path says where the file was on somebody's machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": about["step"], "seconds": about["seconds"]},
-        "versions": {"python": platform.python_version(), "torch": version("torch")},
-        "hardware": {
-            "device": "cpu",
-            "name": torch.cpu.get_capabilities().get("cpu_name"),
-            "cores": os.cpu_count(),
-            "precision": "float32",
-        },
+        "versions": versions(),
+        "hardware": hardware(torch.device("cpu"), "float32"),
         "result": found,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))

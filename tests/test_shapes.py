@@ -71,7 +71,9 @@ def run_nsp(checker: Checker) -> None:
 
 def run_curriculum(checker: Checker) -> None:
     m = checker.module
-    m.Curriculum(torch.arange(100), m.parse_schedule(f"{T}"), B * T, 11, torch.Generator()).batch(0.5)
+    for frame in (None, (1, 2)):
+        stages = m.parse_schedule(f"{T}")
+        m.Curriculum(torch.arange(100), stages, B * T, 11, torch.Generator(), frame).batch(0.5)
 
 
 def run_floors(checker: Checker) -> None:
