@@ -6,6 +6,7 @@ From a text to a trained model: the parts of this package in the order in which 
 and the values that suit it.
 """
 
+import string
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 
@@ -61,6 +62,7 @@ HELP = {
     "schedule": "lengths of the sequences in turn; 16:1,128:3 gives 128 three times the share",
     "batch_tokens": "tokens in a step, at every length",
 }
+SIGNS = {*string.punctuation, *string.digits}
 UNITS = {"char": "characters", "word": "words", "wordpiece": "word pieces"}
 
 
@@ -94,7 +96,7 @@ class MaskedLMJob:
         if options.tokenizer == "word":
             self.tokenizer = word_tokenizer(self.corpus.train, options.vocab_size)
         elif options.tokenizer == "wordpiece":
-            self.tokenizer = wordpiece_tokenizer(self.corpus.train, options.vocab_size)
+            self.tokenizer = wordpiece_tokenizer(self.corpus.train, options.vocab_size, lowercase=False)
         else:
             self.tokenizer = character_tokenizer(self.corpus.train)
         self.special_ids = special_token_ids(self.tokenizer)
@@ -139,9 +141,7 @@ class MaskedLMJob:
         self.marks = [
             (min(end, 1.0), f"length {stage.length}") for end, stage in zip(shares, stages, strict=True)
         ]
-        self.example = (
-            "The function ret[MASK]rns a list." if options.tokenizer == "char" else "this is the [MASK] of"
-        )
+        self.example = example(self.corpus.valid, letters=options.tokenizer == "char")
         self.configuration = {
             **asdict(options),
             "corpus_sha256": self.corpus.sha256,
@@ -241,6 +241,23 @@ class MaskedLMJob:
 
     def conclude(self, result: dict[str, float]) -> None:
         """The table says it all."""
+
+
+def example(texts: list[str], letters: bool) -> str:
+    """
+    A line of the text with its middle word hidden, or, for a model of characters and for a script without
+    blanks, one letter of it.
+    """
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
+    # Long enough to say something, short enough for a line of the terminal; no quotes for the shell to mind.
+    fitting = [line for line in lines if 30 <= len(line) <= 60 and not SIGNS & {*line}]
+    line = min(fitting or lines, key=lambda line: abs(len(line) - 45))
+    words = line.split(" ")
+    middle = len(words) // 2
+    if letters or len(words) < 4:
+        at = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        return f"{line[:at]}[MASK]{line[at + 1 :]}"
+    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
 
 
 def main(defaults: Options, question: str, argv: list[str] | None = None) -> None:

@@ -106,7 +106,7 @@ class BertPreTrainedModel(nn.Module):
         """
         Makes room for `vocab_size` tokens, or takes it away from the last ones. New rows start as an
         untrained model's. The bias of the head, if there is one, follows; one that stays behind is the
-        [known fault](https://github.com/huggingface/transformers/issues/4153) of such code.
+        [known fault](https://github.com/huggingface/transformers/issues/2480) of such code.
 
         Raises `ValueError` where nothing would be left, or the padding token would go.
         """
