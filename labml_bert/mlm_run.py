@@ -6,7 +6,6 @@ From a text to a trained model: the parts of this package in the order in which 
 and the values that suit it.
 """
 
-import string
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 
@@ -20,7 +19,7 @@ from labml_bert.floors import Floor, floors
 from labml_bert.mlm import IGNORE, MaskedLMOutput, TokenMasker, masked_accuracy
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import console, filled_lines
-from labml_bert.run import RunOptions, parse, run
+from labml_bert.run import RunOptions, example, parse, run
 from labml_bert.tokenizers import (
     SPECIAL_TOKENS,
     character_tokenizer,
@@ -62,7 +61,6 @@ HELP = {
     "schedule": "lengths of the sequences in turn; 16:1,128:3 gives 128 three times the share",
     "batch_tokens": "tokens in a step, at every length",
 }
-SIGNS = {*string.punctuation, *string.digits}
 UNITS = {"char": "characters", "word": "words", "wordpiece": "word pieces"}
 
 
@@ -241,23 +239,6 @@ class MaskedLMJob:
 
     def conclude(self, result: dict[str, float]) -> None:
         """The table says it all."""
-
-
-def example(texts: list[str], letters: bool) -> str:
-    """
-    A line of the text with its middle word hidden, or, for a model of characters and for a script without
-    blanks, one letter of it.
-    """
-    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
-    # Long enough to say something, short enough for a line of the terminal; no quotes for the shell to mind.
-    fitting = [line for line in lines if 30 <= len(line) <= 60 and not SIGNS & {*line}]
-    line = min(fitting or lines, key=lambda line: abs(len(line) - 45))
-    words = line.split(" ")
-    middle = len(words) // 2
-    if letters or len(words) < 4:
-        at = len(" ".join(words[:middle])) + len(words[middle]) // 2
-        return f"{line[:at]}[MASK]{line[at + 1 :]}"
-    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
 
 
 def main(defaults: Options, question: str, argv: list[str] | None = None) -> None:

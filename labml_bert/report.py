@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
 from labml_bert.floors import Floor
@@ -175,27 +175,27 @@ def filled_lines(
     as in colour. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     hidden, blank, right, wrong = "_~+x" if plain() else "▁␣✓✗"
-    # A tokenizer with no decoder of its own puts a blank between two tokens.
-    gap = " " if tokenizer.decoder is None else ""
+    # Characters stand side by side; a tokenizer of words or of their pieces lost the blanks.
+    spaced = not isinstance(tokenizer.decoder, decoders.Fuse)
     above, answers, marks = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
-        seen, said = (
-            printable(tokenizer.id_to_token(i)) for i in (token if label == IGNORE else label, guess)
-        )
+        name, answer = (tokenizer.id_to_token(i) for i in (token if label == IGNORE else label, guess))
+        gap = " " if spaced and above.plain.strip() and not (name or "").startswith("##") else ""
+        seen, said = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
         if label == IGNORE:
-            said = mark = " " * len(seen)
+            said = mark = ""
             style = ""
         else:
             style = "bold green" if guess == label else "bold red"
             mark = right if guess == label else wrong
             said = said.replace(" ", blank)
             seen = hidden * max(len(seen), len(said))
-        size = len(seen)
+        size = len(gap) + len(seen)
         if len(above) + size > width:
             break
-        above.append(seen + gap)
-        answers.append(said.ljust(size) + gap, style)
-        marks.append(mark.ljust(size) + gap, style)
+        above.append(gap + seen)
+        answers.append((gap + said).ljust(size), style)
+        marks.append((gap + mark).ljust(size), style)
     return [above, answers, marks]
 
 

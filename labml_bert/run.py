@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shlex
+import string
 import subprocess
 import time
 from collections.abc import Callable
@@ -187,6 +188,23 @@ def parse(
                 )
             defaults = replace(defaults, **{key: value for key, value in saved.items() if key in names})
         return replace(defaults, **explicit), given
+
+
+def example(texts: list[str], letters: bool) -> str:
+    """
+    A line of the text with its middle word hidden, or, for a model of characters and for a script without
+    blanks, one letter of it.
+    """
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
+    # Long enough to say something, short enough for a line of the terminal; no quotes for the shell to mind.
+    fitting = [line for line in lines if 30 <= len(line) <= 60 and not {*string.punctuation, *string.digits} & {*line}]
+    line = min(fitting or lines, key=lambda line: abs(len(line) - 45))
+    words = line.split(" ")
+    middle = len(words) // 2
+    if letters or len(words) < 4:
+        at = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        return f"{line[:at]}[MASK]{line[at + 1 :]}"
+    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
 
 
 def new_run_path(runs: Path, experiment: str) -> Path:
