@@ -3,18 +3,20 @@ r"""
 
 A model reads ids, not text. What one id stands for is a choice: a character, a word, or a piece of
 a word. Characters give a vocabulary of about a hundred and long sequences; words give thousands of
-ids and short sequences, and no id at all for a word that was never seen.
+ids and short sequences, and no id at all for a word that was never seen. Pieces of words are between
+the two, and are what BERT used.
 
 Each function here returns a `Tokenizer` of Hugging Face
 [tokenizers](https://huggingface.co/docs/tokenizers), fitted to the text that it is given. It is saved
 as one JSON file, `tokenizer.json`, that `transformers` also reads.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 # The names of the original. `[PAD]` is 0, as `BertConfig.pad_token_id` expects.
@@ -62,21 +64,67 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
 
 def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase: bool = True) -> Tokenizer:
-    """Word pieces, trained on `texts`."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    """
+    ## Pieces of words
+
+    Frequent words are one token, a rare one is several: `un`, `##usual`. `##` marks a piece that goes on
+    with a word. Each character is a piece too, in the places where it was seen, so `[UNK]` is rare.
+
+    `lowercase` also takes the accents off, as the uncased BERT does; it turns `für` into `fur` and damages
+    scripts that write vowels as marks. Without it all marks stay. Chinese characters are words of their
+    own. All of `texts` is held in memory; give a sample of a large corpus.
+
+    The result puts `[CLS]` and `[SEP]` around a text that it encodes, unless told
+    `add_special_tokens=False`.
+
+    Raises `ValueError` where there is no text, or `vocab_size` does not hold the alphabet: the special
+    tokens, each character that begins a word and, with its `##`, each that goes on with one.
+
+    Source: [Japanese and Korean voice search](https://research.google/pubs/japanese-and-korean-voice-search/)
+    for the method; `BasicTokenizer` in `tokenization.py` of
+    [google-research/bert](https://github.com/google-research/bert) for what a word is.
+    """
+    texts = list(texts)
+    specials = list(SPECIAL_TOKENS)
+    pieces = train_wordpiece(texts, 0, lowercase, specials)
+    # The library numbers `##` characters in an order that changes from run to run, and equally good
+    # merges go by number. So the alphabet is learned first, sorted, and given fixed numbers.
+    alphabet = sorted(pieces.keys() - {*specials})
+    if not alphabet:
+        raise ValueError("there is no text to learn a vocabulary from; give text")
+    if vocab_size < len(specials) + len(alphabet):
+        raise ValueError(
+            f"vocab_size {vocab_size} does not hold the alphabet of this text, {len(alphabet)} pieces and "
+            f"{len(specials)} special tokens; raise it to {len(specials) + len(alphabet)} at least"
+        )
+    vocab = train_wordpiece(texts, vocab_size, lowercase, specials + alphabet)
+    tokenizer = untrained_wordpiece(vocab, lowercase)
+    tokenizer.add_special_tokens(specials)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
     )
-    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes `tokenizer.json`."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
+    """The parts around a WordPiece model, as the original has them."""
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def train_wordpiece(texts: list[str], vocab_size: int, lowercase: bool, first: list[str]) -> dict[str, int]:
+    """A vocabulary that begins with `first`. With `vocab_size` 0 only the alphabet is added to them."""
+    tokenizer = untrained_wordpiece({}, lowercase)
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.get_vocab(with_added_tokens=False)
 
 
 def special_token_ids(tokenizer: Tokenizer) -> list[int]:
@@ -97,7 +145,8 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     # Pieces of a few thousand characters let the library use all cores, and keep its bookkeeping of
     # offsets small. A piece ends at a line end, so no word is cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
-    ids = [i for encoding in tokenizer.encode_batch_fast(pieces) for i in encoding.ids]
+    encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+    ids = [i for encoding in encodings for i in encoding.ids]
     tokenizer.encode_special_tokens = was
     return torch.tensor(ids, dtype=torch.int64)
 
@@ -128,3 +177,30 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if missing:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """
+    ## For `transformers` too
+
+    Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece `vocab.txt`, one piece a line.
+    `AutoTokenizer.from_pretrained(folder)` then gives the same ids. A WordPiece tokenizer loads as
+    `BertTokenizer`, which builds itself anew from the vocabulary and the settings in the second file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if isinstance(tokenizer.model, models.WordPiece):
+        normalizer = json.loads(tokenizer.to_str())["normalizer"]
+        config |= {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
+        pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in pieces), encoding="utf-8")
+    text = json.dumps(config, indent=2)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
