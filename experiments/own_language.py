@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         "What suits this text",
         {
             "vocabulary": f"{options.vocab_size:,}, a piece for {CHARACTERS_A_PIECE} characters or more",
-            "model": f"{options.num_hidden_layers} layers, {options.hidden_size} wide; it grows with the text",
+            "model": f"{options.num_hidden_layers} layers, {options.hidden_size} wide, growing with the text",
             "training": passes if options.steps else f"{options.minutes:g} minutes, as asked",
         },
     )

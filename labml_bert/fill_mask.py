@@ -71,7 +71,7 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    encoding = tokenizer.encode(text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
     mask = tokenizer.token_to_id("[MASK]")
     places = [place for place, token in enumerate(encoding.ids) if token == mask]

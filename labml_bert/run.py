@@ -197,7 +197,11 @@ def example(texts: list[str], letters: bool) -> str:
     """
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
     # Long enough to say something, short enough for a line of the terminal; no quotes for the shell to mind.
-    fitting = [line for line in lines if 30 <= len(line) <= 60 and not {*string.punctuation, *string.digits} & {*line}]
+    fitting = [
+        line
+        for line in lines
+        if 30 <= len(line) <= 60 and not {*string.punctuation, *string.digits} & {*line}
+    ]
     line = min(fitting or lines, key=lambda line: abs(len(line) - 45))
     words = line.split(" ")
     middle = len(words) // 2
