@@ -247,10 +247,9 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
 def wikitext(name: str) -> Corpus:
     """WikiText through Hugging Face `datasets`, with its own split; a document is an article."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ValueError(f"{name} comes through Hugging Face; run: pip install datasets") from None
+    # Takes seconds, and no other corpus needs it.
+    from datasets import load_dataset
+
     try:
         parts = load_dataset("Salesforce/wikitext", WIKITEXT[name])
     except Exception as error:

@@ -445,7 +445,9 @@ def open_dataset(folder: Path) -> "Dataset":
         fits = False
     if not fits:
         raise ValueError(f"the files in {folder} are not those that {MANIFEST} names; {remedy}")
-    from datasets import Dataset
+    from datasets import Dataset, disable_progress_bars
 
+    # They would stand in the middle of what a run says, and it takes less than a second.
+    disable_progress_bars()
     files = [str(folder / part["name"]) for part in parts]
     return Dataset.from_parquet(files, cache_dir=str(folder / "arrow" / digest[:16]))

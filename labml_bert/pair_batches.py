@@ -99,7 +99,7 @@ class PairCollator:
 
         Raises `ValueError` for rows longer than `length`, and for masked rows where `masking` was given.
         """
-        lengths = torch.from_numpy(rows["tokens"].combine_chunks().value_lengths().to_numpy())  # (B)
+        lengths = torch.tensor(rows["tokens"].combine_chunks().value_lengths().to_numpy())  # (B)
         T = self.length or int(lengths.max())
         if int(lengths.max()) > T:
             raise ValueError(f"a row has {int(lengths.max())} tokens and length is {T}; raise length")
@@ -117,9 +117,7 @@ class PairCollator:
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": padded(rows["segment_ids"], T, 0),
-            "next_sentence_label": torch.from_numpy(
-                rows["is_random_next"].to_numpy().astype(np.int64, copy=False)
-            ),
+            "next_sentence_label": torch.tensor(rows["is_random_next"].to_numpy()).long(),
             "labels": labels,
         }
 

@@ -300,14 +300,6 @@ def test_a_download_that_fails_is_bad_input_too(
     assert not (tmp_path / "logs").exists()
 
 
-def test_wikitext_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(SystemExit) as stopped:
-        main_in_process(monkeypatch, tmp_path, "--corpus", "wikitext-2")
-    assert stopped.value.code == 2
-    assert "pip install datasets" in capsys.readouterr().err
-
-
 def test_resume_with_other_options_or_another_text_is_refused(corpus_file: Path, tmp_path: Path) -> None:
     run("--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()

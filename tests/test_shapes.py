@@ -1,15 +1,17 @@
 """Every shape comment is true on the line it stands on, and a wrong one would be found."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from datasets import Dataset
 from shape_check import Checker, ShapeError, shape_comments, short_loops
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.tokenizers import character_tokenizer
+from labml_bert.tokenizers import character_tokenizer, wordpiece_tokenizer
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
 # All different, so that no letter can stand for another.
@@ -94,6 +96,30 @@ def run_pretraining(checker: Checker) -> None:
     m.BertForPreTraining(sizes())(ids, ids, torch.zeros(B, dtype=torch.long))
 
 
+def run_pair_batches(checker: Checker) -> None:
+    m = checker.module
+    tokenizer = wordpiece_tokenizer(["ab abc b. c"], 20)
+    rows = {
+        "tokens": [[2, *[8] * (T - 3 - b), 3, 9, 3] for b in range(B)],
+        "segment_ids": [[0] * (T - 1 - b) + [1, 1] for b in range(B)],
+        "is_random_next": [False] * B,
+    }
+    generator = torch.Generator()
+    for masking in (None, m.Masking(whole_word_mask=True)):
+        collator = m.PairCollator(tokenizer, masking, T + 1, generator)
+        next(m.PairBatches(Dataset.from_dict(rows), collator, B, generator))
+    static = rows | {"masked_positions": [[1]] * B, "masked_labels": [[7]] * B}
+    next(m.PairBatches(Dataset.from_dict(static), m.PairCollator(tokenizer, length=T + 1), B, generator))
+
+
+def run_dataset(checker: Checker) -> None:
+    m = checker.module
+    arguments = m.DatasetArguments(static_masking=m.Masking())
+    tokenizer = wordpiece_tokenizer(["ab abc b. c"], 20)
+    with TemporaryDirectory() as folder:
+        m.build_dataset(["a b. c.", "c. ab. a."], tokenizer, Path(folder), arguments, 1)
+
+
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
@@ -101,6 +127,8 @@ SCENARIOS = {
     "pretraining.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
     "curriculum.py": (run_curriculum, {"B": B, "T": T}),
     "floors.py": (run_floors, {}),
+    "dataset.py": (run_dataset, {}),
+    "pair_batches.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
 }
 

@@ -1,8 +1,11 @@
 """Text to ids and back."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from tokenizers import Tokenizer
 
 from labml_bert.tokenizers import (
@@ -10,9 +13,11 @@ from labml_bert.tokenizers import (
     character_tokenizer,
     encode_corpus,
     load_tokenizer,
+    save_tokenizer,
     special_token_ids,
     split_lines,
     word_tokenizer,
+    wordpiece_tokenizer,
 )
 
 TEXT = "Ünïcode, tabs\tand\r\n line ends; [MASK] is text here. 日本語 🙂\n" * 400
@@ -77,3 +82,68 @@ def test_a_tokenizer_is_read_back_and_others_are_refused(tmp_path: Path) -> None
 
 def test_names_are_those_of_the_original() -> None:
     assert SPECIAL_TOKENS == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+TRICKY = [
+    "Ünïcode, tabs\tand\r\n line ends; [MASK] here. 日本語 नमस्ते 🙂 \u200b don't e-mail für İstanbul ﬁ ½ 한국어",
+    "##usual [CLS] [SEP] unseen zzzqqq",
+    "a" * 300,
+    "",
+]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_wordpiece_is_that_of_transformers(lowercase: bool, tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer([TEXT, *TRICKY] * 2, 300, lowercase)
+    save_tokenizer(tokenizer, tmp_path)
+    for kind in (transformers.AutoTokenizer, transformers.BertTokenizerFast):
+        theirs = kind.from_pretrained(tmp_path)
+        for text in TRICKY:
+            assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+        assert theirs("a b", "c")["input_ids"] == tokenizer.encode("a b", "c").ids
+        special = [theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id]
+        assert [*special, theirs.sep_token_id, theirs.mask_token_id] == [0, 1, 2, 3, 4]
+        assert len(theirs) == tokenizer.get_vocab_size()
+    assert (
+        load_tokenizer(tmp_path / "tokenizer.json").encode(TRICKY[0]).ids == tokenizer.encode(TRICKY[0]).ids
+    )
+    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n")[:5] == list(SPECIAL_TOKENS)
+
+
+def test_a_character_tokenizer_is_saved_for_transformers_too(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer([TEXT])
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(TRICKY[0])["input_ids"] == tokenizer.encode(TRICKY[0]).ids
+
+
+def test_a_corpus_gets_no_special_tokens() -> None:
+    tokenizer = wordpiece_tokenizer([TEXT], 200)
+    assert tokenizer.encode("tabs").tokens[:1] == ["[CLS]"]
+    assert not {0, 2, 3, 4} & {*encode_corpus(tokenizer, [TEXT]).tolist()}
+
+
+def test_accents_stay_where_case_does() -> None:
+    text = "für नमस्ते"
+    cased, uncased = (wordpiece_tokenizer([text], 100, lowercase) for lowercase in (False, True))
+    assert cased.decode(cased.encode(text).ids) == text
+    assert uncased.decode(uncased.encode(text).ids) != text
+
+
+def test_wordpiece_needs_room_for_the_alphabet() -> None:
+    with pytest.raises(ValueError, match="4 pieces and 5 special tokens; raise it to 9"):
+        wordpiece_tokenizer(["ab a c"], 8)
+    assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
+    with pytest.raises(ValueError, match="no text"):
+        wordpiece_tokenizer([])
+
+
+def test_wordpiece_is_the_same_in_every_process() -> None:
+    program = (
+        "import random; from labml_bert.tokenizers import wordpiece_tokenizer as w; r = random.Random(0)\n"
+        "t = [''.join(r.choice('abcdefgh ') for _ in range(300)) for _ in range(50)]\n"
+        "print(sorted(w(t, 200).get_vocab().items()))"
+    )
+    runs = {subprocess.run([sys.executable, "-c", program], capture_output=True).stdout for _ in range(3)}
+    assert len(runs) == 1
+    assert b"##" in runs.pop()
