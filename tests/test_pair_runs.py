@@ -151,7 +151,7 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
         (tmp_path / "text" / f"{part}.txt").write_text(made_language(1500), encoding="utf-8")
     out = run(
         "own_language",
-        *("--corpus", "text", *SMALL, "--steps=500", "--schedule=8,16", "--initializer-range=0.08"),
+        *("--corpus", "text", *SMALL, "--steps=1200", "--schedule=8,16", "--hidden-size=64"),
         cwd=tmp_path,
     )
     assert "What suits this text" in out
