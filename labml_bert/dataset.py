@@ -2,7 +2,7 @@ r"""
 # Sentence pairs on disk
 
 How does text that is larger than memory become training pairs? In shards. A shard is a group of
-documents of some megabytes. It is split into sentences, tokenised, made into pairs by `nsp.PairMaker`,
+documents of a million characters or more. It is split into sentences, tokenised, made into pairs by `nsp.PairMaker`,
 and written as one Parquet file. Worker processes make the shards side by side, and each depends
 only on its text, the arguments and the seed, so the result is the same for any number of them.
 
@@ -58,7 +58,7 @@ MANIFEST = "manifest.json"
 # To be raised when the same text and arguments would give other rows.
 FORMAT = 1
 # Text of a shard, in characters. A worker holds one shard, and another document is one of the same shard.
-SHARD_CHARACTERS = 2_000_000
+SHARD_CHARACTERS = 1_000_000
 
 # A lookbehind lets a run of dots be tried once, not again from each of its dots.
 SENTENCE_END = re.compile(
@@ -315,7 +315,7 @@ class Worker:
         assert written is not None
         return written
 
-    def encode(self, found: list[str], batch: int = 1000) -> Iterator[Sentence]:
+    def encode(self, found: list[str], batch: int = 256) -> Iterator[Sentence]:
         """The ids of each sentence; as an `array`, at four bytes a token instead of 36 in a list."""
         for start in range(0, len(found), batch):
             texts = found[start : start + batch]
