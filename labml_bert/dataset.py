@@ -2,9 +2,10 @@ r"""
 # Sentence pairs on disk
 
 How does text that is larger than memory become training pairs? In shards. A shard is a group of
-documents of a million characters or more. It is split into sentences, tokenised, made into pairs by `nsp.PairMaker`,
-and written as one Parquet file. Worker processes make the shards side by side, and each depends
-only on its text, the arguments and the seed, so the result is the same for any number of them.
+documents, a million characters together or more. It is split into sentences, tokenised, made into
+pairs by `nsp.PairMaker`, and written as one Parquet file. Worker processes make the shards side by
+side, and each depends only on its text, the arguments and the seed, so the result is the same for any
+number of them.
 
 A build can be killed at any moment. A file has its name only when it is whole, and says in itself what
 it was made of; the next build keeps those that fit. `manifest.json` is written last. Without it there is
@@ -132,8 +133,8 @@ def build_dataset(
     """
     ## Text to Parquet
 
-    `documents` may be a generator: only a few shards are held at a time. A document is never cut, so a
-    shard is at least as large as its largest. The number of `processes`, by default one for each core,
+    `documents` may be a generator: only a few shards are held at a time. A document is never cut, and
+    takes some thirty times its size in memory; split books into chapters. The number of `processes`, by default one for each core,
     changes nothing but the time; with 1 all is done in this one. With more, a script needs
     `if __name__ == "__main__":`, as workers import it.
 
