@@ -2,9 +2,10 @@ r"""
 # Sentence pairs on disk
 
 How does text that is larger than memory become training pairs? In shards. A shard is a group of
-documents of some megabytes. It is split into sentences, tokenised, made into pairs by `nsp.PairMaker`,
-and written as one Parquet file. Worker processes make the shards side by side, and each depends
-only on its text, the arguments and the seed, so the result is the same for any number of them.
+documents, a million characters together or more. It is split into sentences, tokenised, made into
+pairs by `nsp.PairMaker`, and written as one Parquet file. Worker processes make the shards side by
+side, and each depends only on its text, the arguments and the seed, so the result is the same for any
+number of them.
 
 A build can be killed at any moment. A file has its name only when it is whole, and says in itself what
 it was made of; the next build keeps those that fit. `manifest.json` is written last. Without it there is
@@ -58,7 +59,7 @@ MANIFEST = "manifest.json"
 # To be raised when the same text and arguments would give other rows.
 FORMAT = 1
 # Text of a shard, in characters. A worker holds one shard, and another document is one of the same shard.
-SHARD_CHARACTERS = 2_000_000
+SHARD_CHARACTERS = 1_000_000
 
 # A lookbehind lets a run of dots be tried once, not again from each of its dots.
 SENTENCE_END = re.compile(
@@ -132,8 +133,8 @@ def build_dataset(
     """
     ## Text to Parquet
 
-    `documents` may be a generator: only a few shards are held at a time. A document is never cut, so a
-    shard is at least as large as its largest. The number of `processes`, by default one for each core,
+    `documents` may be a generator: only a few shards are held at a time. A document is never cut, and
+    takes some thirty times its size in memory; split books into chapters. The number of `processes`, by default one for each core,
     changes nothing but the time; with 1 all is done in this one. With more, a script needs
     `if __name__ == "__main__":`, as workers import it.
 
@@ -315,7 +316,7 @@ class Worker:
         assert written is not None
         return written
 
-    def encode(self, found: list[str], batch: int = 1000) -> Iterator[Sentence]:
+    def encode(self, found: list[str], batch: int = 256) -> Iterator[Sentence]:
         """The ids of each sentence; as an `array`, at four bytes a token instead of 36 in a list."""
         for start in range(0, len(found), batch):
             texts = found[start : start + batch]

@@ -1,4 +1,4 @@
-"""Text to Parquet to tensors: the pairs in the file, what a kill leaves, batches against an oracle."""
+"""Text to Parquet to tensors: the pairs in the file, what a kill leaves, batches against a slow oracle."""
 
 import json
 import os
