@@ -134,9 +134,9 @@ def build_dataset(
     ## Text to Parquet
 
     `documents` may be a generator: only a few shards are held at a time. A document is never cut, and
-    takes some thirty times its size in memory; split books into chapters. The number of `processes`, by default one for each core,
-    changes nothing but the time; with 1 all is done in this one. With more, a script needs
-    `if __name__ == "__main__":`, as workers import it.
+    takes some twenty times its size in memory; split books into chapters. The number of `processes`, by
+    default one for each core, changes nothing but the time; with 1 all is done in this one. With more, a
+    script needs `if __name__ == "__main__":`, as workers import it.
 
     Files that an earlier build left in `folder` are kept where they are of the same text, tokenizer and
     arguments, and removed where not. Returns the manifest. The tokenizer is saved beside it.
