@@ -1,9 +1,10 @@
 r"""
 # What a bag of words knows
 
-Does a classifier need to read at all? For many tasks it is enough to know which words occur. A linear model on
-counts of words knows nothing of order or of meaning, and is often hard to beat with few labels. So it is
-the bar for `finetuning.py`, and it is given a fair chance: its one number is tuned as the network's is.
+Does a classifier need to read at all? For many tasks it is enough to know which words occur. A linear
+model on counts of words knows nothing of order or of meaning, and is often hard to beat with few labels.
+So it is the bar for `finetuning.py`, and it is given a fair chance: its one number is tuned as the
+network's is.
 
 A word counts the less, the more texts it occurs in, and the more slowly, the more often it is repeated
 (`tf` times in a text, in `df` of `N` texts):
@@ -12,7 +13,10 @@ $$x_w = (1 + \ln tf_w) \left(1 + \ln \frac{1 + N}{1 + df_w}\right), \qquad x \le
 
 This is TF-IDF. On top is a multinomial logistic regression, whose weights are kept small:
 
-$$\min_{W, b} \; -\frac1N \sum_i \log \operatorname{softmax}(W x_i + b)_{y_i} + \frac{\lambda}{2} \lVert W \rVert^2$$
+$$
+\min_{W, b} \; -\frac1N \sum_i \log \operatorname{softmax}(W x_i + b)_{y_i}
+  + \frac{\lambda}{2} \lVert W \rVert^2
+$$
 
 Letters for sizes: `N` texts, `W` words, `K` classes.
 """
@@ -35,8 +39,9 @@ def words(example: Example) -> list[str]:
     """
     ## The words
 
-    Runs of letters, digits and underscores, in lower case. Of two texts the words of each are marked, and those
-    that both have are counted a third time: what two bags share is the only thing that they say of each other.
+    Runs of letters, digits and underscores, in lower case. Of two texts the words of each are marked,
+    and those that both have are counted a third time: what two bags share is the only thing that they
+    say of each other.
     """
     first = re.findall(r"\w+", example.text.lower())
     if example.pair is None:
@@ -50,8 +55,8 @@ class BagOfWords:
     """
     ## The whole method
 
-    Fitted to `examples` when it is made. `classes` is their number, `penalty` the $\\lambda$ above. Words that no
-    example had are passed over in others.
+    Fitted to `examples` when it is made. `classes` is their number, `penalty` the $\\lambda$ above.
+    Words that no example had are passed over in others.
     """
 
     def __init__(self, examples: Sequence[Example], classes: int, penalty: float):
@@ -60,7 +65,9 @@ class BagOfWords:
         self.columns = {word: i for i, word in enumerate(sorted(seen))}
         self.idf = {word: 1 + math.log((1 + len(examples)) / (1 + df)) for word, df in seen.items()}
         # Twice the precision, for an optimum that does not depend on the order of a sum.
-        self.weight = torch.zeros(len(self.columns), classes, dtype=torch.float64, requires_grad=True)  # (W, K)
+        self.weight = torch.zeros(
+            len(self.columns), classes, dtype=torch.float64, requires_grad=True
+        )  # (W, K)
         self.bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)  # (K)
         labels = torch.tensor([example.label for example in examples])  # (N)
         x = self.features(counts)  # (N, W)
@@ -83,7 +90,7 @@ class BagOfWords:
         optimizer.step(closure)
 
     def features(self, counts: Sequence[Counter[str]]) -> Tensor:
-        """The rows $x$ of the texts with these counts of words, `(N, W)`; a sparse tensor, as nearly all is 0."""
+        """The rows $x$ of texts with these counts of words, `(N, W)`; sparse, as nearly all is 0."""
         rows, columns, values = [], [], []
         for row, count in enumerate(counts):
             found = {w: (1 + math.log(tf)) * self.idf[w] for w, tf in count.items() if w in self.columns}

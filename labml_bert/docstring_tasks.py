@@ -1,8 +1,8 @@
 """
 # Labelled texts that every Python carries
 
-Where do labels come from without a download? A docstring of the standard library has an address. Two tasks are
-made of that:
+Where do labels come from without a download? A docstring of the standard library has an address. Two
+tasks are made of that:
 
 - **package**: from which of 20 packages is this docstring? One text, 20 classes of unequal size.
 - **summary**: does this first line belong to that description? Two texts, two classes, half of each. By
@@ -12,10 +12,10 @@ made of that:
 
 A task made this easily leaks easily. What is done against it:
 
-- The name of a package in a text answers the question. Wherever one of the 20 stands as a word, in any text, or
-  opens a name like `XMLParser`, there is a `_` instead.
-- A docstring that repeats more than half of an earlier one is left out, so that none of the test has a near copy
-  in training, and none two answers.
+- The name of a package in a text answers the question. Wherever one of the 20 stands as a word, in any
+  text, or opens a name like `XMLParser`, there is a `_` instead.
+- A docstring that repeats more than half of an earlier one is left out, so that none of the test has a
+  near copy in training, and none two answers.
 - Pretraining on `python-docs` reads the held-in documents of the same library, without labels. The
   texts of **summary**'s test come from the held-out documents only. Those are too few for 20 packages, so
   **package** tests on them first and fills up with texts that pretraining has seen; each says which it is.
@@ -68,8 +68,8 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     ## Each text once
 
-    All docstrings of at least `fewest_words` words, but those that repeat an earlier one: of all the runs of three
-    words that the two have, more than half are in both.
+    All docstrings of at least `fewest_words` words, but those that repeat an earlier one: of all the
+    runs of three words that the two have, more than half are in both.
     """
     corpus = load_corpus("python-docs")
     trained_on = {part.strip() for document in corpus.train for part in document.split("\n\n")}
@@ -95,7 +95,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
 
 
 def without_names(text: str, names: Sequence[str]) -> str:
-    """`text` with a `_` for each of `names`, where it is a word or opens one: `email.`, `Email`, `EMAILParser`."""
+    """`text` with a `_` for each of `names` that is a word or opens one: `email.`, `Email`, `XMLParser`."""
     spelled = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
     longest_first = "|".join(sorted(map(re.escape, spelled), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
@@ -105,8 +105,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     """
     ## Which package?
 
-    The `classes` packages with the most docstrings. Of each a quarter is the test, unseen texts first. Both parts
-    are in an order that is random and always the same.
+    The `classes` packages with the most docstrings. Of each a quarter is the test, unseen texts first.
+    Both parts are in an order that is random and always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)
@@ -131,8 +131,9 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     ## Does the summary fit?
 
-    The first paragraph of a docstring and the rest of it. In each module half of them, by lot, pass their
-    rests around among themselves. So each part occurs once, and neither says anything alone. The test is all unseen.
+    The first paragraph of a docstring and the rest of it. In each module half of them, by lot, pass
+    their rests around among themselves. So each part occurs once, and neither says anything alone. The
+    test is all unseen.
     """
     generator = random.Random(0)
     by_module: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)

@@ -12,8 +12,8 @@ from what the encoder learned of plain text, and that is why few labels can do.
 A text may have two parts. They go in as in pretraining, `[CLS] A [SEP] B [SEP]`, and the token types tell
 them apart. Whatever a task asks of two texts, the same layer answers.
 
-Letters for sizes: `B` texts in the batch, `T` tokens in the longest, `D` hidden size, `K` classes, `N` texts in
-all.
+Letters for sizes: `B` texts in the batch, `T` tokens in the longest, `D` hidden size, `K` classes, `N`
+texts in all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,8 @@ class BertForSequenceClassification(BertPreTrainedModel):
     """
     ## Encoder and classifier
 
-    `labels` are the names of the classes, in the order of the scores. They stand in `config.json`, so a folder
-    says by itself what its answers mean.
+    `labels` are the names of the classes, in the order of the scores. They stand in `config.json`, so a
+    folder says by itself what its answers mean.
 
     Put on a pretrained folder with
 
@@ -75,8 +75,8 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
         """
-        `input_ids` is `(B, T)`, `labels` `(B)`; `inputs` are those of `BertModel.forward`. The loss is the mean
-        over the batch.
+        `input_ids` is `(B, T)`, `labels` `(B)`; `inputs` are those of `BertModel.forward`. The loss is
+        the mean over the batch.
         """
         pooled = self.bert(input_ids, **inputs).pooler_output  # (B, D)
         logits = self.classifier(self.dropout(pooled)).float()  # (B, K)
@@ -131,8 +131,9 @@ def encode_examples(
     """
     ## Texts to ids
 
-    `[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`, of at most `max_length` tokens, the special ones counted. What
-    is too long loses its end, of two parts always the longer one. The label takes the place of *is next*.
+    `[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`, of at most `max_length` tokens, the special ones
+    counted. What is too long loses its end, of two parts always the longer one. The label takes the
+    place of *is next*.
 
     Raises `ValueError` where `max_length` leaves no room.
     """
@@ -162,8 +163,8 @@ def batches(rows: Sequence[SentencePair], batch_size: int, generator: torch.Gene
     ## Batches of similar length
 
     The indices of all rows, each once, in random batches. A batch is padded to its longest row, and a
-    padded place costs as much as a token. So of every eight batches the rows are sorted by length before they are
-    cut. Sorting all of them would put the same texts together in every epoch.
+    padded place costs as much as a token. So of every eight batches the rows are sorted by length before
+    they are cut. Sorting all of them would put the same texts together in every epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
     cut = []
@@ -199,8 +200,8 @@ def fine_tune(
     - The rate. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. A model of a few millions needs
       more: the [compact BERTs](https://arxiv.org/abs/1908.08962) were tuned with up to 3e-4, and ours are
       smaller still and were pretrained at 1e-3 and above. So there is no default; choose it with `choose`.
-    - `fewest_steps`. Three epochs of 100 texts are a dozen steps, in which nothing can be learned. Going on for
-      longer makes fine-tuning on few texts [stable](https://arxiv.org/abs/2006.04884).
+    - `fewest_steps`. Three epochs of 100 texts are a dozen steps, in which nothing can be learned. Going
+      on for longer makes fine-tuning on few texts [stable](https://arxiv.org/abs/2006.04884).
     - Adam corrects its bias. That the original left it out is the other half of the same finding.
 
     Returns the loss of each step, in nats. The model is in eval mode after.
@@ -208,7 +209,9 @@ def fine_tune(
     Raises `ValueError` where there are no rows or a number makes no sense.
     """
     if not rows or batch_size < 1 or epochs < 1:
-        raise ValueError(f"{len(rows)} texts, batch_size {batch_size}, epochs {epochs}; each must be at least 1")
+        raise ValueError(
+            f"{len(rows)} texts, batch_size {batch_size}, epochs {epochs}; each must be at least 1"
+        )
     device = model.classifier.weight.device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), fewest_steps)
@@ -220,7 +223,9 @@ def fine_tune(
     while len(losses) < steps:
         for batch in batches(rows, batch_size, generator):
             trainer.set_rate()
-            losses.append(trainer.train_step(batch_of([rows[i] for i in batch], device), lambda _: {})["loss"])
+            losses.append(
+                trainer.train_step(batch_of([rows[i] for i in batch], device), lambda _: {})["loss"]
+            )
             trainer.step += 1
             if trainer.step == steps:
                 break
@@ -232,7 +237,7 @@ def fine_tune(
 def predict(
     model: BertForSequenceClassification, rows: Sequence[SentencePair], batch_size: int = 64
 ) -> Tensor:
-    """The scores of each row, `(N, K)`, on the CPU; computed in order of length, so that little is padding."""
+    """The scores of each row, `(N, K)`, on the CPU. They are computed by length: little is padding then."""
     was_training = model.training
     model.eval()
     device = model.classifier.weight.device
@@ -258,8 +263,8 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     r"""
     ## Right, and right in each class
 
-    `logits` is `(N, K)`, `labels` `(N)`. For one class, with `tp` its hits, `fp` its false alarms and `fn` what it
-    missed, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
+    `logits` is `(N, K)`, `labels` `(N)`. For one class, with `tp` its hits, `fp` its false alarms and
+    `fn` what it missed, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
     """
     guesses = logits.argmax(-1)  # (N)
     f1 = []

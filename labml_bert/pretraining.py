@@ -79,7 +79,11 @@ class BertPreTrainedModel(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
+        config: dict[str, Any] = {
+            "architectures": [type(self).__name__],
+            "model_type": "bert",
+            "hidden_act": "gelu",
+        }
         config |= asdict(self.config) | self.more_config()
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         # Each parameter once: a tied one under the name of its owner.
