@@ -141,7 +141,7 @@ def python_documents() -> Iterator[tuple[str, str]]:
     ## The text every Python carries
 
     Yields `(name, text)`, first the topics of `help()`, then one document a module of the standard
-    library: its docstrings, one after another. A paragraph that was seen before is left out, or the
+    library. A paragraph that was seen before is left out, or the
     held-out documents would contain copies: `turtle` documents each method twice, `posixpath` and
     `ntpath` share most of theirs.
     """
@@ -157,14 +157,20 @@ def python_documents() -> Iterator[tuple[str, str]]:
 
     for topic, text in sorted(topics.items()):
         yield f"topic {topic}", fresh([text])
+    for name, docstrings in module_docstrings():
+        yield name, fresh(docstrings)
+
+
+def module_docstrings() -> Iterator[tuple[str, Iterator[str]]]:
+    """Each module of the standard library and its docstrings, one after another; no one is left out."""
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
         # Packages of others, tests, and tables of code points are not prose.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
-            yield "/".join(parts), fresh(source_docstrings(file))
+            yield "/".join(parts), source_docstrings(file)
     for name in sorted(sys.stdlib_module_names):
-        yield f"compiled {name}", fresh(compiled_docstrings(name))
+        yield f"compiled {name}", compiled_docstrings(name)
 
 
 def source_docstrings(file: Path) -> Iterator[str]:

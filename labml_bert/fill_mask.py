@@ -50,13 +50,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
         fill(model, part_of(tensors, "model."), folder / CHECKPOINT)
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    if tokenizer.get_vocab_size() != model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer in {folder} has {tokenizer.get_vocab_size()} tokens, the model "
-            f"{model.config.vocab_size}; they do not belong together"
-        )
-    return model.eval(), tokenizer
+    return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
 
 
 @torch.no_grad()

@@ -68,6 +68,10 @@ class BertPreTrainedModel(nn.Module):
         self.config = config
         self.bert = BertModel(config, add_pooling_layer)
 
+    def more_config(self) -> dict[str, Any]:
+        """What `config.json` has to say beside the sizes."""
+        return {}
+
     def save_pretrained(self, folder: Path | str) -> None:
         """
         Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is
@@ -75,8 +79,13 @@ class BertPreTrainedModel(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
-        text = json.dumps({**config, **asdict(self.config)}, indent=2, sort_keys=True) + "\n"
+        config: dict[str, Any] = {
+            "architectures": [type(self).__name__],
+            "model_type": "bert",
+            "hidden_act": "gelu",
+        }
+        config |= asdict(self.config) | self.more_config()
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         # Each parameter once: a tied one under the name of its owner.
         tensors = {name: p.detach().cpu().contiguous() for name, p in self.named_parameters()}
         for name, write in {
@@ -157,12 +166,11 @@ def fill(model: BertPreTrainedModel, found: dict[str, Tensor], path: Path, fresh
             wanted[name].copy_(found[name])
 
 
-def read_config(folder: Path) -> BertConfig:
+def read_json(folder: Path) -> dict[str, Any]:
     """
-    The sizes in `config.json`. What we have no field for is passed over, unless it says that the model
-    computes something else than ours.
+    All of `config.json`.
 
-    Raises `ValueError` where the file is missing, is no JSON object, or is of another model.
+    Raises `ValueError` where the file is missing or is no JSON object.
     """
     path = folder / "config.json"
     try:
@@ -172,6 +180,17 @@ def read_config(folder: Path) -> BertConfig:
         raise ValueError(f"there is no model in {folder} (no config.json); give the folder of one") from None
     except (ValueError, AttributeError):
         raise ValueError(f"{path} is no JSON object; save the model again") from None
+    return found
+
+
+def read_config(folder: Path) -> BertConfig:
+    """
+    The sizes in `config.json`. What we have no field for is passed over, unless it says that the model
+    computes something else than ours.
+
+    Raises `ValueError` where the file is missing, is no JSON object, or is of another model.
+    """
+    path, found = folder / "config.json", read_json(folder)
     ours = {
         "model_type": "bert",
         "hidden_act": "gelu",

@@ -137,18 +137,24 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     """
     ## A corpus as one row of ids
 
-    The documents one after another, with an empty line between two; one-dimensional, int64. A text
-    that happens to contain the seven signs `[MASK]` is text here, not a mask.
+    The documents one after another, with an empty line between two; one-dimensional, int64.
     """
-    was = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = True
     # Pieces of a few thousand characters let the library use all cores, and keep its bookkeeping of
     # offsets small. A piece ends at a line end, so no word is cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
-    encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-    ids = [i for encoding in encodings for i in encoding.ids]
+    return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """
+    The ids of each text, nothing added. A text that happens to contain the seven signs `[MASK]` is text
+    here, not a mask.
+    """
+    was = tokenizer.encode_special_tokens
+    tokenizer.encode_special_tokens = True
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     tokenizer.encode_special_tokens = was
-    return torch.tensor(ids, dtype=torch.int64)
+    return [encoding.ids for encoding in encodings]
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
@@ -161,11 +167,12 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
     return pieces
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
-    Reads a `tokenizer.json`.
+    Reads a `tokenizer.json`. `vocab_size` is that of the model which it should belong to.
 
-    Raises `ValueError` where the file is missing, is no tokenizer, or lacks one of `SPECIAL_TOKENS`.
+    Raises `ValueError` where the file is missing, is no tokenizer, lacks one of `SPECIAL_TOKENS`, or has
+    another number of tokens than the model.
     """
     if not path.is_file():
         raise ValueError(f"no tokenizer at {path}; give the folder of a finished run")
@@ -176,6 +183,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
+    if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f"the tokenizer in {path.parent} has {tokenizer.get_vocab_size()} tokens, the model "
+            f"{vocab_size}; they do not belong together"
+        )
     return tokenizer
 
 

@@ -1,0 +1,299 @@
+"""A classifier on top: what `transformers` reads of ours and we of theirs, batches, and what can be learned."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import small_text
+from test_pretraining import TOLERANCE, random_batch, random_sizes, shake, write_config
+
+from labml_bert.bert import BertConfig
+from labml_bert.finetuning import (
+    FRESH,
+    BertForSequenceClassification,
+    Example,
+    batch_of,
+    batches,
+    choose,
+    encode_examples,
+    fine_tune,
+    predict,
+    score,
+)
+from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
+from labml_bert.tokenizers import character_tokenizer, word_tokenizer
+
+CPU = torch.device("cpu")
+NAMES = ["bad", "so-so", "good"]
+Theirs = transformers.BertForSequenceClassification
+
+
+def assert_same(ours: BertForSequenceClassification, theirs, seed: int) -> None:
+    """Logits, loss and every gradient, with padding and token types, in eval mode."""
+    ours.eval()
+    theirs.eval()
+    batch = random_batch(ours.config, seed, False)
+    batch["labels"] = torch.randint(len(ours.labels), (len(batch["input_ids"]),))
+    mine, other = ours(**batch), theirs(**batch)
+    assert (mine.logits - other.logits).abs().max() < TOLERANCE
+    assert abs(mine.loss - other.loss) < TOLERANCE
+    mine.loss.backward()
+    other.loss.backward()
+    grads = {name: p.grad for name, p in theirs.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(grads)
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_transformers_loads_what_we_save(seed: int, tmp_path: Path) -> None:
+    model = BertForSequenceClassification(random_sizes(seed), NAMES)
+    shake(model, seed)
+    model.save_pretrained(tmp_path)
+    other, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert type(other) is Theirs
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert other.config.id2label == dict(enumerate(NAMES))
+    assert other.config.label2id == {name: i for i, name in enumerate(NAMES)}
+    assert other.config.num_labels == 3
+    assert_same(model, other, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("names", [NAMES, None])
+def test_we_load_what_transformers_saves(seed: int, names: list[str] | None, tmp_path: Path) -> None:
+    config = random_sizes(seed)
+    named = {"id2label": dict(enumerate(names))} if names else {}
+    other = Theirs(transformers.BertConfig(**dataclasses.asdict(config), **named))
+    shake(other, seed)
+    other.save_pretrained(tmp_path)
+    model = BertForSequenceClassification.from_pretrained(tmp_path)
+    assert model.labels == (names or ["LABEL_0", "LABEL_1"])
+    assert not model.training
+    assert_same(model, other, seed)
+
+
+def test_names_are_kept_and_can_be_given_anew(tmp_path: Path) -> None:
+    model = BertForSequenceClassification(random_sizes(0), NAMES)
+    model.save_pretrained(tmp_path)
+    again = BertForSequenceClassification.from_pretrained(tmp_path)
+    assert again.labels == NAMES
+    assert torch.equal(again.classifier.weight, model.classifier.weight)
+    renamed = BertForSequenceClassification.from_pretrained(tmp_path, labels=["a", "b", "c"])
+    assert renamed.labels == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="not from one model"):
+        BertForSequenceClassification.from_pretrained(tmp_path, labels=["a", "b"])
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])
+def test_on_top_of_a_pretrained_folder(kind, tmp_path: Path) -> None:
+    """Every weight of the backbone is taken over; a pooler only where there is one."""
+    backbone = kind(random_sizes(1))
+    shake(backbone, 1)
+    backbone.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no (bert.pooler|classifier)"):
+        BertForSequenceClassification.from_pretrained(tmp_path, labels=NAMES)
+    model = BertForSequenceClassification.from_pretrained(tmp_path, FRESH, labels=NAMES)
+    taken = dict(backbone.bert.named_parameters())
+    for name, parameter in model.bert.named_parameters():
+        assert name not in taken or torch.equal(parameter, taken[name])
+    assert ("pooler.dense.weight" in taken) == (kind is BertForPreTraining)
+    assert not torch.equal(model.classifier.weight, torch.zeros_like(model.classifier.weight))
+
+
+BAD_FOLDERS = {
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
+    "a gap in the labels": (lambda folder: write_config(folder, id2label={"0": "a", "2": "b"}), "id2label"),
+    "labels that are a list": (lambda folder: write_config(folder, id2label=["a", "b"]), "id2label"),
+    "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "give two or more"),
+    "two of one name": (
+        lambda folder: write_config(folder, id2label={"0": "a", "1": "a", "2": "b"}),
+        "each of another name",
+    ),
+    "more labels than weights": (
+        lambda folder: write_config(folder, id2label={str(i): str(i) for i in range(4)}),
+        "classifier.(weight|bias) is",
+    ),
+    "a number instead of a class": (
+        lambda folder: write_config(folder, problem_type="regression"),
+        "problem_type = 'regression'",
+    ),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path) -> None:
+    break_it, words = BAD_FOLDERS[case]
+    folder = tmp_path / "model"
+    BertForSequenceClassification(random_sizes(2), NAMES).save_pretrained(folder)
+    break_it(folder)
+    with pytest.raises(ValueError, match=words) as caught:
+        BertForSequenceClassification.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+LETTERS = character_tokenizer(["abcdefgh "])
+CLS, SEP = LETTERS.token_to_id("[CLS]"), LETTERS.token_to_id("[SEP]")
+
+
+def small_model(vocab_size: int, labels: list[str], **changes: object) -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"max_position_embeddings": 32, "initializer_range": 0.05}
+    return BertForSequenceClassification(BertConfig(vocab_size=vocab_size, **(sizes | changes)), labels)
+
+
+def test_rows_of_one_text_and_of_two() -> None:
+    a, b, c = (LETTERS.token_to_id(letter) for letter in "abc")
+    one, two, empty = encode_examples(
+        LETTERS, [Example("abc", 1), Example("ab", 0, "c"), Example("", 2, "")], max_length=8
+    )
+    assert one == ([CLS, a, b, c, SEP], [0] * 5, 1)
+    assert two == ([CLS, a, b, SEP, c, SEP], [0, 0, 0, 0, 1, 1], 0)
+    assert empty == ([CLS, SEP, SEP], [0, 0, 1], 2)
+
+
+def test_signs_that_look_special_are_text() -> None:
+    (row,) = encode_examples(LETTERS, [Example("a[SEP]b", 0)])
+    assert row.input_ids.count(SEP) == 1
+    assert row.input_ids.count(LETTERS.token_to_id("[UNK]")) == 5
+
+
+def test_cutting_takes_from_the_longer_part() -> None:
+    """Against the rule of the original, one token at a time."""
+    for m in range(0, 13):
+        for n in range(0, 13):
+            for length in (5, 6, 9, 12):
+                x, y = [*"a" * m], [*"b" * n]
+                while len(x) + len(y) > length - 3:
+                    (x if len(x) > len(y) else y).pop()
+                (row,) = encode_examples(LETTERS, [Example("a" * m, 0, "b" * n)], length)
+                assert row.token_type_ids == [0] * (len(x) + 2) + [1] * (len(y) + 1), (m, n, length)
+                (row,) = encode_examples(LETTERS, [Example("a" * m, 0)], length)
+                assert len(row.input_ids) == min(m + 2, length)
+                assert row.input_ids[-1] == SEP
+    with pytest.raises(ValueError, match="max_length is 4"):
+        encode_examples(LETTERS, [Example("a", 0)], 4)
+
+
+def test_batches_hold_every_row_once_and_little_padding() -> None:
+    r = random.Random(0)
+    rows = encode_examples(LETTERS, [Example("a" * r.randint(1, 60), 0) for _ in range(333)])
+    generator = torch.Generator().manual_seed(0)
+    first, second = ([*batches(rows, 16, generator)] for _ in range(2))
+    for epoch in (first, second):
+        assert sorted(i for batch in epoch for i in batch) == [*range(333)]
+        assert max(map(len, epoch)) == 16
+    assert first != second
+    assert first == [*batches(rows, 16, torch.Generator().manual_seed(0))]
+
+    def padded(epoch: list[list[int]]) -> int:
+        return sum(len(batch) * max(len(rows[i].input_ids) for i in batch) for batch in epoch)
+
+    tokens = sum(len(row.input_ids) for row in rows)
+    assert padded(first) < 1.25 * tokens < padded([[*range(i, min(i + 16, 333))] for i in range(0, 333, 16)])
+
+
+def test_padding_does_not_matter() -> None:
+    model = small_model(LETTERS.get_vocab_size(), NAMES).eval()
+    shake(model, 0)
+    examples = [Example("abc" * n, 0, None if n % 2 else "h" * n) for n in (1, 2, 5, 3, 7)]
+    rows = encode_examples(LETTERS, examples, 32)
+    together = predict(model, rows)
+    for row, logits in zip(rows, together, strict=True):
+        alone = model(**batch_of([row], CPU)).logits[0]
+        assert (alone - logits).abs().max() < TOLERANCE
+    # In whatever order and batches.
+    assert (predict(model, rows[::-1], 2).flip(0) - together).abs().max() < TOLERANCE
+
+
+def task(count: int, seed: int) -> list[Example]:
+    """Which of two words comes first decides; their number does not."""
+    r = random.Random(seed)
+    examples = []
+    for i in range(count):
+        words = r.choices(small_text(20).split(), k=6)
+        a, b = sorted(r.sample(range(7), 2))
+        words.insert(a, "yes" if i % 2 else "no")
+        words.insert(b, "no" if i % 2 else "yes")
+        examples.append(Example(" ".join(words), i % 2))
+    return examples
+
+
+WORDS = word_tokenizer([small_text(200), "yes no yes no"])
+
+
+def learn(examples: list[Example], **options: object) -> tuple[float, list[float]]:
+    model = small_model(WORDS.get_vocab_size(), ["first", "second"])
+    losses = fine_tune(model, encode_examples(WORDS, examples), 3e-3, 10, **options)
+    assert not model.training
+    test = task(400, seed=1)
+    logits = predict(model, encode_examples(WORDS, test))
+    return score(logits, torch.tensor([example.label for example in test])).accuracy, losses
+
+
+def test_it_learns_what_can_be_learned_and_only_that() -> None:
+    examples = task(600, seed=0)
+    accuracy, losses = learn(examples)
+    assert accuracy > 0.95
+    assert losses[0] == pytest.approx(0.69, abs=0.1)
+    labels = [example.label for example in examples]
+    random.Random(2).shuffle(labels)
+    shuffled = [example._replace(label=label) for example, label in zip(examples, labels, strict=True)]
+    assert abs(learn(shuffled)[0] - 0.5) < 0.1
+
+
+def test_it_repeats_itself_and_takes_the_steps_it_was_told() -> None:
+    examples = task(50, seed=0)
+    first, second = (learn(examples, batch_size=16)[1] for _ in range(2))
+    assert first == second
+    assert len(first) == 10 * 4
+    assert len(learn(examples, batch_size=16, fewest_steps=55)[1]) == 55
+    assert learn(examples, batch_size=16, seed=1)[1] != first
+    with pytest.raises(ValueError, match="0 texts"):
+        fine_tune(small_model(20, NAMES), [], 1e-3)
+
+
+def test_the_score_of_a_small_table() -> None:
+    guesses, labels = torch.tensor([0, 0, 1, 2, 0, 1]), torch.tensor([0, 0, 0, 2, 2, 2])
+    # Class 0: 2 of 3 found, 3 named. Class 2: 1 of 3 found, 1 named. Class 1 does not occur.
+    found = score(torch.nn.functional.one_hot(guesses, 4).float(), labels)
+    assert found.accuracy == pytest.approx(3 / 6)
+    assert found.macro_f1 == pytest.approx((2 * 2 / (3 + 3) + 2 * 1 / (3 + 1)) / 2)
+
+
+def test_choosing_uses_each_example_once_and_takes_the_best() -> None:
+    examples = [Example(str(i), i % 2) for i in range(23)]
+    calls = []
+
+    def attempt(candidate: float, rest: list[Example], fifth: list[Example]) -> torch.Tensor:
+        calls.append((rest, fifth))
+        truth = torch.nn.functional.one_hot(torch.tensor([e.label for e in fifth]), 2).float()
+        # 2 and 3 are both right, 3 with more certainty; 1 is wrong.
+        return truth * {1.0: -5, 2.0: 1, 3.0: 4}[candidate]
+
+    assert choose([1.0, 2.0, 3.0], examples, attempt) == 3.0
+    assert all(call == calls[0] for call in calls)
+    rest, fifth = calls[0]
+    assert len(fifth) == 4
+    assert sorted([*rest, *fifth]) == sorted(examples)
+    with pytest.raises(ValueError, match="4 labelled texts cannot be split"):
+        choose([1.0], examples[:4], attempt)
+
+
+def test_a_fine_tuned_folder_answers_as_before(tmp_path: Path) -> None:
+    examples = task(64, seed=0)
+    rows = encode_examples(WORDS, examples)
+    model = small_model(WORDS.get_vocab_size(), ["first", "second"])
+    fine_tune(model, rows, 3e-3)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "first", "1": "second"}
+    again = BertForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(predict(again, rows), predict(model, rows))
