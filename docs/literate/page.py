@@ -54,7 +54,8 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
-    parts = [f"# {source.title} {{#{source.path.rpartition('/')[2]}}}\n\n", tools(source)]
+    title = source.rows[0].heading or f"`{source.path}`"
+    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
         if row.first > 1:
             parts.append(heading(row))
