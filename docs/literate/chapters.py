@@ -164,9 +164,7 @@ def chapter(
     meta = front[1] + "\n" if front else ""
     body = body[front.end() :] if front else body
     if name == "glossary":
-        body = re.sub(
-            r"^## ([^(\n]+).*$", lambda m: f"{m[0]} {{#{anchor_of(m[1])}}}", body, flags=re.M
-        )
+        body = re.sub(r"^## ([^(\n]+).*$", lambda m: f"{m[0]} {{#{anchor_of(m[1])}}}", body, flags=re.M)
     else:
         body = link_terms(body, terms, name)
     body = prepared(body, name, names_in_chapter(sources), where)

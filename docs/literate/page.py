@@ -35,7 +35,7 @@ def tools(source: Source) -> str:
     notebook = name.removesuffix(".py") + ".ipynb"
     count = len(source.text.splitlines())
     return (
-        '<div class="tools">'
+        '<div class="tools" data-search-exclude>'
         f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
         f'<a href="../{name}" download>Download</a>'
         f"{copy_button(1, count, f'file {name}', 'Copy file')}"
