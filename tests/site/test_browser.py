@@ -327,6 +327,12 @@ def test_the_copy_button_stands_clear_of_the_code(server: str, page: "sync_api.P
     assert touching == 0
 
 
+def test_the_chart_of_a_run_is_no_wider_than_a_page_of_a_book(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "experiments/mlm_tiny/")
+    widths = page.eval_on_selector_all("#runs ~ * svg[role]", "all => all.map(one => one.clientWidth)")
+    assert widths and max(widths) <= 44 * 20
+
+
 def test_no_page_breaks_its_own_policy(server: str, page: "sync_api.Page") -> None:
     """Search, its worker and the highlight too."""
     wrong: list[str] = []
