@@ -15,7 +15,8 @@ A chapter is a Markdown file in `docs/pages`. What it can do beyond Markdown:
 - **Asides.** `!!! aside` and an indented paragraph stand in the margin.
 - **Exercises.** `!!! exercise "Title"`, and in it `??? answer "Answer"`, which folds.
 - **Terms.** Each `## term` of `glossary.md` is linked where a page first uses the word, with its
-  first sentence on hover and focus. Other forms follow in a comment: `<!-- also: plateaus -->`.
+  first sentence on hover and focus. Other names follow in brackets, `## term (other, names)`, and are
+  found by the search; inflections follow in a comment, `<!-- also: terms -->`.
 - **Formulas and names** as in docstrings: `$…$`, and `` `TokenMasker` `` becomes a link.
 
 Anything unknown fails the build with the file, the line and the reason.
@@ -88,11 +89,12 @@ class Term:
 def read_glossary(text: str) -> list[Term]:
     """The terms of `glossary.md`: its headings of the second level."""
     found = []
-    for match in re.finditer(r"^## (.+?)\n+(.*?)(?=^## |\Z)", FRONT.sub("", text), re.S | re.M):
-        name, body = match[1].strip(), match[2]
+    entries = r"^## ([^(\n]+)(?: \((.+)\))?\n+((?:.|\n)*?)(?=^## |\Z)"
+    for match in re.finditer(entries, FRONT.sub("", text), re.M):
+        name, others, body = match[1].strip(), match[2], match[3]
         also = re.search(r"<!-- also: (.+?) -->", body)
         definition = summary(re.sub(r"<!--.*?-->", "", body))
-        forms = [name, *(form.strip() for form in (also[1].split(",") if also else []))]
+        forms = [name] + [form for part in (others, also and also[1]) if part for form in part.split(", ")]
         found.append(Term(Symbol("glossary", anchor_of(name), definition), forms))
     return found
 
@@ -162,7 +164,7 @@ def chapter(
     meta = front[1] + "\n" if front else ""
     body = body[front.end() :] if front else body
     if name == "glossary":
-        body = re.sub(r"^## (.+)$", lambda m: f"## {m[1]} {{#{anchor_of(m[1])}}}", body, flags=re.M)
+        body = re.sub(r"^## ([^(\n]+).*$", lambda m: f"{m[0]} {{#{anchor_of(m[1])}}}", body, flags=re.M)
     else:
         body = link_terms(body, terms, name)
     body = prepared(body, name, names_in_chapter(sources), where)

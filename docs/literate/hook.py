@@ -14,6 +14,18 @@ from docs.literate.rows import PageError  # noqa: E402
 from docs.literate.site import FOLDERS, write_site  # noqa: E402
 
 written: list[str] = []
+serving = False
+
+
+def on_startup(command: str, dirty: bool) -> None:
+    """Called by MkDocs first."""
+    global serving
+    serving = command == "serve"
+
+
+def on_config(config: Any) -> None:
+    """Called by MkDocs once it knows its settings."""
+    config.extra["serving"] = serving
 
 
 def on_pre_build(config: Any) -> None:

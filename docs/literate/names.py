@@ -70,6 +70,11 @@ class Source:
         return self.page.replace("/", ".").removesuffix(".__init__")
 
     @property
+    def anchor(self) -> str:
+        """What the top of its page is called: its name, without underscores that Markdown would read."""
+        return self.path.rpartition("/")[2].replace("__", "")
+
+    @property
     def title(self) -> str:
         """The heading at its top, or its path."""
         return self.rows[0].heading or self.path

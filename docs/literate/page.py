@@ -35,7 +35,7 @@ def tools(source: Source) -> str:
     notebook = name.removesuffix(".py") + ".ipynb"
     count = len(source.text.splitlines())
     return (
-        '<div class="tools">'
+        '<div class="tools" data-search-exclude>'
         f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
         f'<a href="../{name}" download>Download</a>'
         f"{copy_button(1, count, f'file {name}', 'Copy file')}"
@@ -54,7 +54,8 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
-    parts = [f"# {source.title} {{#{source.path.rpartition('/')[2]}}}\n\n", tools(source)]
+    title = source.rows[0].heading or f"`{source.path}`"
+    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
         if row.first > 1:
             parts.append(heading(row))

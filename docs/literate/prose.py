@@ -73,7 +73,7 @@ def everywhere(sources: dict[str, Source]) -> dict[str, Symbol]:
     twice: set[str] = set()
     for source in sources.values():
         stem = source.module.rpartition(".")[2]
-        top = Symbol(source.page, f"{stem}.py", source.title)
+        top = Symbol(source.page, source.anchor, source.title)
         for name in (source.path, f"{stem}.py", source.module):
             known[name] = top
         for name, symbol in source.symbols.items():

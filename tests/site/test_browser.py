@@ -49,6 +49,13 @@ def browser(server: str) -> Iterator["sync_api.Browser"]:
         browser.close()
 
 
+PAPER = {"light": "rgb(252, 250, 245)", "dark": "rgb(26, 25, 23)"}
+
+
+def paper(page: "sync_api.Page") -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
 def addresses(site: Path) -> list[str]:
     found = (path.relative_to(site).as_posix() for path in sorted(site.glob("**/index.html")))
     return [address.removesuffix("index.html") for address in found]
@@ -66,13 +73,14 @@ def test_every_page_is_sound(
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda r: None if r.url.startswith((server, "data:")) else wrong.append(r.url))
     page.on("response", lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+    axe = AXE.read_text("utf-8")
     for address in addresses(site):
         page.goto(server + address, wait_until="networkidle")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
-        used = page.evaluate("document.body.dataset.mdColorScheme")
-        assert used == {"light": "default", "dark": "slate"}[scheme]
+        assert paper(page) == PAPER[scheme]
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        page.add_script_tag(path=AXE)
+        # What a page's policy would refuse as a tag.
+        page.evaluate(axe)
         found = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
         wrong += [
             f"{address}: {one['id']}: {one['nodes'][0]['html'][:120]}: {one['nodes'][0]['failureSummary']}"
@@ -90,24 +98,94 @@ def page(browser: "sync_api.Browser") -> Iterator["sync_api.Page"]:
     context.close()
 
 
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        ("masked_fill", "labml_bert/mlm/"),
-        ("plateau", "experiments/mlm_tiny/"),
-        ("NSP", "labml_bert/nsp/"),
-        ("tied", "labml_bert/mlm/"),
-    ],
-)
-def test_typing_in_the_search(server: str, page: "sync_api.Page", words: str, place: str) -> None:
-    page.goto(server, wait_until="networkidle")
+def type_in_search(page: "sync_api.Page", words: str) -> None:
     page.keyboard.press("/")
     page.keyboard.type(words)
     page.wait_for_selector(".md-search-result__link")
     # The list follows the typing.
     page.wait_for_timeout(1000)
-    links = page.eval_on_selector_all(".md-search-result__link", "all => all.map(one => one.href)")
-    assert any(place in link for link in links), links
+
+
+@pytest.mark.parametrize("keys", [["Enter"], ["ArrowDown", "Enter"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("masked_fill", "labml_bert/mlm/?h=masked_fill#TokenMasker"),
+        ("plateau", "glossary/?h=plateau#plateau"),
+        ("NSP", "glossary/?h=nsp#next-sentence-prediction"),
+        ("tied", "glossary/?h=tied#weight-tying"),
+    ],
+)
+def test_the_first_result_is_the_right_section(
+    server: str, page: "sync_api.Page", words: str, place: str, keys: list[str]
+) -> None:
+    page.goto(server, wait_until="networkidle")
+    type_in_search(page, words)
+    first = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
+    assert first == server + place
+    for key in keys:
+        page.keyboard.press(key)
+    page.wait_for_url(server + place)
+    assert page.evaluate("document.querySelector(':target').getBoundingClientRect().top < innerHeight")
+    assert page.evaluate("CSS.highlights.get('found').size") > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [("nsp", 0), ("in", 1), ("in%20%26%20beside", 2), ("%5C%28", None)]
+)
+def test_highlighted_words_begin_where_words_begin(
+    server: str, page: "sync_api.Page", words: str, count: int | None
+) -> None:
+    """The letters nsp are in transposed too, and a bracket is no word."""
+    page.goto(server)
+    page.evaluate("document.getElementById('content').textContent = 'Transposed beside and in.'")
+    page.evaluate("words => history.replaceState(null, '', '?h=' + words)", words)
+    page.evaluate("highlight()")
+    found = page.evaluate("CSS.highlights.get('found')?.size")
+    assert found == count
+
+
+def test_the_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server)
+    page.click(".masthead nav > label[for=__search]")
+    page.keyboard.type("plateau")
+    page.wait_for_selector(".md-search-result__link")
+    page.wait_for_timeout(500)
+    box = page.evaluate("document.querySelector('.md-search__output').getBoundingClientRect().toJSON()")
+    assert box["width"] == 390 and box["bottom"] == 844 and box["height"] > 700
+
+
+def test_escape_leads_back_from_the_search(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "labml_bert/mlm/")
+    page.focus("#content a.ref")
+    here = page.evaluate("document.activeElement.href")
+    for keys in ([], ["ArrowDown"]):
+        type_in_search(page, "plateau")
+        for key in keys:
+            page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.closest('.md-search') !== null")
+        page.keyboard.press("Escape")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.activeElement.href") == here
+
+
+def test_tab_stops_only_at_what_can_be_seen(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "labml_bert/mlm/")
+    stops = []
+    while True:
+        page.keyboard.press("Tab")
+        at = page.evaluate(
+            "() => { const at = document.activeElement, box = at.getBoundingClientRect();"
+            "return [at.closest('.masthead') !== null, at.outerHTML.slice(0, 120), box.width * box.height,"
+            "at.checkVisibility({ opacityProperty: true, visibilityProperty: true })] }"
+        )
+        if stops and not at[0]:
+            break
+        if at[0]:
+            stops.append(at)
+    assert len(stops) == 4, stops
+    assert all(area > 100 and visible for _, _, area, visible in stops), stops
 
 
 def test_the_keyboard_reaches_everything(server: str, page: "sync_api.Page") -> None:
@@ -196,5 +274,72 @@ def test_a_section_is_where_its_link_leads(server: str, page: "sync_api.Page") -
 
 def test_the_theme_can_be_switched(server: str, page: "sync_api.Page") -> None:
     page.goto(server)
-    page.click("label[title='Switch to dark']")
-    assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"
+    page.focus("#scheme")
+    page.keyboard.press("Enter")
+    assert paper(page) == PAPER["dark"]
+    page.goto(server + "stuck/")
+    assert paper(page) == PAPER["dark"]
+    page.click("#scheme")
+    assert paper(page) == PAPER["light"]
+
+
+def test_dark_needs_no_script(server: str, browser: "sync_api.Browser") -> None:
+    context = browser.new_context(color_scheme="dark", java_script_enabled=False)
+    page = context.new_page()
+    page.goto(server)
+    # Playwright's own evaluation still works.
+    assert paper(page) == PAPER["dark"]
+    assert not page.is_visible("#scheme")
+    context.close()
+
+
+def test_the_choice_is_read_before_anything_is_drawn(site: Path) -> None:
+    html = (site / "labml_bert" / "mlm" / "index.html").read_text("utf-8")
+    assert 0 < html.index("dataset.scheme =") < html.index('rel="stylesheet"') < html.index("<body")
+
+
+def test_print_is_light_and_shows_everything(server: str, browser: "sync_api.Browser") -> None:
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(server + "labml_bert/mlm/")
+    page.click("#scheme")
+    page.click("#scheme")
+    assert page.evaluate("document.documentElement.dataset.scheme") == "dark"
+    count = "document.querySelectorAll('details:not([open])').length"
+    folded = page.evaluate(count)
+    page.evaluate(f"addEventListener('beforeprint', () => (window.left = {count}))")
+    page.pdf()
+    assert folded > 0 and page.evaluate("window.left") == 0
+    assert page.evaluate(count) == folded
+    page.emulate_media(media="print")
+    assert paper(page) == PAPER["light"]
+    assert page.is_visible(".tools code") and not page.is_visible(".tools button")
+    context.close()
+
+
+def test_the_copy_button_stands_clear_of_the_code(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + "labml_bert/mlm/")
+    touching = page.evaluate(
+        "[...document.querySelectorAll('.code > .copy')].filter(one => one.getBoundingClientRect().bottom >"
+        "one.nextElementSibling.getBoundingClientRect().top).length"
+    )
+    assert touching == 0
+
+
+def test_the_chart_of_a_run_is_no_wider_than_a_page_of_a_book(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "experiments/mlm_tiny/")
+    widths = page.eval_on_selector_all("#runs ~ * svg[role]", "all => all.map(one => one.clientWidth)")
+    assert widths and max(widths) <= 44 * 20
+
+
+def test_no_page_breaks_its_own_policy(server: str, page: "sync_api.Page") -> None:
+    """Search, its worker and the highlight too."""
+    wrong: list[str] = []
+    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    page.goto(server + "labml_bert/mlm/?h=plateau&q=plateau", wait_until="networkidle")
+    page.wait_for_selector(".md-search-result__link")
+    assert not wrong
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
+    page.wait_for_timeout(100)
+    assert "Content Security Policy" in " ".join(wrong)

@@ -1,6 +1,8 @@
 """The pages as they were built, without a browser."""
 
+import base64
 import gzip
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -65,6 +67,19 @@ def test_no_page_loads_from_another_host(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text("utf-8")), sheet
 
 
+def test_every_page_has_a_strict_policy(site: Path) -> None:
+    for page in pages(site):
+        html = parsed(page)
+        policy = html.head.select_one("meta[http-equiv='Content-Security-Policy']")
+        assert policy is not None, page
+        rules = dict(rule.strip().split(" ", 1) for rule in policy["content"].split(";"))
+        assert rules["default-src"] == "'self'" and "unsafe" not in rules["script-src"]
+        for script in html.select("script:not([src]):not([type])"):
+            digest = base64.b64encode(hashlib.sha256(script.string.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in rules["script-src"], f"{page}: {script}"
+        assert not html.select("style"), page
+
+
 def test_each_page_has_one_heading_of_the_first_level(site: Path) -> None:
     for page in pages(site):
         if page.name != "404.html":
@@ -82,6 +97,17 @@ def test_each_page_has_one_heading_of_the_first_level(site: Path) -> None:
 def test_the_search_has_the_word_at_the_place(site: Path, word: str, place: str) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     assert any(place == entry["location"] and word in entry["text"] for entry in index["docs"])
+
+
+def test_titles_in_the_search_are_clean(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    for entry in index["docs"]:
+        title = BeautifulSoup(entry["title"], "html.parser").get_text()
+        assert title and not re.search(r"[{}#`<>¶]|\*\*", title), entry
+        assert "Copy file" not in entry["text"], entry
+    for page in pages(site):
+        for heading in parsed(page).select("h1, h2, h3, title"):
+            assert "{" not in heading.get_text(), f"{page}: {heading}"
 
 
 def test_a_first_visit_is_light(site: Path) -> None:

@@ -71,35 +71,63 @@ function reachable() {
   }
 }
 
-// Material's script, a third of what a page would have to run, is for search and the switch of theme. It
-// comes with the first movement. A click on one of its labels that is faster waits for it.
+// What a printed page needs is not behind a click.
+let closed = [];
+
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not([open])")];
+  for (const one of closed) one.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const one of closed) one.open = false;
+});
+
+// Light or dark: the other than now. The line in the head of the page reads what is stored here.
+const root = document.documentElement;
+
+document.getElementById("scheme").addEventListener("click", () => {
+  const now = root.dataset.scheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  root.dataset.scheme = now === "dark" ? "light" : "dark";
+  localStorage["labml_bert.scheme"] = root.dataset.scheme;
+});
+
+// The words that a search result carries. Material would mark them too, but waits for an event that is over
+// when its script comes.
+function highlight() {
+  const words = new URLSearchParams(location.search).get("h")?.match(/[\p{L}\p{N}_]+/gu);
+  if (!words || !CSS.highlights) return;
+  const pattern = new RegExp(`(?<![\\p{L}\\p{N}_])(?:${words.join("|")})`, "giu");
+  const texts = document.createTreeWalker(document.getElementById("content"), NodeFilter.SHOW_TEXT);
+  const found = new Highlight();
+  while (texts.nextNode()) {
+    for (const { index, 0: word } of texts.currentNode.data.matchAll(pattern)) {
+      const range = new Range();
+      range.setStart(texts.currentNode, index);
+      range.setEnd(texts.currentNode, index + word.length);
+      found.add(range);
+    }
+  }
+  CSS.highlights.set("found", found);
+}
+
+// Material's script, a third of what a page would have to run, is for search only. It comes with the first
+// movement.
 const later = document.getElementById("later");
-let clicked;
+const search = document.querySelector(".md-search");
+const query = search.querySelector("[data-md-component=search-query]");
 
 function wake() {
   if (!later.isConnected) return;
   const script = document.createElement("script");
   script.src = later.dataset.src;
-  script.addEventListener("load", () => {
-    removeEventListener("click", hold, true);
-    if (clicked) clicked.click();
-  });
   later.remove();
   document.body.append(script);
-}
-
-function hold(event) {
-  const label = event.target.closest(".masthead label");
-  if (!label) return;
-  clicked = label;
-  event.preventDefault();
-  wake();
 }
 
 // So does the key that leads to the search: what is typed next is already in the field.
 function lead(event) {
   if (event.key !== "/" || !later.isConnected || event.target.matches("input, textarea")) return;
-  document.querySelector("[data-md-component=search-query]").focus();
+  query.focus();
   event.preventDefault();
 }
 
@@ -107,9 +135,28 @@ addEventListener("keydown", lead, true);
 for (const kind of ["pointermove", "pointerdown", "keydown", "focusin", "scroll"]) {
   addEventListener(kind, wake, { once: true, passive: true, capture: true });
 }
-addEventListener("click", hold, true);
-// A link from a search result carries words to highlight.
-if (/[?&][hq]=/.test(location.search)) wake();
+if (/[?&]q=/.test(location.search)) wake();
+document.getElementById("__search").addEventListener("change", (event) => {
+  if (event.target.checked) query.focus();
+});
+
+// Above the sections that match stands their page, which need not match: it leads to the best of them.
+new MutationObserver(() => {
+  for (const item of search.querySelectorAll(".md-search-result__item")) {
+    const [page, section] = item.querySelectorAll("a");
+    if (section && page.firstElementChild.dataset.mdScore === "0.00") page.href = section.href;
+  }
+}).observe(search.querySelector(".md-search-result__list"), { childList: true });
+
+// Who leaves the search with Escape is where they were.
+let before;
+
+search.addEventListener("focusin", (event) => {
+  if (!search.contains(event.relatedTarget)) before = event.relatedTarget;
+});
+search.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") setTimeout(() => before?.focus());
+});
 
 document.body.append(tip);
 document.addEventListener("click", (event) => {
@@ -133,3 +180,4 @@ addEventListener("resize", reachable);
 // What is folded has no width yet.
 addEventListener("toggle", reachable, true);
 unfold();
+highlight();
