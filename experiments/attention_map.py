@@ -12,8 +12,6 @@ what it takes are the values, and those are not in this picture.
 import argparse
 import json
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,16 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
-from labml_bert.mlm import MaskedLM
-from labml_bert.mlm_run import check_record, origin, write_whole
+from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, printable, shown
+from labml_bert.run import check_record, hardware, origin, versions, write_whole
 from labml_bert.training import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
 
 
 @torch.no_grad()
-def attention_map(model: MaskedLM, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
     """
     ## One pass
 
@@ -43,7 +41,7 @@ def attention_map(model: MaskedLM, tokenizer: Tokenizer, text: str) -> dict[str,
     answers: list[list[Guess]] = fill_mask(model, tokenizer, text)
     encoding = tokenizer.encode(text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
-    attentions = model.encoder(input_ids, output_attentions=True).attentions
+    attentions = model.bert(input_ids, output_attentions=True).attentions
     weights = torch.stack(attentions)[:, 0]  # (L, H, T, T)
     mask = tokenizer.token_to_id("[MASK]")
     return {
@@ -83,13 +81,8 @@ def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> No
         # A path says where the file was on somebody's machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": about["step"], "seconds": about["seconds"]},
-        "versions": {"python": platform.python_version(), "torch": version("torch")},
-        "hardware": {
-            "device": "cpu",
-            "name": torch.cpu.get_capabilities().get("cpu_name"),
-            "cores": os.cpu_count(),
-            "precision": "float32",
-        },
+        "versions": versions(),
+        "hardware": hardware(torch.device("cpu"), "float32"),
         "result": found,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))

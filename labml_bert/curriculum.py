@@ -82,9 +82,10 @@ class Curriculum:
         batch_tokens: int,
         max_position_embeddings: int,
         generator: torch.Generator,
+        frame: tuple[int, int] | None = None,
     ):
         """
-        `token_ids` is one-dimensional, `batch_tokens` the number of tokens in a step.
+        `token_ids` is one-dimensional, `batch_tokens` the number of tokens in a step, `frame` as in `framed`.
 
         Raises `ValueError` where the longest stage does not fit the text, the positions or the batch.
         """
@@ -109,6 +110,7 @@ class Curriculum:
         self.batch_tokens = batch_tokens
         self.max_position_embeddings = max_position_embeddings
         self.generator = generator
+        self.frame = frame
 
     def length(self, progress: float) -> int:
         """The length in force when the share `progress` of the budget, 0 to 1, is spent."""
@@ -128,4 +130,16 @@ class Curriculum:
             self.max_position_embeddings - T + 1, (B, 1), generator=self.generator
         )  # (B, 1)
         t = torch.arange(T)  # (T)
-        return Batch(self.token_ids[start + t], offset + t)
+        return Batch(framed(self.token_ids[start + t], self.frame), offset + t)
+
+
+def framed(input_ids: Tensor, frame: tuple[int, int] | None) -> Tensor:
+    """
+    Puts the ids of `[CLS]` and `[SEP]` over the first and the last token of each row `(B, T)`, so that the
+    length stays what it is. Without a `frame` the rows stay as they are.
+    """
+    if frame is None:
+        return input_ids
+    input_ids = input_ids.clone()  # (B, T)
+    input_ids[:, 0], input_ids[:, -1] = frame
+    return input_ids

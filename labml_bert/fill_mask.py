@@ -18,8 +18,8 @@ import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from labml_bert.bert import BertConfig, BertModel
-from labml_bert.mlm import MaskedLM
+from labml_bert.bert import BertConfig
+from labml_bert.pretraining import BertForMaskedLM, fill
 from labml_bert.report import bad_input_ends_here, console, printable, shown
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import CHECKPOINT, load_checkpoint, part_of
@@ -34,36 +34,33 @@ class Guess(NamedTuple):
     """The whole text with this answer in its place and every other mask left as it was."""
 
 
-def build_model(config: BertConfig) -> MaskedLM:
-    """A masked language model on our own encoder, without a pooler, which no part of the loss would train."""
-    encoder = BertModel(config, add_pooling_layer=False)
-    return MaskedLM(encoder, encoder.embeddings.word_embeddings, config.layer_norm_eps)
-
-
-def load_model(run_path: Path) -> tuple[MaskedLM, Tokenizer]:
+def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
     """
-    The model and the tokenizer of a run, in eval mode, on the CPU.
+    The model and the tokenizer of a run, or of a folder in the format of `transformers`, in eval mode, on
+    the CPU.
 
-    Raises `ValueError` where the folder holds no run, or one that does not fit together.
+    Raises `ValueError` where the folder holds neither, or parts that do not fit together.
     """
-    about, tensors = load_checkpoint(run_path)
-    tokenizer = load_tokenizer(run_path / "tokenizer.json")
-    try:
-        config = BertConfig(**about["configuration"]["model"])
-        model = build_model(config)
-        model.load_state_dict(part_of(tensors, "model."))
-    except (KeyError, TypeError, RuntimeError):
-        raise ValueError(f"{run_path} is not a run of a masked language model; give another run") from None
-    if tokenizer.get_vocab_size() != config.vocab_size:
+    if (folder / "config.json").is_file():
+        model = BertForMaskedLM.from_pretrained(folder)
+    else:
+        about, tensors = load_checkpoint(folder)
+        try:
+            model = BertForMaskedLM(BertConfig(**about["configuration"]["model"]))
+        except (KeyError, TypeError):
+            raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
+        fill(model, part_of(tensors, "model."), folder / CHECKPOINT)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    if tokenizer.get_vocab_size() != model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer in {run_path} has {tokenizer.get_vocab_size()} tokens, the model "
-            f"{config.vocab_size}; they are from two runs"
+            f"the tokenizer in {folder} has {tokenizer.get_vocab_size()} tokens, the model "
+            f"{model.config.vocab_size}; they do not belong together"
         )
     return model.eval(), tokenizer
 
 
 @torch.no_grad()
-def fill_mask(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
+def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
     """
     For each `[MASK]` in `text`, in order, the `top_k` most probable tokens, best first. Special tokens
     are no answers; the probabilities are those of the whole vocabulary and need not sum to 1.
@@ -115,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m labml_bert.fill_mask", description="Guess the [MASK]s in a text."
     )
     parser.add_argument("text", help="text with one [MASK] or more")
-    parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: the newest run)")
     parser.add_argument("--top-k", type=int, default=5, help="answers for each mask (default: 5)")
     options = parser.parse_args(argv)
     with bad_input_ends_here():

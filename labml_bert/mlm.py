@@ -183,6 +183,27 @@ class TokenMasker:
         return candidates & taken.gather(1, words)  # (B, T)
 
 
+class BertPredictionHeadTransform(nn.Module):
+    """
+    ## From the encoder's space to the embeddings'
+
+    The vector at a masked place left the encoder after many layers, in a space shaped by what the *next*
+    layer could use. This dense layer turns it into the space of the token embeddings, so that the encoder
+    need not end there. A fine-tuned task takes the vector before it and throws all of this away.
+    """
+
+    def __init__(self, hidden_size: int, layer_norm_eps: float = 1e-12):
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        nn.init.trunc_normal_(self.dense.weight, std=0.02, a=-0.04, b=0.04)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`(..., D)` to `(..., D)`."""
+        return self.LayerNorm(F.gelu(self.dense(hidden_states)))
+
+
 class BertLMPredictionHead(nn.Module):
     r"""
     ## The head
@@ -197,10 +218,6 @@ class BertLMPredictionHead(nn.Module):
     The head so adds only $D^2 + D$ numbers for the dense layer, $2D$ for the norm and $V$ for the
     bias $b_2$: at $D = 768$, 590,592 and 1,536 and $V$.
 
-    Why the dense layer? The vector at a masked place left the encoder after many layers, in a
-    space shaped by what the *next* layer could use. $W$ turns it into the space of the embeddings, so
-    that the encoder need not end there. A fine-tuned task then takes $h$ and throws all this away.
-
     The name in `transformers` is kept. A "decoder" there is this product with $E$, not a second
     transformer.
 
@@ -210,11 +227,8 @@ class BertLMPredictionHead(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, layer_norm_eps: float = 1e-12):
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.LayerNorm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.transform = BertPredictionHeadTransform(hidden_size, layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
-        nn.init.trunc_normal_(self.dense.weight, std=0.02, a=-0.04, b=0.04)
-        nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden_states: Tensor, embedding: Tensor) -> Tensor:
         """
@@ -222,8 +236,7 @@ class BertLMPredictionHead(nn.Module):
         an argument, not a member, so that there is one owner and tying cannot come undone. Returns
         the logits `(..., V)`.
         """
-        x = self.LayerNorm(F.gelu(self.dense(hidden_states)))
-        return F.linear(x, embedding, self.bias)
+        return F.linear(self.transform(hidden_states), embedding, self.bias)
 
 
 def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -256,6 +269,23 @@ class MaskedLMOutput(NamedTuple):
     """`(M)`, the true tokens that belong to `logits`. `None` without labels."""
 
 
+def masked_lm_output(
+    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor | None
+) -> MaskedLMOutput:
+    """
+    ## Only where there is a label
+
+    At 15% this saves five sixths of the head's work, and with a vocabulary of tens of thousands the
+    head is most of the model's work. `hidden_states` is `(B, T, D)`, `embedding` `(V, D)`, `labels` `(B, T)`.
+    """
+    if labels is None:
+        return MaskedLMOutput(None, head(hidden_states, embedding), None)
+    chosen = labels != IGNORE  # (B, T)
+    labels = labels[chosen]  # (M)
+    logits = head(hidden_states[chosen], embedding)  # (M, V)
+    return MaskedLMOutput(masked_lm_loss(logits, labels), logits, labels)
+
+
 class MaskedLM(nn.Module):
     """
     ## Encoder and head
@@ -283,15 +313,7 @@ class MaskedLM(nn.Module):
         hidden = self.encoder(input_ids, **encoder_inputs)
         if not isinstance(hidden, Tensor):
             hidden = hidden[0]  # (B, T, D)
-        embedding = self._embedding[0].weight  # (V, D)
-        if labels is None:
-            return MaskedLMOutput(None, self.head(hidden, embedding), None)
-        # The head runs where there is a label, and nowhere else. At 15% this saves five sixths of
-        # its work, and with a vocabulary of tens of thousands the head is most of the model's work.
-        chosen = labels != IGNORE  # (B, T)
-        labels = labels[chosen]  # (M)
-        logits = self.head(hidden[chosen], embedding)  # (M, V)
-        return MaskedLMOutput(masked_lm_loss(logits, labels), logits, labels)
+        return masked_lm_output(self.head, hidden, self._embedding[0].weight, labels)
 
 
 class SmallEncoder(nn.Module):

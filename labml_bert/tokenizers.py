@@ -61,6 +61,24 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     return tokenizer
 
 
+def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase: bool = True) -> Tokenizer:
+    """Word pieces, trained on `texts`."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes `tokenizer.json`."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def special_token_ids(tokenizer: Tokenizer) -> list[int]:
     """The ids of `SPECIAL_TOKENS`, in that order."""
     ids = (tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)

@@ -54,6 +54,8 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
+    # The original left it out: the first steps are then several times too long, or too short.
+    adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
     # How many evaluations, evenly over the run.
     evaluations: int = 20
@@ -134,7 +136,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     spared = [p for p in parameters if p.dim() <= 1]
     assert {id(p) for p in decayed} | {id(p) for p in spared} == {id(p) for p in parameters}
     assert len(decayed) + len(spared) == len(parameters)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [
+        {"params": decayed, "weight_decay": weight_decay, "decayed": True},
+        {"params": spared, "weight_decay": 0.0, "decayed": False},
+    ]
 
 
 class Update(NamedTuple):
@@ -241,8 +246,7 @@ class Trainer:
         reported = saved = time.monotonic()
         with self.stoppable():
             while self.progress < 1:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.arguments.rate(self.progress)
+                self.set_rate()
                 values = self.train_step(next_batch(self.progress), metrics)
                 for key, value in values.items():
                     sums[key] = sums[key] + value if key in sums else value
@@ -277,6 +281,32 @@ class Trainer:
                     if self.stop_signal:
                         raise KeyboardInterrupt
         self.save()
+
+    def set_rate(self) -> None:
+        r"""
+        Puts the rate of this step into the optimiser.
+
+        Adam divides its running means $m$ and $v$ by $1 - \beta^t$, since both begin at zero. The original
+        does not. PyTorch always does, so its step is given a rate, an $\epsilon$ and a decay that undo it:
+
+        $$\eta\, \frac{m}{\sqrt v + \epsilon} =
+          \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
+          \qquad c = \sqrt{1 - \beta_2^t}$$
+
+        Source: `AdamWeightDecayOptimizer` in `optimization.py` of
+        [google-research/bert](https://github.com/google-research/bert).
+        """
+        arguments, t = self.arguments, self.step + 1
+        rate, epsilon, stretch = arguments.rate(self.progress), arguments.adam_epsilon, 1.0
+        if not arguments.adam_bias_correction:
+            c = math.sqrt(1 - arguments.adam_beta2**t)
+            stretch = (1 - arguments.adam_beta1**t) / c
+            epsilon = epsilon / c
+        for group in self.optimizer.param_groups:
+            decay = arguments.weight_decay if group["decayed"] else 0.0
+            group["lr"], group["eps"] = rate * stretch, epsilon
+            # AdamW multiplies the decay by the rate that it is given.
+            group["weight_decay"] = decay / stretch
 
     def train_step(
         self, batch: dict[str, Tensor], metrics: Callable[[Any], dict[str, Tensor]]
@@ -315,7 +345,9 @@ class Trainer:
         generator, the step and the clock. It is one file, written under another name and then
         renamed. So at any moment the file under its own name is whole, whatever happens to us.
         """
-        tensors = {f"model.{key}": value for key, value in self.model.state_dict().items()}
+        # Not the `state_dict`, which names a tied tensor twice.
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        tensors = {f"model.{key}": value.detach() for key, value in named}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
         tensors["random.torch"] = torch.get_rng_state()

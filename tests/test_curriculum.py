@@ -78,3 +78,14 @@ def test_bad_schedules_are_refused(text: str) -> None:
 def test_what_does_not_fit_is_refused(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         curriculum(**arguments)
+
+
+def test_a_frame_stands_at_both_ends_of_each_row_and_changes_no_text() -> None:
+    text = torch.arange(100, 200)
+    plain = Curriculum(text, parse_schedule("8"), 32, 16, torch.Generator().manual_seed(0))
+    inside = Curriculum(text, parse_schedule("8"), 32, 16, torch.Generator().manual_seed(0), (2, 3))
+    without, with_frame = plain.batch(0.5).input_ids, inside.batch(0.5).input_ids
+    assert (with_frame[:, 0] == 2).all()
+    assert (with_frame[:, -1] == 3).all()
+    assert torch.equal(without[:, 1:-1], with_frame[:, 1:-1])
+    assert torch.equal(text, torch.arange(100, 200))

@@ -250,7 +250,7 @@ def test_the_tie_survives_a_copy() -> None:
         hidden = model.encoder(seen)
     after = model(seen).logits
     assert not torch.allclose(before, after)
-    x = model.head.LayerNorm(F.gelu(model.head.dense(hidden)))
+    x = model.head.transform.LayerNorm(F.gelu(model.head.transform.dense(hidden)))
     assert torch.allclose(after, x @ model.encoder.embedding.weight.T + model.head.bias, atol=1e-5)
 
 

@@ -7,7 +7,8 @@ import torch
 from shape_check import Checker, ShapeError, shape_comments, short_loops
 from tokenizers import Tokenizer
 
-from labml_bert.mlm import MaskedLM as PlainMaskedLM
+from labml_bert.bert import BertConfig
+from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.tokenizers import character_tokenizer
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
@@ -15,9 +16,8 @@ SOURCES = Path(__file__).parent.parent / "labml_bert"
 B, T, D, H, V = 3, 7, 20, 4, 29
 
 
-def run_bert(checker: Checker) -> None:
-    m = checker.module
-    config = m.BertConfig(
+def sizes() -> BertConfig:
+    return BertConfig(
         vocab_size=V,
         hidden_size=D,
         num_hidden_layers=2,
@@ -25,6 +25,11 @@ def run_bert(checker: Checker) -> None:
         intermediate_size=44,
         max_position_embeddings=11,
     )
+
+
+def run_bert(checker: Checker) -> None:
+    m = checker.module
+    config = sizes()
     ids = torch.randint(V, (B, T))
     for attentions in (False, True):
         m.BertModel(config)(ids, torch.ones(B, T), ids % 2, output_attentions=attentions)
@@ -66,7 +71,9 @@ def run_nsp(checker: Checker) -> None:
 
 def run_curriculum(checker: Checker) -> None:
     m = checker.module
-    m.Curriculum(torch.arange(100), m.parse_schedule(f"{T}"), B * T, 11, torch.Generator()).batch(0.5)
+    for frame in (None, (1, 2)):
+        stages = m.parse_schedule(f"{T}")
+        m.Curriculum(torch.arange(100), stages, B * T, 11, torch.Generator(), frame).batch(0.5)
 
 
 def run_floors(checker: Checker) -> None:
@@ -76,23 +83,22 @@ def run_floors(checker: Checker) -> None:
 def run_fill_mask(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
-    model: PlainMaskedLM = m.build_model(
-        m.BertConfig(
-            vocab_size=V,
-            hidden_size=D,
-            num_hidden_layers=1,
-            num_attention_heads=H,
-            intermediate_size=44,
-            max_position_embeddings=11,
-        )
-    )
+    model = BertForMaskedLM(sizes())
     m.fill_mask(model, tokenizer, "ab[MASK]defg")
+
+
+def run_pretraining(checker: Checker) -> None:
+    m = checker.module
+    ids = torch.randint(1, V, (B, T))
+    m.BertForMaskedLM(sizes())(ids, ids)
+    m.BertForPreTraining(sizes())(ids, ids, torch.zeros(B, dtype=torch.long))
 
 
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
     "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
+    "pretraining.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
     "curriculum.py": (run_curriculum, {"B": B, "T": T}),
     "floors.py": (run_floors, {}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),

@@ -13,8 +13,8 @@ import torch
 
 from labml_bert import training
 from labml_bert.bert import BertConfig
-from labml_bert.fill_mask import build_model
 from labml_bert.mlm import TokenMasker, masked_accuracy
+from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.training import (
     CHECKPOINT,
     NonFiniteLossError,
@@ -44,7 +44,13 @@ def trainer_at(path: Path, steps: int = 30, **configuration: object) -> tuple[Tr
     masker = TokenMasker(30, 4, range(5), generator=generator)
     arguments = TrainingArguments(steps=steps, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0)
     trainer = Trainer(
-        build_model(CONFIG), arguments, path, configuration, generator, torch.device("cpu"), bfloat16=False
+        BertForMaskedLM(CONFIG),
+        arguments,
+        path,
+        configuration,
+        generator,
+        torch.device("cpu"),
+        bfloat16=False,
     )
 
     def next_batch(progress: float) -> dict[str, torch.Tensor]:
@@ -89,7 +95,7 @@ def test_arguments_that_make_no_sense_are_refused(values: dict, words: str) -> N
 
 
 def test_every_parameter_is_in_one_group_and_no_bias_decays() -> None:
-    model = build_model(CONFIG)
+    model = BertForMaskedLM(CONFIG)
     decayed, spared = parameter_groups(model, 0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1
@@ -273,3 +279,43 @@ def test_a_torn_last_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
         log.write('{"track": {"loss": [[99')
     assert read_metrics(tmp_path / "run") == before
     assert read_metrics(tmp_path) == {}
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
+    """Against the update written out, with the decay of matrices only and one norm to clip."""
+    steps = 12
+    trainer, parts = trainer_at(tmp_path)
+    trainer.arguments = TrainingArguments(
+        steps=steps,
+        learning_rate=1e-2,
+        weight_decay=0.3,
+        warmup_ratio=0.25,
+        max_grad_norm=0.5,
+        adam_bias_correction=corrected,
+    )
+    trainer.model.eval()
+    slow = {name: p.detach().clone().double() for name, p in trainer.model.named_parameters()}
+    m = {name: torch.zeros_like(p) for name, p in slow.items()}
+    v = {name: torch.zeros_like(p) for name, p in slow.items()}
+    for step in range(steps):
+        batch = parts["next_batch"](0.0)
+        trainer.model(**batch).loss.backward()
+        grads = {name: p.grad.double() for name, p in trainer.model.named_parameters()}
+        norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+        trainer.optimizer.zero_grad()
+        rate = 1e-2 * min(step / steps / 0.25, (1 - step / steps) / 0.75)
+        for name, g in grads.items():
+            g = g * min(1.0, 0.5 / (norm + 1e-6))
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g * g
+            mean, square = m[name], v[name]
+            if corrected:
+                mean, square = mean / (1 - 0.9 ** (step + 1)), square / (1 - 0.999 ** (step + 1))
+            decay = 0.3 * slow[name] if slow[name].dim() > 1 else 0.0
+            slow[name] = slow[name] - rate * (mean / (square.sqrt() + 1e-6) + decay)
+        trainer.set_rate()
+        trainer.train_step(batch, lambda output: {})
+        trainer.step += 1
+        for name, p in trainer.model.named_parameters():
+            assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)

@@ -1,0 +1,394 @@
+"""
+# One run, from the command line to the record
+
+What surrounds the training, whatever is trained? Options are read and checked, a folder is made, a header
+says what will happen, the loop runs under a tracker, and at the end there is a result, a model that
+`fill_mask` and `transformers` can load, and, if asked for, a record that this site quotes.
+
+An experiment gives its `Job`: the parts to train and what to say of them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.corpora import Corpus
+from labml_bert.floors import Floor
+from labml_bert.pretraining import BertPreTrainedModel
+from labml_bert.report import (
+    ProgressLine,
+    bad_input_ends_here,
+    command,
+    console,
+    header,
+    results_table,
+    run_ends_well,
+    shown,
+)
+from labml_bert.tokenizers import save_tokenizer
+from labml_bert.training import (
+    Trainer,
+    TrainingArguments,
+    choose_device,
+    load_checkpoint,
+    read_metrics,
+    tracked,
+)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """
+    ## What every run can choose
+
+    An experiment adds its own. All of them decide the result, and nothing else does. They are saved with
+    the run, and a run goes on only with what it was started with.
+    """
+
+    experiment: str
+    corpus: str = "python-docs"
+    minutes: float | None = 3.0
+    steps: int | None = None
+    seed: int = 0
+
+
+HELP = {
+    "corpus": "python-docs, tiny-shakespeare, wikitext-2, wikitext-103, or a UTF-8 file or folder",
+    "minutes": "how long to train",
+    "steps": "train so many steps instead of minutes; such a run is repeatable to the bit",
+    "seed": "of all random numbers",
+    "vocab_size": "size of the vocabulary; characters need none",
+    "mlm_probability": "share of the tokens to predict in training; the evaluation always takes 0.15",
+    "hidden_size": "width of the model; the wide layer is four times this",
+    "num_hidden_layers": "number of blocks",
+    "num_attention_heads": "heads in each block; must divide the hidden size",
+    "max_position_embeddings": "longest sequence that the model can read",
+    "hidden_dropout_prob": "dropout, in the attention weights too",
+    "initializer_range": "spread of the initial weights; the published 0.02 goes with a width of 768",
+    "learning_rate": "its peak",
+    "warmup_ratio": "share of the budget in which the rate rises to its peak",
+    "weight_decay": "of matrices; biases and norms have none",
+    "adam_beta2": "memory of Adam's second moment",
+}
+
+Options = TypeVar("Options", bound=RunOptions)
+
+
+class Job(Protocol):
+    """What an experiment trains, and what it says of it."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    arguments: TrainingArguments
+    # Its state is the position in the data.
+    generator: torch.Generator
+    # What decides the run, with what it met: a text that changed since is not the same run.
+    configuration: dict[str, Any]
+    # What counting reaches on the held-out text.
+    floors: list[Floor]
+    batch_tokens: int
+    # Shares of the budget after which the model shows what it can do, and the name of what ended there.
+    marks: list[tuple[float, str]]
+    # A sentence for `fill_mask`.
+    example: str
+
+    @property
+    def model(self) -> BertPreTrainedModel:
+        """What is trained."""
+
+    def describe(self) -> tuple[str, dict[str, str]]:
+        """A title and the rows of the header."""
+
+    def length(self, progress: float) -> int:
+        """Tokens in a sequence at that share of the budget."""
+
+    def next_batch(self, progress: float) -> dict[str, Tensor]:
+        """The arguments of the model for one step."""
+
+    def metrics(self, output: Any) -> dict[str, Tensor]:
+        """Scalars to watch beside the loss; `accuracy` is one."""
+
+    def evaluate(self, trainer: Trainer, quick: bool = False) -> dict[str, float]:
+        """`loss` and `accuracy` on held-out text, or, if `quick`, on a first part of it."""
+
+    def show_samples(self, trainer: Trainer) -> None:
+        """Prints what the model can do by now."""
+
+    def conclude(self, result: dict[str, float]) -> None:
+        """Prints what the table of the result does not say."""
+
+
+def parse(
+    defaults: Options,
+    description: str,
+    argv: list[str] | None,
+    helps: dict[str, str] | None = None,
+    choices: dict[str, list[str]] | None = None,
+) -> tuple[Options, argparse.Namespace]:
+    """
+    ## The command line
+
+    Every field of the options is one. What is not given comes from the run that is resumed, or from
+    `defaults`. `helps` explains the fields that `HELP` does not, `choices` lists the values of some.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for field in fields(defaults):
+        if field.name == "experiment":
+            continue
+        default = getattr(defaults, field.name)
+        kind = {"minutes": float, "steps": int}.get(field.name) or type(field.default)
+        says = {**HELP, **(helps or {})}[field.name] + ("" if default is None else f" (default: {default})")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            default=argparse.SUPPRESS,
+            metavar=kind.__name__.upper(),
+            choices=(choices or {}).get(field.name),
+            help=says,
+        )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
+    parser.add_argument("--runs", type=Path, default=Path("logs"), help="folder for the folders of runs")
+    parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="work that a kill may lose")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
+    given = parser.parse_args(argv)
+    names = {field.name for field in fields(defaults)}
+    explicit = {key: value for key, value in vars(given).items() if key in names}
+    if "steps" in explicit and "minutes" in explicit:
+        parser.error("give --steps or --minutes, not both")
+    if "steps" in explicit:
+        explicit["minutes"] = None
+    elif "minutes" in explicit:
+        explicit["steps"] = None
+    if "corpus" in explicit and os.path.exists(explicit["corpus"]):
+        # A run can then be resumed from another folder.
+        explicit["corpus"] = os.path.abspath(explicit["corpus"])
+    with bad_input_ends_here():
+        if given.resume:
+            saved = load_checkpoint(given.resume)[0]["configuration"]
+            if saved.get("experiment") != defaults.experiment:
+                raise ValueError(
+                    f"{given.resume} is a run of {saved.get('experiment')}, not of {defaults.experiment}"
+                )
+            defaults = replace(defaults, **{key: value for key, value in saved.items() if key in names})
+        return replace(defaults, **explicit), given
+
+
+def new_run_path(runs: Path, experiment: str) -> Path:
+    """
+    Makes the folder `runs/experiment/time`.
+
+    Raises `ValueError` where it cannot be written.
+    """
+    base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
+    path, n = base, 1
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                n += 1
+                path = base.with_name(f"{base.name}-{n}")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write runs to {runs}: {error.strerror}; choose another folder with --runs"
+        ) from None
+
+
+def check_record(path: Path) -> None:
+    """
+    Raises `ValueError` where a record cannot be written to `path`, minutes before it is needed. A device or
+    a folder is no place for one.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is there and is no file")
+        part = path.with_name(path.name + ".part")
+        part.touch()
+        part.unlink()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
+
+
+def run(
+    defaults: Options,
+    make_job: Callable[[Options, torch.device, float], Job],
+    options: Options,
+    given: argparse.Namespace,
+) -> None:
+    """
+    ## The run
+
+    Everything that can be refused is refused before the first step, and before anything is written.
+    `options` and `given` are what `parse` returned.
+    """
+    began = time.monotonic()
+    with bad_input_ends_here():
+        if given.record is not None:
+            check_record(given.record)
+        if not 0 <= options.seed < 2**63:
+            raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
+        device = choose_device(given.device)
+        torch.manual_seed(options.seed)
+        with console.status("reading the text"):
+            job = make_job(options, device, given.checkpoint_seconds)
+        run_path = given.resume or new_run_path(given.runs, options.experiment)
+        trainer = Trainer(job.model, job.arguments, run_path, job.configuration, job.generator, device)
+        if given.resume:
+            trainer.resume()
+        job.tokenizer.save(str(run_path / "tokenizer.json"))
+
+    title, rows = job.describe()
+    budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
+    arithmetic = "bfloat16" if trainer.bfloat16 else "float32"
+    header(
+        f"{options.experiment}: {title}",
+        {
+            "text": f"{sum(map(len, job.corpus.train)):,} characters, "
+            f"{sum(map(len, job.corpus.valid)):,} held out",
+            "training": f"{budget}, {arithmetic} on {device}, {job.batch_tokens:,} tokens a step",
+            "model": f"{sum(p.numel() for p in job.model.parameters()):,} parameters, "
+            f"{job.model.config.num_hidden_layers} layers, {job.model.config.hidden_size} wide",
+            **rows,
+            "run": shown(run_path),
+        },
+    )
+    results_table(job.floors)
+
+    line = ProgressLine(options.minutes, job.batch_tokens)
+    marks = [mark for mark in job.marks if mark[0] > trainer.progress]
+    with run_ends_well(run_path), tracked(run_path, job.configuration):
+        with line.live():
+            for update in trainer.train(
+                job.next_batch,
+                job.metrics,
+                lambda: job.evaluate(trainer, quick=True),
+                tuple(share for share, _ in marks),
+            ):
+                line.show(update, job.length(update.progress))
+                if marks and update.evaluation and update.progress >= marks[0][0] - 1e-6:
+                    console.print(
+                        f"\n  at {update.seconds:.0f} s, after {marks.pop(0)[1]}: held-out loss "
+                        f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
+                    )
+                    job.show_samples(trainer)
+        result = job.evaluate(trainer)
+        job.model.save_pretrained(run_path / "model")
+        save_tokenizer(job.tokenizer, run_path / "model")
+
+    console.print()
+    results_table(job.floors, Floor("this model", result["loss"], result["accuracy"]))
+    job.conclude(result)
+    if given.record is not None:
+        seconds = time.monotonic() - began
+        with run_ends_well(run_path):
+            write_record(given.record, options, defaults, job, trainer, result, seconds)
+        console.print(f"  record      {shown(given.record)}")
+    console.print(f"  run         {shown(run_path)}")
+    console.print(f"  model       {shown(run_path / 'model')}\n\n  Try it:\n")
+    # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
+    elsewhere = [] if run_path.parent.parent == Path("logs") else ["--run", shown(run_path)]
+    words = shlex.join([*elsewhere, job.example])
+    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n  {words}\n")
+
+
+def write_record(
+    path: Path,
+    options: RunOptions,
+    defaults: RunOptions,
+    job: Job,
+    trainer: Trainer,
+    result: dict[str, float],
+    wall_seconds: float,
+) -> None:
+    """
+    ## The record
+
+    A result with all that somebody needs to doubt or repeat it. Pages and charts quote these files.
+    """
+    # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
+    configuration = {**job.configuration, "corpus": job.corpus.name}
+    changed = {
+        field.name: job.corpus.name if field.name == "corpus" else value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
+    }
+    words = [word for key, value in changed.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    record: dict[str, Any] = {
+        "experiment": options.experiment,
+        "command": shlex.join(["python", f"experiments/{options.experiment}.py", *words]),
+        **origin(),
+        "configuration": configuration,
+        "corpus": {
+            "name": job.corpus.name,
+            "sha256": job.corpus.sha256,
+            "train_characters": sum(map(len, job.corpus.train)),
+            "valid_characters": sum(map(len, job.corpus.valid)),
+        },
+        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "versions": versions(),
+        "hardware": hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
+        "floors": [floor._asdict() for floor in job.floors],
+        "history": {
+            name: [[step, round(value, 6)] for step, value in points]
+            for name, points in read_metrics(trainer.run_path).items()
+        },
+        "result": {
+            **result,
+            "steps": trainer.step,
+            "training_seconds": trainer.seconds,
+            "wall_seconds": wall_seconds,
+        },
+    }
+    write_whole(path, json.dumps(record, indent=1))
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide a result."""
+    packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def hardware(device: torch.device, precision: str) -> dict[str, Any]:
+    """What a run was made on."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "device": device.type,
+        "name": gpu or torch.cpu.get_capabilities().get("cpu_name"),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+    }
+
+
+def origin() -> dict[str, str | None]:
+    """When a record is made, and from which commit, if git knows."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    ).stdout.strip()
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a record under another name and renames it, so that a half-written one is never read."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    os.replace(part, path)
