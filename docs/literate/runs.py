@@ -55,7 +55,7 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
     if folder != "experiments":
         return ""
     mine = [record for record in records.values() if record.data["experiment"] == name]
-    parts = ['## Recorded runs {#runs}\n\n<div class="runs" markdown="block">\n\n']
+    parts = ["## Recorded runs {#runs}\n\n"]
     if not mine:
         parts.append("None has been recorded yet.\n\n")
     for record in mine:
@@ -69,4 +69,4 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
             f"### {record.name} {{#run-{record.name}}}\n\n{mark}{fenced('sh', record.data['command'])}\n"
             f"{shown}\n"
         )
-    return "".join(parts) + "\n</div>\n"
+    return "".join(parts)
