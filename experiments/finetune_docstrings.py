@@ -172,7 +172,8 @@ class Comparison:
         """One method, trained and tested."""
         began = time.monotonic()
         examples = draw(task, count, seed)
-        rate, losses = None, []
+        rate: float | None = None
+        losses: list[float] = []
         if arm == "bag of words":
             logits = tuned(examples, len(task.labels), seed).predict(task.test)
         else:

@@ -26,7 +26,7 @@ def heading(row: Row) -> str:
 def copy_button(first: int, last: int, what: str, label: str = "Copy") -> str:
     """A button that copies lines of this page."""
     where = f'data-copy="{first}-{last}" aria-label="Copy {what}"'
-    return f'<button type="button" class="copy" {where}>{label}</button>'
+    return f'<button type="button" class="copy" data-search-exclude {where}>{label}</button>'
 
 
 def tools(source: Source) -> str:

@@ -71,17 +71,6 @@ function reachable() {
   }
 }
 
-// What a printed page needs is not behind a click.
-let closed = [];
-
-addEventListener("beforeprint", () => {
-  closed = [...document.querySelectorAll("details:not([open])")];
-  for (const one of closed) one.open = true;
-});
-addEventListener("afterprint", () => {
-  for (const one of closed) one.open = false;
-});
-
 // Light or dark: the other than now. The line in the head of the page reads what is stored here.
 const root = document.documentElement;
 
