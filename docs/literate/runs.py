@@ -5,6 +5,10 @@ What stands below its code: the curve, the result beside the floors it has to be
 that somebody needs to doubt it or to repeat it.
 """
 
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
 from docs.literate import attention
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
@@ -18,7 +22,74 @@ def results(record: Record) -> str:
     rows = [(floor["name"], floor["loss"], floor["accuracy"]) for floor in record.data["floors"]]
     rows.append(("**this run**", ours["loss"], ours["accuracy"]))
     body = "".join(f"| {name} | {loss:.3f} | {accuracy:.1%} |\n" for name, loss, accuracy in rows)
-    return f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
+    table = f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
+    return table + (pairs(ours) if "next_sentence_accuracy" in ours else "")
+
+
+def pairs(result: dict[str, float]) -> str:
+    """What a run on sentence pairs has beside the masked tokens, as a Markdown table."""
+    chance = result["next_sentence_chance"]
+    error = result["next_sentence_standard_error"]
+    above = (result["next_sentence_accuracy"] - chance) / error
+    return (
+        f"\n| held-out pairs, {result['pairs']:,.0f} | told apart |\n|---|---:|\n"
+        f"| one answer for all | {chance:.1%} |\n"
+        f"| **this run**, {above:.1f} standard errors above | {result['next_sentence_accuracy']:.1%} |\n"
+    )
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """`61.2% ± 0.8%`, the spread being the standard deviation over the seeds."""
+    spread = f" ± {statistics.stdev(values):.1%}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1%}{spread}"
+
+
+def comparison(record: Record) -> str:
+    """
+    Methods compared at several numbers of labels: a table for each task, and a curve where there is more
+    than one number.
+    """
+    rows: list[dict[str, Any]] = record.data["table"]
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    parts = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        about = record.data["tasks"][task]
+        counts = sorted({row["labels"] for row in rows if row["task"] == task})
+
+        def of(arm: str, labels: int, column: str, task: str = task) -> list[float]:
+            return [
+                row[column] for row in rows if (row["task"], row["arm"], row["labels"]) == (task, arm, labels)
+            ]
+
+        table = (
+            f"| {task}, labels | method | right | macro F1 | right, text never read |\n"
+            "|---|---|---:|---:|---:|\n"
+        )
+        for labels in counts:
+            for arm in arms:
+                cells = (of(arm, labels, name) for name in ("accuracy", "macro_f1", "unseen_accuracy"))
+                table += f"| {labels:,} | {arm} | {' | '.join(map(mean_and_spread, cells))} |\n"
+        table += f"| | always the most frequent | {about['chance']:.1%} | | |\n"
+        if len(counts) > 1:
+            lines = [
+                Line(arm, [(n, 100 * statistics.mean(of(arm, n, "accuracy"))) for n in counts])
+                for arm in arms
+            ]
+            title = f"Share of right answers in the task {task}, by number of labelled texts"
+            parts.append(
+                line_chart(lines, title, "labelled texts", "right, %", [("chance", 100 * about["chance"])])
+            )
+        parts.append(table)
+    data = record.data
+    took = f"{data['result']['wall_seconds'] / 60:.0f} minutes"
+    seeds = data["configuration"]["seeds"]
+    return "\n\n".join(
+        [
+            *parts,
+            f"Mean and standard deviation over {seeds} seeds. {data['date']}, {record.machine()}, {took}, "
+            f"commit `{(data.get('commit') or 'unknown')[:12]}`. The network has {data['parameters']:,} parameters.",
+        ]
+    )
 
 
 def facts(record: Record) -> str:
@@ -63,6 +134,8 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
         mark = f'!!! warning ""\n    {stale}\n\n' if stale else ""
         if "history" in record.data:
             shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+        elif "table" in record.data:
+            shown = comparison(record)
         else:
             shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
