@@ -5,7 +5,7 @@ Does the recipe of the paper work on a laptop? Both tasks at once, words in piec
 sequences for nine tenths of the time and long ones for the rest. It is the original with every size scaled
 down:
 
-| | BERT base | here |
+| what | BERT base | here |
 |---|---|---|
 | layers, width, heads | 12, 768, 12 | 4, 128, 4 |
 | vocabulary | 30,522 | 4,096 |

@@ -11,7 +11,7 @@ A build can be killed at any moment. A file has its name only when it is whole, 
 it was made of; the next build keeps those that fit. `manifest.json` is written last. Without it there is
 no dataset.
 
-| column | type | |
+| column | type | what it holds |
 |---|---|---|
 | `tokens` | list of uint16 | `[CLS] A [SEP] B [SEP]`; uint32 where the vocabulary needs it |
 | `segment_ids` | list of uint8 | 0 for A, 1 for B; the model's `token_type_ids` |

@@ -69,7 +69,7 @@ def comparison(record: Record) -> str:
             for arm in arms:
                 cells = (of(arm, labels, name) for name in ("accuracy", "macro_f1", "unseen_accuracy"))
                 table += f"| {labels:,} | {arm} | {' | '.join(map(mean_and_spread, cells))} |\n"
-        table += f"| | always the most frequent | {about['chance']:.1%} | | |\n"
+        table += f"| any | always the most frequent | {about['chance']:.1%} | – | – |\n"
         if len(counts) > 1:
             lines = [
                 Line(arm, [(n, 100 * statistics.mean(of(arm, n, "accuracy"))) for n in counts])
@@ -87,7 +87,8 @@ def comparison(record: Record) -> str:
         [
             *parts,
             f"Mean and standard deviation over {seeds} seeds. {data['date']}, {record.machine()}, {took}, "
-            f"commit `{(data.get('commit') or 'unknown')[:12]}`. The network has {data['parameters']:,} parameters.",
+            f"commit `{(data.get('commit') or 'unknown')[:12]}`. "
+            f"The network has {data['parameters']:,} parameters.",
         ]
     )
 
