@@ -1,4 +1,4 @@
-"""A classifier on top: what `transformers` reads of ours and we of theirs, batches, and what can be learned."""
+"""A classifier on top: what `transformers` reads of ours and we of theirs, batches, what can be learned."""
 
 import dataclasses
 import json
@@ -97,7 +97,7 @@ def test_on_top_of_a_pretrained_folder(kind, tmp_path: Path) -> None:
     backbone = kind(random_sizes(1))
     shake(backbone, 1)
     backbone.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no (bert.pooler|classifier)"):
+    with pytest.raises(ValueError, match=r"has no (bert.pooler|classifier)"):
         BertForSequenceClassification.from_pretrained(tmp_path, labels=NAMES)
     model = BertForSequenceClassification.from_pretrained(tmp_path, FRESH, labels=NAMES)
     taken = dict(backbone.bert.named_parameters())
