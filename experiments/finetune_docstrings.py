@@ -131,6 +131,8 @@ def draw(task: Task, count: int, seed: int) -> list[Example]:
 
 def thinned(losses: list[float], points: int = 20) -> list[float]:
     """Means of equal parts of `losses`, `points` of them, or each loss where there are fewer."""
+    if not losses:
+        return []
     points = min(points, len(losses))
     edges = [len(losses) * i // points for i in range(points + 1)]
     return [round(statistics.mean(losses[a:b]), 4) for a, b in itertools.pairwise(edges)]

@@ -137,9 +137,12 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     generator = random.Random(0)
     by_module: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
+    met: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        if len(parts) == 2 and parts[1].strip():
+        # A line that opens several, such as "Constructor.", sums up none.
+        if len(parts) == 2 and parts[1].strip() and not met & {*parts}:
+            met.update(parts)
             by_module[docstring.module, docstring.unseen].append(parts)
     train: list[Example] = []
     test: list[Example] = []

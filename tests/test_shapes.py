@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.tokenizers import character_tokenizer, wordpiece_tokenizer
+from labml_bert.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
 # All different, so that no letter can stand for another.
-B, T, D, H, V = 3, 7, 20, 4, 29
+B, T, D, H, V, K = 3, 7, 20, 4, 29, 5
 
 
 def sizes() -> BertConfig:
@@ -120,6 +120,28 @@ def run_dataset(checker: Checker) -> None:
         m.build_dataset(["a b. c.", "c. ab. a."], tokenizer, Path(folder), arguments, 1)
 
 
+def run_finetuning(checker: Checker) -> None:
+    m = checker.module
+    # As many words as leave room for the special tokens, so that a row is `T` long.
+    tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
+    examples = [m.Example("word1 word2 word3 word4 word5", label) for label in range(B)]
+    rows = m.encode_examples(tokenizer, examples)
+    model = m.BertForSequenceClassification(sizes(), [str(label) for label in range(K)])
+    m.fine_tune(model, rows, 1e-3, epochs=1)
+    labels = torch.tensor([example.label for example in examples])
+    m.score(m.predict(model, rows), labels)
+    checker.fixed = {}
+    m.choose([1.0], examples * 5, lambda _, rest, fifth: torch.zeros(len(fifth), K))
+
+
+def run_bag_of_words(checker: Checker) -> None:
+    m = checker.module
+    examples = [m.Example(" ".join(f"word{i}" for i in range(11)), label) for label in range(K)]
+    bag = m.BagOfWords(examples * 2, K, 1e-3)
+    checker.fixed = {"W": 11, "K": K}
+    bag.predict(examples)
+
+
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
@@ -129,6 +151,8 @@ SCENARIOS = {
     "floors.py": (run_floors, {}),
     "dataset.py": (run_dataset, {}),
     "pair_batches.py": (run_pair_batches, {"B": B, "T": T + 1}),
+    "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
+    "bag_of_words.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
 }
 
