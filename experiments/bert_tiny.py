@@ -9,8 +9,8 @@ down:
 |---|---|---|
 | layers, width, heads | 12, 768, 12 | 4, 128, 4 |
 | vocabulary | 30,522 | 4,096 |
-| length, for how long | 128 for 90%, then 512 | 64 for 90%, then 128 |
-| tokens in a step | 32,768, then 131,072 | 4,096 |
+| length, for how long | 128 for 90%, then 512 | 32 for 90%, then 128 |
+| tokens in a step | 32,768, then 131,072 | 2,048 |
 | text | 3.3 billion words | 2 million characters |
 | copies of the text, with other pairs | 10 | 10 |
 | peak of the learning rate | 1e-4 | 2e-3 |

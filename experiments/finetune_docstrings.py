@@ -55,7 +55,7 @@ from labml_bert.pretraining import fill, read_config, read_tensors
 from labml_bert.report import bad_input_ends_here, console, header, shown
 from labml_bert.run import check_record, hardware, origin, versions, write_whole
 from labml_bert.tokenizers import load_tokenizer
-from labml_bert.training import choose_device, has_fast_bfloat16
+from labml_bert.training import choose_device, has_fast_bfloat16, load_checkpoint
 
 # Models of a few million parameters, or less, at most; see `finetuning.fine_tune`.
 RATES = (3e-4, 1e-3, 3e-3)
@@ -220,17 +220,28 @@ def spread(values: list[float]) -> float:
 
 def newest_model(runs: Path) -> Path:
     """
-    The folder `model` of the run under `runs` that was finished last.
+    The folder `model` of the run of `bert_tiny.py` under `runs` that was finished last. Its pooler is trained,
+    and it has met pairs.
 
     Raises `ValueError` where there is none.
     """
-    found = sorted(runs.glob("*/*/model/config.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ValueError(
-            f"no finished run under {runs}; give --model, or train one with: "
-            "python experiments/mlm_words.py --tokenizer wordpiece"
+            f"no finished run of bert_tiny under {runs}; give --model, or make one with: "
+            "python experiments/bert_tiny.py"
         )
     return found[-1].parent
+
+
+def pretraining_of(folder: Path) -> dict[str, Any] | None:
+    """How the model in `folder` was made, where it is one of ours and its run is still beside it."""
+    try:
+        saved = load_checkpoint(folder.parent)[0]
+    except ValueError:
+        return None
+    named = {key: saved["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
+    return {**named, "steps": saved["step"], "seconds": saved["seconds"]}
 
 
 def label_counts(words: list[str], task: Task) -> list[int]:
@@ -270,7 +281,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description="Compare a pretrained model with less on labelled docstrings."
     )
-    parser.add_argument("--model", type=Path, help="folder of a model (default: the newest under logs/)")
+    parser.add_argument("--model", type=Path, help="folder of a model (default: of the newest bert_tiny)")
     parser.add_argument(
         "--labels",
         nargs="+",
@@ -327,9 +338,7 @@ def main(argv: list[str] | None = None) -> None:
         words += ["--seeds", str(options.seeds), "--steps", str(options.steps)]
         record = {
             "experiment": "finetune_docstrings",
-            "command": shlex.join(
-                ["python", "experiments/finetune_docstrings.py", "--model", "model", *words]
-            ),
+            "command": shlex.join(["python", "experiments/finetune_docstrings.py", *words]),
             **origin(),
             "configuration": {
                 "model": network.config.__dict__,
@@ -339,6 +348,7 @@ def main(argv: list[str] | None = None) -> None:
                 "max_length": MAX_LENGTH,
                 "seeds": options.seeds,
             },
+            "pretrained": pretraining_of(folder),
             "tasks": {task.name: about(task) for task in (package, summary)},
             "parameters": sum(p.numel() for p in model.parameters()),
             "versions": versions(),

@@ -37,8 +37,8 @@ class Options(RunOptions):
 
     minutes: float | None = 10.0
     vocab_size: int = 4096
-    schedule: str = "64:9,128:1"
-    batch_tokens: int = 4096
+    schedule: str = "32:9,128:1"
+    batch_tokens: int = 2048
     masking: str = "dynamic"
     hidden_size: int = 128
     num_hidden_layers: int = 4
@@ -53,7 +53,7 @@ class Options(RunOptions):
 
 
 HELP = {
-    "schedule": "lengths of the pairs in turn; 64:9,128:1 gives 64 nine tenths of the time",
+    "schedule": "lengths of the pairs in turn; 32:9,128:1 gives 32 nine tenths of the time",
     "batch_tokens": "tokens in a step, padding included",
     "masking": "masks drawn for each batch, once for all, or for whole words",
     "adam": "with the correction of its first steps, or as published, without",

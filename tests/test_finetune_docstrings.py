@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "experiments" / "finetune_docstrings.py"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `logs/`, in it a run, in it a model that was never trained."""
     folder = tmp_path_factory.mktemp("work")
-    model = folder / "logs" / "mlm_words" / "20260101-000000" / "model"
+    model = folder / "logs" / "bert_tiny" / "20260101-000000" / "model"
     documents = [text for _, text in python_documents()][:100]
     tokenizer = wordpiece_tokenizer(documents, 600)
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 def test_without_any_run_it_says_how_to_make_one(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
-    assert re.fullmatch("error: no finished run under logs; .*mlm_words.py.*\n", done.stderr)
+    assert re.fullmatch("error: no finished run of bert_tiny under logs; .*bert_tiny.py.*\n", done.stderr)
     assert [*tmp_path.iterdir()] == []
 
 
