@@ -220,8 +220,8 @@ def spread(values: list[float]) -> float:
 
 def newest_model(runs: Path) -> Path:
     """
-    The folder `model` of the run of `bert_tiny.py` under `runs` that was finished last. Its pooler is trained,
-    and it has met pairs.
+    The folder `model` of the run of `bert_tiny.py` under `runs` that was finished last. Its pooler is
+    trained, and it has met pairs.
 
     Raises `ValueError` where there is none.
     """
