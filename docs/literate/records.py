@@ -83,10 +83,16 @@ def changed_since(commit: str, paths: tuple[str, ...], root: Path = ROOT) -> tup
     Better words in a comment or a docstring change no result.
     """
     try:
-        names = git(root, "diff", "--name-only", commit, "--", *paths).split()
-        then = [statements(git(root, "show", f"{commit}:{name}")) for name in names]
-        now = [statements((root / name).read_text("utf-8")) for name in names]
-        return tuple(name for name, a, b in zip(names, then, now, strict=True) if a != b)
+        # With a letter for each: `A` is a file that is new since.
+        lines = git(root, "diff", "--name-status", "--no-renames", commit, "--", *paths).splitlines()
+        found = [(line[0], line[1:].strip()) for line in lines]
+        return tuple(
+            name
+            for letter, name in found
+            if letter == "A"
+            or statements(git(root, "show", f"{commit}:{name}"))
+            != statements((root / name).read_text("utf-8"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 

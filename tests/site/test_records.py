@@ -28,6 +28,9 @@ def test_words_do_not_make_a_record_old_and_statements_do(tmp_path: Path) -> Non
     (tmp_path / "b.py").write_text("def f():\n    '''Others.'''\n    return 2\n")
     changed_since.cache_clear()
     assert changed_since(commit, both, tmp_path) == ("b.py",)
+    (tmp_path / "c.py").write_text("x = 1\n")
+    git("add", "c.py")
+    assert changed_since(commit, ("a.py", "c.py"), tmp_path) == ("c.py",), "new since the run"
     assert changed_since("0" * 40, both, tmp_path) is None
 
 
