@@ -57,8 +57,8 @@ from labml_bert.run import check_record, hardware, origin, versions, write_whole
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import choose_device, has_fast_bfloat16
 
-# Models of a few million parameters, or less, at most; see `finetuning.fine_tune`.
-RATES = (3e-4, 1e-3, 3e-3)
+# For a few million parameters, or fewer; see `finetuning.fine_tune`.
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 EPOCHS = 4
 MAX_LENGTH = {"package": 48, "summary": 64}
 # Above this a second, longer search would cost more than the training itself.
@@ -174,7 +174,8 @@ class Comparison:
         """One method, trained and tested."""
         began = time.monotonic()
         examples = draw(task, count, seed)
-        rate, losses = None, []
+        rate: float | None = None
+        losses: list[float] = []
         if arm == "bag of words":
             logits = tuned(examples, len(task.labels), seed).predict(task.test)
         else:
