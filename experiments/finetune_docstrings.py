@@ -57,8 +57,8 @@ from labml_bert.run import check_record, hardware, origin, versions, write_whole
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import choose_device, has_fast_bfloat16, load_checkpoint
 
-# Models of a few million parameters, or less, at most; see `finetuning.fine_tune`.
-RATES = (3e-4, 1e-3, 3e-3)
+# For a few million parameters, or fewer; see `finetuning.fine_tune`.
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 EPOCHS = 4
 MAX_LENGTH = {"package": 48, "summary": 64}
 # Above this a second, longer search would cost more than the training itself.
@@ -319,8 +319,8 @@ def main(argv: list[str] | None = None) -> None:
                 f"({sum(task.unseen)} unseen)"
                 for task in (package, summary)
             },
-            "classes": f"{len(package.labels)} packages of {min(counts)} to {max(counts)} texts each; 2",
-            "to beat": f"{package.chance:.1%} and {summary.chance:.1%}, by always saying the most frequent",
+            "classes": f"{len(package.labels)} packages of {min(counts)} to {max(counts)} texts each",
+            "to beat": f"{package.chance:.1%} and {summary.chance:.1%}, by always saying one class",
             "network": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
             f"{network.config.num_hidden_layers} layers, {network.config.hidden_size} wide",
             "model": shown(folder),

@@ -7,8 +7,8 @@ tasks are made of that:
 - **package**: from which of 20 packages is this docstring? One text, 20 classes of unequal size.
 - **summary**: does this first line belong to that description? Two texts, two classes, half of each. By
   convention a docstring opens with a line that sums up the rest. The wrong descriptions are from the same
-  module, so the subject gives nothing away: one part has to be read in the light of the other. It is not the
-  task of pretraining, where a wrong second part comes from another document.
+  package, so the subject gives little away, and one part has to be read in the light of the other. In
+  next sentence prediction a wrong second part comes from anywhere, which is far easier.
 
 A task made this easily leaks easily. What is done against it:
 
@@ -131,22 +131,22 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     ## Does the summary fit?
 
-    The first paragraph of a docstring and the rest of it. In each module half of them, by lot, pass
+    The first paragraph of a docstring and the rest of it. In each package half of them, by lot, pass
     their rests around among themselves. So each part occurs once, and neither says anything alone. The
     test is all unseen.
     """
     generator = random.Random(0)
-    by_module: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
+    by_package: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
     met: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
         # A line that opens several, such as "Constructor.", sums up none.
         if len(parts) == 2 and parts[1].strip() and not met & {*parts}:
             met.update(parts)
-            by_module[docstring.module, docstring.unseen].append(parts)
+            by_package[docstring.package, docstring.unseen].append(parts)
     train: list[Example] = []
     test: list[Example] = []
-    for (_, unseen), pairs in sorted(by_module.items()):
+    for (_, unseen), pairs in sorted(by_package.items()):
         if len(pairs) < 4:
             continue
         generator.shuffle(pairs)

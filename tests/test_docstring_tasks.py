@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from labml_bert import docstring_tasks
-from labml_bert.corpora import load_corpus
+from labml_bert.corpora import Corpus, load_corpus
 from labml_bert.docstring_tasks import (
     Docstring,
     distinct_docstrings,
@@ -109,5 +109,7 @@ def test_near_copies_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         "a.py": ["Return the first item of the list or none.", "Too short."],
         "b.py": ["Return the first item of the list, or NONE", "Return a number that is not in any list."],
     }
+    corpus = Corpus("both", ["x\n\nReturn the first item of the list or none.\n\ny"], [])
     monkeypatch.setattr(docstring_tasks, "module_docstrings", lambda: iter(texts.items()))
-    assert [d.module for d in distinct_docstrings()] == ["a.py", "b.py"]
+    monkeypatch.setattr(docstring_tasks, "load_corpus", lambda name: corpus)
+    assert [(d.module, d.unseen) for d in distinct_docstrings()] == [("a.py", False), ("b.py", True)]
