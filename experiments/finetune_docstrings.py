@@ -199,7 +199,7 @@ class Comparison:
         )
 
     def show(self, task: Task, count: int) -> None:
-        """Prints mean and spread over the seeds."""
+        """Prints the scores over the seeds."""
         table = Table(box=None, padding=(0, 1), header_style="dim")
         table.add_column(f"{task.name}, {count:,} labels", min_width=22)
         for column in ("right", "macro F1", "right, unseen"):
@@ -208,14 +208,15 @@ class Comparison:
             rows = [row for row in self.rows if (row.task, row.arm, row.labels) == (task.name, arm, count)]
             columns = [[row.accuracy for row in rows], [row.macro_f1 for row in rows]]
             columns.append([row.unseen_accuracy for row in rows])
-            table.add_row(arm, *(f"{statistics.mean(c):.1%} ± {spread(c):.1%}" for c in columns))
+            table.add_row(arm, *map(over_seeds, columns))
         console.print(table)
         console.print()
 
 
-def spread(values: list[float]) -> float:
-    """The standard deviation over the seeds; 0 for one seed, which says nothing of it."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def over_seeds(values: list[float]) -> str:
+    """Mean and standard deviation; one seed has no spread."""
+    spread = f" ± {statistics.stdev(values):.1%}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1%}{spread}"
 
 
 def newest_model(runs: Path) -> Path:
