@@ -139,7 +139,9 @@ class MaskedLMJob:
         self.marks = [
             (min(end, 1.0), f"length {stage.length}") for end, stage in zip(shares, stages, strict=True)
         ]
-        self.example = example(self.corpus.valid, letters=options.tokenizer == "char")
+        self.example = example(
+            self.corpus.valid, options.tokenizer == "char", options.max_position_embeddings
+        )
         self.configuration = {
             **asdict(options),
             "corpus_sha256": self.corpus.sha256,

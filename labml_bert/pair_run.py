@@ -117,7 +117,7 @@ class PairJob:
         self.marks = [
             (min(end, 1.0), f"length {stage.length}") for end, stage in zip(ends, self.stages, strict=True)
         ]
-        self.example = example(self.corpus.valid, letters=False)
+        self.example = example(self.corpus.valid, letters=False, longest=longest)
         self.configuration = {
             **asdict(options),
             "corpus_sha256": self.corpus.sha256,

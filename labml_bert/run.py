@@ -190,19 +190,18 @@ def parse(
         return replace(defaults, **explicit), given
 
 
-def example(texts: list[str], letters: bool) -> str:
+def example(texts: list[str], letters: bool, longest: int) -> str:
     """
     A line of the text with its middle word hidden, or, for a model of characters and for a script without
-    blanks, one letter of it.
+    blanks, one letter of it. A model of `longest` positions can read it, as a token is a character at least.
     """
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
-    # Long enough to say something, short enough for a line of the terminal; no quotes for the shell to mind.
-    fitting = [
-        line
-        for line in lines
-        if 30 <= len(line) <= 60 and not {*string.punctuation, *string.digits} & {*line}
-    ]
-    line = min(fitting or lines, key=lambda line: abs(len(line) - 45))
+    # Room for the signs around a text, and short enough for a line of the terminal.
+    most = min(60, longest - 2)
+    # No quotes for the shell to mind.
+    signs = {*string.punctuation, *string.digits}
+    fitting = [line for line in lines if most // 2 <= len(line) <= most and not signs & {*line}]
+    line = min(fitting or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
     words = line.split(" ")
     middle = len(words) // 2
     if letters or len(words) < 4:

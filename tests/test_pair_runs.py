@@ -15,6 +15,7 @@ import transformers
 from conftest import small_text
 
 from labml_bert import fill_mask
+from labml_bert.run import example
 from labml_bert.training import CHECKPOINT, load_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -181,6 +182,18 @@ def test_sizes_grow_with_the_text() -> None:
     # A script with thousands of characters.
     many = choose(Corpus("", ["".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10], []))
     assert many["vocab_size"] > 6000
+
+
+@pytest.mark.parametrize("longest", [3, 8, 32, 512])
+@pytest.mark.parametrize(
+    "text",
+    ["the cat sees the dog in the morning", "x", "一二三四五六七八九十" * 20, "\n\n a b\n" + "word " * 99],
+)
+def test_the_example_fits_the_model(text: str, longest: int) -> None:
+    for letters in (True, False):
+        asked = example([text], letters, longest)
+        assert asked.count("[MASK]") == 1
+        assert len(asked.replace("[MASK]", "?")) <= max(longest - 2, len(asked.split()[0]))
 
 
 BAD_INPUT = {
