@@ -93,6 +93,14 @@ def quotable(
                 return x
         raise PageError(f"in the run {name}, {metric} never falls below {below}")
 
+    def right(name: str, task: str, labels: int, arm: str) -> float:
+        """The mean share of right answers of a method in a comparison, over the seeds."""
+        rows = record(name).data["table"]
+        found = [r["accuracy"] for r in rows if (r["task"], r["labels"], r["arm"]) == (task, labels, arm)]
+        if not found:
+            raise PageError(f"the run {name} has no {arm!r} with {labels} labels of {task!r}")
+        return sum(found) / len(found)
+
     def machine(name: str) -> str:
         """Where it ran."""
         return record(name).machine()
@@ -176,6 +184,7 @@ def quotable(
         "floor": floor,
         "value_at": value_at,
         "seconds_until": seconds_until,
+        "right": right,
         "machine": machine,
         "made_by": made_by,
         "chart": chart,
