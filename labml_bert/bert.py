@@ -64,6 +64,9 @@ class BertConfig:
             "max_position_embeddings",
             "type_vocab_size",
         )
+        for name in (*sizes, "pad_token_id"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number")
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -75,8 +78,9 @@ class BertConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not 0 < self.initializer_range < math.inf:
-            raise ValueError(f"initializer_range is {self.initializer_range}; it must be above 0 and finite")
+        for name in ("initializer_range", "layer_norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and finite")
         if not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"pad_token_id {self.pad_token_id} is outside the vocabulary of {self.vocab_size}; "

@@ -451,4 +451,9 @@ def open_dataset(folder: Path) -> "Dataset":
     # They would stand in the middle of what a run says, and it takes less than a second.
     disable_progress_bars()
     files = [str(folder / part["name"]) for part in parts]
-    return Dataset.from_parquet(files, cache_dir=str(folder / "arrow" / digest[:16]))
+    try:
+        return Dataset.from_parquet(files, cache_dir=str(folder / "arrow" / digest[:16]))
+    except Exception as error:  # Each damage has an error of its own.
+        raise ValueError(
+            f"a file in {folder} is damaged ({type(error).__name__}); remove the folder and build it again"
+        ) from None

@@ -41,7 +41,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
 
     Raises `ValueError` where the folder holds neither, or parts that do not fit together.
     """
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         model = BertForMaskedLM.from_pretrained(folder)
     else:
         about, tensors = load_checkpoint(folder)
@@ -71,9 +71,11 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     places = [place for place, token in enumerate(encoding.ids) if token == mask]
     if not places:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to guess")
+    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    if len(special) == model.config.vocab_size:
+        raise ValueError("the model knows no token but special ones; train one on text")
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
-    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     answers = probabilities.clone()  # (T, V)
     answers[:, special] = 0
     guesses: list[list[Guess]] = []

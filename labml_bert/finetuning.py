@@ -66,6 +66,8 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, labels: Sequence[str]):
         super().__init__(config)
+        if not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"the labels are {list(labels)}; each must be a text")
         if len(labels) < 2 or len({*labels}) < len(labels):
             raise ValueError(f"the labels are {list(labels)}; give two or more, each of another name")
         self.labels = list(labels)

@@ -15,7 +15,7 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import cache_folder, load_corpus
 from labml_bert.curriculum import parse_schedule
-from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
+from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset, sentences
 from labml_bert.floors import Floor, floors
 from labml_bert.mlm import masked_accuracy
 from labml_bert.pair_batches import Masking, PairBatches, PairCollator
@@ -110,9 +110,10 @@ class PairJob:
         specials = special_token_ids(self.tokenizer)
         self.floors: list[Floor] = floors(train_ids, valid_ids, self.config.vocab_size, specials)
         self.batch_tokens = options.batch_tokens
+        self.model = BertForPreTraining(self.config)
+        self.check_text()
         self.batches = {stage.length: self.make_batches(stage.length) for stage in self.stages}
         self.held_out = self.make_held_out(longest)
-        self.model = BertForPreTraining(self.config)
         ends = accumulate(stage.share for stage in self.stages)
         self.marks = [
             (min(end, 1.0), f"length {stage.length}") for end, stage in zip(ends, self.stages, strict=True)
@@ -123,6 +124,21 @@ class PairJob:
             "corpus_sha256": self.corpus.sha256,
             "model": asdict(self.config),
         }
+
+    def check_text(self) -> None:
+        """Raises `ValueError` where the text gives no pairs, before any file is made of it."""
+        train, valid = self.corpus.train, self.corpus.valid
+        if min(len(train), len(valid)) < 2:
+            raise ValueError(
+                "pairs need two documents to learn from and two held out, and this text gives "
+                f"{len(train)} and {len(valid)}; give a folder with more files"
+            )
+        for part in (train, valid):
+            if all(len(sentences(text)) < 2 for text in part):
+                raise ValueError(
+                    "no sentence breaks in the whole text; end each sentence with . ! ? or their like and a "
+                    "blank, or put an empty line between two"
+                )
 
     def make_batches(self, length: int) -> PairBatches:
         """
@@ -144,7 +160,9 @@ class PairJob:
     def make_held_out(self, length: int) -> list[dict[str, Tensor]]:
         """The held-out pairs of the full length in batches, with masks that are the same in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
-        folder = cache_folder() / "pairs" / f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-held-out"
+        folder = (
+            cache_folder() / "pairs" / f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-held-out"
+        )
         build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
         rows = open_dataset(folder).with_format("arrow")
         generator = torch.Generator().manual_seed(1)

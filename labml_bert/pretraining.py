@@ -107,8 +107,11 @@ class BertPreTrainedModel(nn.Module):
         `config.json`, or where the model is one that this class does not describe.
         """
         folder = Path(folder)
-        model = cls(read_config(folder), **arguments)
-        fill(model, read_tensors(folder), folder / "model.safetensors", fresh)
+        config, found = read_config(folder), read_tensors(folder)
+        # Before a model is built that may be larger than any memory.
+        check_sizes(config, found, folder / "model.safetensors")
+        model = cls(config, **arguments)
+        fill(model, found, folder / "model.safetensors", fresh)
         return model.eval()
 
     def resize_token_embeddings(self, vocab_size: int) -> None:
@@ -138,6 +141,35 @@ class BertPreTrainedModel(nn.Module):
                 bias = module.bias.new_zeros(vocab_size)
                 bias[:kept] = module.bias.detach()[:kept]
                 module.bias = nn.Parameter(bias)
+
+
+def check_sizes(config: BertConfig, found: dict[str, Tensor], path: Path) -> None:
+    """
+    Raises `ValueError` where the tensors of the encoder have other sizes than `config`, or hold anything but
+    finite fractions. `path` is where they are from.
+    """
+    layers = {name.split(".")[3] for name in found if name.startswith("bert.encoder.layer.")}
+    if len(layers) != config.num_hidden_layers:
+        raise ValueError(
+            f"{path} has {len(layers)} layers and config.json says {config.num_hidden_layers}; the two are "
+            "not from one model"
+        )
+    D = config.hidden_size
+    expected = {
+        EMBEDDING: (config.vocab_size, D),
+        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, D),
+        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, D),
+        "bert.encoder.layer.0.intermediate.dense.weight": (config.intermediate_size, D),
+    }
+    for name, shape in expected.items():
+        if name in found and found[name].shape != shape:
+            raise ValueError(
+                f"{name} is {tuple(found[name].shape)} in {path} and {shape} by config.json; the two are not "
+                "from one model"
+            )
+    for name, tensor in found.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise ValueError(f"{name} in {path} holds more than finite fractions; save the model again")
 
 
 def fill(model: BertPreTrainedModel, found: dict[str, Tensor], path: Path, fresh: Sequence[str] = ()) -> None:
@@ -176,6 +208,8 @@ def read_json(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         found.items()
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read; save the model again") from None
     except OSError:
         raise ValueError(f"there is no model in {folder} (no config.json); give the folder of one") from None
     except (ValueError, AttributeError):
@@ -226,6 +260,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 f"{folder / pickles[0]} is a pickle, which can run any code when it is opened; save the "
                 "model as model.safetensors with a recent transformers"
             )
+        if (folder / "model.safetensors.index.json").is_file():
+            raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(
             f"there are no weights in {folder} (no model.safetensors); give the folder of a model"
         )
@@ -235,6 +271,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged or no safetensors file ({error}); save it again") from None
     renamed = {}
     for name, tensor in found.items():
+        # Old files hold the numbers 0, 1, 2, … too.
+        if name.endswith("embeddings.position_ids"):
+            continue
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         renamed[name] = tensor
     if not any(name.startswith("bert.") for name in renamed):

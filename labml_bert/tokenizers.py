@@ -71,8 +71,9 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     with a word. Each character is a piece too, in the places where it was seen, so `[UNK]` is rare.
 
     `lowercase` also takes the accents off, as the uncased BERT does; it turns `für` into `fur` and damages
-    scripts that write vowels as marks. Without it all marks stay. Chinese characters are words of their
-    own. All of `texts` is held in memory; give a sample of a large corpus.
+    scripts that write vowels as marks. Without it all marks stay. In both cases, as in every BERT, the
+    invisible joiners of Persian and of some scripts of India are dropped. Chinese characters are words of
+    their own. All of `texts` is held in memory; give a sample of a large corpus.
 
     The result puts `[CLS]` and `[SEP]` around a text that it encodes, unless told
     `add_special_tokens=False`.
@@ -183,6 +184,11 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
+    if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
+        raise ValueError(f"the ids of the tokenizer {path} are not 0, 1, 2, …; train it again")
+    # `transformers` saves how its last batch was cut and padded. A text that is given here is whole.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
             f"the tokenizer in {path.parent} has {tokenizer.get_vocab_size()} tokens, the model "

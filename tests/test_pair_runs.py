@@ -198,7 +198,7 @@ def test_the_example_fits_the_model(text: str, longest: int) -> None:
 
 BAD_INPUT = {
     "no sentence breaks": ("bert_tiny", ["--corpus", "unbroken"], "no sentence breaks"),
-    "one document": ("bert_tiny", ["--corpus", "one.txt"], "needs two documents"),
+    "one document": ("bert_tiny", ["--corpus", "one.txt"], "two documents to learn from and two held out"),
     "vocabulary below the alphabet": ("bert_tiny", ["--corpus", "good", "--vocab-size", "12"], "alphabet"),
     "vocabulary of another language below the alphabet": (
         "own_language",

@@ -289,6 +289,17 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def spoil(folder: Path, value: float | None) -> None:
+    """One weight becomes `value`; without a value, all weights of a layer become whole numbers."""
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.embeddings.LayerNorm.bias"
+    if value is None:
+        tensors[name] = tensors[name].int()
+    else:
+        tensors[name][3] = value
+    save_file(tensors, folder / "model.safetensors")
+
+
 BAD_FOLDERS = {
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
@@ -308,7 +319,14 @@ BAD_FOLDERS = {
     "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "no JSON object"),
     "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
     "other sizes": (lambda folder: write_config(folder, vocab_size=999), "not from one model"),
-    "more layers": (lambda folder: write_config(folder, num_hidden_layers=9), "has no bert.encoder.layer"),
+    "more layers": (
+        lambda folder: write_config(folder, num_hidden_layers=9),
+        "2 layers and config.json says 9",
+    ),
+    "fewer layers": (
+        lambda folder: write_config(folder, num_hidden_layers=1),
+        "2 layers and config.json says 1",
+    ),
     "heads that do not divide": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
     "a size that is text": (lambda folder: write_config(folder, hidden_size="wide"), "is no BERT"),
     "another model": (lambda folder: write_config(folder, model_type="roberta"), "model_type = 'roberta'"),
@@ -317,6 +335,25 @@ BAD_FOLDERS = {
         lambda folder: write_config(folder, position_embedding_type="relative_key"),
         "position_embedding_type",
     ),
+    "layers without end": (
+        lambda folder: write_config(folder, num_hidden_layers=10**9),
+        "not from one model",
+    ),
+    "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
+    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
+    "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
+    "a norm in words": (lambda folder: write_config(folder, layer_norm_eps="small"), "is no BERT"),
+    "a config that is too deep": (
+        lambda folder: (folder / "config.json").write_text("[" * 200_000),
+        "nested too deeply|no JSON object",
+    ),
+    "weights in several files": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
+        "in several files",
+    ),
+    "a weight that is no number": (lambda folder: spoil(folder, float("nan")), "finite fractions"),
+    "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite fractions"),
+    "whole numbers for weights": (lambda folder: spoil(folder, None), "finite fractions"),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
     "a tensor missing": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
 }
@@ -330,7 +367,7 @@ def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path
         BertConfig(
             vocab_size=40,
             hidden_size=16,
-            num_hidden_layers=1,
+            num_hidden_layers=2,
             num_attention_heads=2,
             intermediate_size=8,
             max_position_embeddings=8,

@@ -1,5 +1,6 @@
 """Text to ids and back."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,24 @@ def test_wordpiece_is_the_same_in_every_process() -> None:
     runs = {subprocess.run([sys.executable, "-c", program], capture_output=True).stdout for _ in range(3)}
     assert len(runs) == 1
     assert b"##" in runs.pop()
+
+
+def test_a_tokenizer_that_cuts_and_pads_is_loaded_whole(tmp_path: Path) -> None:
+    """`transformers` saves both with the tokenizer after a call that used them."""
+    tokenizer = wordpiece_tokenizer(["some words to be cut"] * 3, 60)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = load_tokenizer(tmp_path / "tokenizer.json").encode("some words to be cut").ids
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert ids == tokenizer.encode("some words to be cut").ids
+    assert len(ids) > 4
+
+
+def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
+    found = json.loads(word_tokenizer(["some words"] * 3).to_str())
+    found["model"]["vocab"]["words"] = 99
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="are not 0, 1, 2"):
+        load_tokenizer(tmp_path / "tokenizer.json")
