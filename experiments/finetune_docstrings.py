@@ -12,9 +12,10 @@ The first task, *package*, asks which of 20 packages a docstring is from, at 100
 The second, *summary*, asks of two texts whether one sums up the other.
 
 Each method chooses its one number on a fifth of the labelled texts, never on the test: the bag of words
-its penalty for each seed, a network its learning rate on those of the first seed, to save time. Where there are more than 1,000 labels a network takes the rate that
-won at 1,000. A seed decides which texts are labelled, in which order they come and what the new weights
-are; the texts of a seed are the same for all methods.
+its penalty for each seed, a network its learning rate on those of the first seed, to save time. Where
+there are more than 1,000 labels a network takes the rate that won at 1,000. A seed decides which texts are
+labelled, in which order they come and what the new weights are; the texts of a seed are the same for all
+methods.
 
 **What pretraining has seen.** The texts of *package* are from the library that `python-docs` is made of.
 A model of that corpus has read most of them, though never a label; the scores on those that it has not
