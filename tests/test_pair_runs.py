@@ -227,8 +227,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(case: str, tmp_path: Path) -> N
     experiment, arguments, words = BAD_INPUT[case]
     for name in ("unbroken", "good"):
         (tmp_path / name).mkdir()
-        for i in range(3):
-            text = small_text(200, seed=i)
+        for i in range(30):
+            text = small_text(40, seed=i)
             text = text.replace(".", "").replace("\n", " ") if name == "unbroken" else text
             (tmp_path / name / f"{i}.txt").write_text(text)
     (tmp_path / "one.txt").write_text("\n\n".join(["One sentence here. Another one there."] * 20))
