@@ -156,6 +156,23 @@ def test_the_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
     assert box["width"] == 390 and box["bottom"] == 844 and box["height"] > 700
 
 
+def test_who_does_not_search_fetches_nothing_for_it(server: str, page: "sync_api.Page") -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(server + "labml_bert/mlm/")
+    page.mouse.move(300, 500)
+    page.mouse.wheel(0, 2000)
+    page.keyboard.press("ArrowDown")
+    page.click("#content a.ref", modifiers=["Alt"], trial=True)
+    page.wait_for_timeout(500)
+    mine = "javascripts/bundle", "search_index", "workers/"
+    assert asked and not [url for url in asked if any(part in url for part in mine)]
+    type_in_search(page, "plateau")
+    page.wait_for_selector(".md-search-result__link")
+    for part in mine:
+        assert any(part in url for url in asked), part
+
+
 def test_escape_leads_back_from_the_search(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     page.focus("#content a.ref")

@@ -99,8 +99,8 @@ function highlight() {
   CSS.highlights.set("found", found);
 }
 
-// Material's script, a third of what a page would have to run, is for search only. It comes with the first
-// movement.
+// Material's script is for search only, and brings the index of all words. Both come when somebody turns to the
+// search, so that a reader who does not never fetches them.
 const later = document.getElementById("later");
 const search = document.querySelector(".md-search");
 const query = search.querySelector("[data-md-component=search-query]");
@@ -121,11 +121,12 @@ function lead(event) {
 }
 
 addEventListener("keydown", lead, true);
-for (const kind of ["pointermove", "pointerdown", "keydown", "focusin", "scroll"]) {
-  addEventListener(kind, wake, { once: true, passive: true, capture: true });
+for (const kind of ["pointerenter", "focusin"]) {
+  search.addEventListener(kind, wake, { once: true, passive: true, capture: true });
 }
 if (/[?&]q=/.test(location.search)) wake();
 document.getElementById("__search").addEventListener("change", (event) => {
+  wake();
   if (event.target.checked) query.focus();
 });
 
