@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import small_text
-from test_pretraining import TOLERANCE, random_batch, random_sizes, shake, write_config
+from test_pretraining import TOLERANCE, assert_same_gradients, random_batch, random_sizes, shake, write_config
 
 from labml_bert.bert import BertConfig
 from labml_bert.finetuning import (
@@ -43,10 +43,7 @@ def assert_same(ours: BertForSequenceClassification, theirs, seed: int) -> None:
     assert abs(mine.loss - other.loss) < TOLERANCE
     mine.loss.backward()
     other.loss.backward()
-    grads = {name: p.grad for name, p in theirs.named_parameters()}
-    assert {name for name, _ in ours.named_parameters()} == set(grads)
-    for name, parameter in ours.named_parameters():
-        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+    assert_same_gradients(ours, theirs)
 
 
 @pytest.mark.parametrize("seed", range(3))

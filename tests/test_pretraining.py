@@ -72,6 +72,14 @@ def random_batch(config: BertConfig, seed: int, pairs: bool) -> dict[str, torch.
     return batch | ({"next_sentence_label": torch.randint(0, 2, (B,), generator=g)} if pairs else {})
 
 
+def assert_same_gradients(ours, theirs) -> None:
+    """After `backward` of both: the same parameters, and each gradient."""
+    grads = {name: p.grad for name, p in theirs.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(grads)
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+
+
 def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
     """Logits, losses and every gradient."""
     ours.eval(), theirs.eval()
@@ -92,10 +100,7 @@ def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
         assert abs(mine.next_sentence_loss - (other.loss - masked)) < TOLERANCE
     mine.loss.backward()
     other.loss.backward()
-    grads = {name: p.grad for name, p in theirs.named_parameters()}
-    assert {name for name, _ in ours.named_parameters()} == set(grads)
-    for name, parameter in ours.named_parameters():
-        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+    assert_same_gradients(ours, theirs)
 
 
 @pytest.mark.parametrize("seed", range(5))
