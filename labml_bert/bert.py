@@ -18,7 +18,8 @@ Names of modules and parameters are those of `transformers`, so weights travel b
 What the encoder is trained to do stands in its neighbours, `mlm.py` and `nsp.py`.
 
 Letters for sizes, here and in every file: `B` sequences in the batch, `T` tokens in a sequence,
-`D` hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary.
+`D` hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` places of a sequence whose
+result is wanted, most often all `T`.
 """
 
 import math
@@ -88,6 +89,32 @@ class BertConfig:
             )
 
 
+class Dropout(nn.Module):
+    r"""
+    ## Dropout
+
+    In training each number is set to zero with probability $p$, and the others grow by $1 / (1 - p)$, so
+    that the sum stays what it was on average. It is what `nn.Dropout` does, which draws one random number
+    for each place. On a CPU those draws come one after another and took a third of a whole step. But to
+    say yes or no with probability 0.1, 16 bits are enough: a draw of 64 serves four places, and $p$ is
+    met to $2^{-17}$.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape, which stays."""
+        if x.device.type != "cpu" or not self.training or self.p == 0:
+            return F.dropout(x, self.p, self.training)
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
+        keep = bits >= round(self.p * 2**16) - 2**15
+        # The bytes of a boolean are 0 and 1, and convert five times faster when they are read as numbers.
+        return x * keep.view(torch.uint8).to(x.dtype).mul_(1 / (1 - self.p))
+
+
 class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
@@ -114,7 +141,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -134,14 +161,13 @@ class BertEmbeddings(nn.Module):
             raise ValueError(
                 f"{T} tokens but max_position_embeddings is {limit}; cut the text or train more positions"
             )
+        # Where no row sets its own, one row of each is added to all.
         if position_ids is None:
             position_ids = torch.arange(T, device=input_ids.device)[None]  # (1, T)
         if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)  # (B, T)
-        x = self.word_embeddings(input_ids)  # (B, T, D)
-        # A batch in which no row sets its own positions adds one row of them to all.
-        x = x + self.position_embeddings(position_ids)  # (B, T, D)
-        x = x + self.token_type_embeddings(token_type_ids)  # (B, T, D)
+            token_type_ids = input_ids.new_zeros(1, 1)  # (1, 1)
+        place = self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
+        x = self.word_embeddings(input_ids) + place  # (B, T, D)
         return self.dropout(self.LayerNorm(x))  # (B, T, D)
 
 
@@ -167,40 +193,51 @@ class BertSelfAttention(nn.Module):
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """Cuts the width into `H` heads: `(B, T, D)` to `(B, H, T, D/H)`."""
-        return x.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)  # (B, H, T, D/H)
+    def project(self, x: Tensor, *layers: nn.Linear) -> list[Tensor]:
+        """
+        What each of the layers makes of `x`, `(B, T, D)`, cut into `H` heads: `(B, H, T, D/H)` each. One
+        product with all weights side by side, since one large product is faster than several small ones.
+        """
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        parts = F.linear(x, weight, bias).chunk(len(layers), dim=-1)
+        return [part.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2) for part in parts]
 
     def forward(
         self,
+        asking: Tensor,  # (B, P, D)
         hidden_states: Tensor,  # (B, T, D)
         attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        `attention_mask` is boolean, `(B, 1, 1, T)`, true where a token may be looked at. Returns the
-        new vectors `(B, T, D)` and, if asked for, the attention weights `(B, H, T, T)`, else `None`.
+        `asking` are the vectors of the tokens that ask, most often all of `hidden_states`. `attention_mask`
+        is boolean, `(B, 1, 1, T)`, true where a token may be looked at. Returns the new vectors
+        `(B, P, D)` and, if wanted, the attention weights `(B, H, P, T)`, else `None`.
         """
-        q = self.split_heads(self.query(hidden_states))  # (B, H, T, D/H)
-        k = self.split_heads(self.key(hidden_states))  # (B, H, T, D/H)
-        v = self.split_heads(self.value(hidden_states))  # (B, H, T, D/H)
+        if asking is hidden_states:
+            q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
+        else:
+            (q,) = self.project(asking, self.query)  # (B, H, P, D/H)
+            k, v = self.project(hidden_states, self.key, self.value)  # (B, H, T, D/H)
+        dropout = self.dropout.p if self.training else 0.0
         # PyTorch's fused kernel never stores the weights, so where they are wanted the two products
-        # are written out. The same form is the faster one for bfloat16 on a CPU, where the fused
-        # kernel's backward pass does not use the matrix unit.
-        if output_attentions or (q.dtype == torch.bfloat16 and q.device.type == "cpu"):
-            scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, T, T)
+        # are written out. The same form is the faster one on a CPU with dropout, which that kernel leaves
+        # to a slow path, and with bfloat16, where its backward pass does not use the matrix unit.
+        slow = q.device.type == "cpu" and (dropout > 0 or q.dtype == torch.bfloat16)
+        if output_attentions or slow:
+            scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
                 # The most negative number, not minus infinity: a row that is all padding then gets
                 # an even softmax instead of 0/0.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-            weights = scores.softmax(dim=-1)  # (B, H, T, T)
-            context = self.dropout(weights) @ v  # (B, H, T, D/H)
+            weights = scores.softmax(dim=-1)  # (B, H, P, T)
+            context = self.dropout(weights) @ v  # (B, H, P, D/H)
         else:
             weights = None
-            dropout = self.dropout.p if self.training else 0.0
-            context = F.scaled_dot_product_attention(q, k, v, attention_mask, dropout)  # (B, H, T, D/H)
+            context = F.scaled_dot_product_attention(q, k, v, attention_mask, dropout)  # (B, H, P, D/H)
         return context.transpose(1, 2).flatten(2), weights if output_attentions else None
 
 
@@ -219,11 +256,11 @@ class BertOutput(nn.Module):
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
-        """`hidden_states` is `(B, T, in_features)`, `residual` `(B, T, D)`. Returns `(B, T, D)`."""
-        return self.LayerNorm(residual + self.dropout(self.dense(hidden_states)))  # (B, T, D)
+        """`hidden_states` is `(B, P, in_features)`, `residual` `(B, P, D)`. Returns `(B, P, D)`."""
+        return self.LayerNorm(residual + self.dropout(self.dense(hidden_states)))  # (B, P, D)
 
 
 class BertAttention(nn.Module):
@@ -239,11 +276,11 @@ class BertAttention(nn.Module):
         self.output = BertOutput(config.hidden_size, config)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool
+        self, asking: Tensor, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Shapes as in `BertSelfAttention.forward`."""
-        context, weights = self.self(hidden_states, attention_mask, output_attentions)
-        return self.output(context, hidden_states), weights
+        context, weights = self.self(asking, hidden_states, attention_mask, output_attentions)
+        return self.output(context, asking), weights
 
 
 class BertIntermediate(nn.Module):
@@ -264,8 +301,8 @@ class BertIntermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """`(B, T, D)` to `(B, T, I)`."""
-        return F.gelu(self.dense(hidden_states))  # (B, T, I)
+        """`(B, P, D)` to `(B, P, I)`."""
+        return F.gelu(self.dense(hidden_states))  # (B, P, I)
 
 
 class BertLayer(nn.Module):
@@ -282,10 +319,21 @@ class BertLayer(nn.Module):
         self.output = BertOutput(config.intermediate_size, config)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | None,
+        output_attentions: bool,
+        output_positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Shapes as in `BertSelfAttention.forward`."""
-        a, weights = self.attention(hidden_states, attention_mask, output_attentions)
+        """
+        With `output_positions`, `(B, P)`, the block computes those places only: they ask, all places
+        answer. Returns `(B, P, D)`, else `(B, T, D)`, and the weights as `BertSelfAttention.forward`.
+        """
+        asking = hidden_states
+        if output_positions is not None:
+            places = output_positions[..., None].expand(-1, -1, hidden_states.size(-1))  # (B, P, D)
+            asking = hidden_states.gather(1, places)  # (B, P, D)
+        a, weights = self.attention(asking, hidden_states, attention_mask, output_attentions)
         return self.output(self.intermediate(a), a), weights
 
 
@@ -302,12 +350,21 @@ class BertEncoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | None,
+        output_attentions: bool,
+        output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns `(B, T, D)` and, if asked for, each layer's attention weights `(B, H, T, T)`."""
+        """
+        Returns `(B, T, D)` and, if asked for, each layer's attention weights `(B, H, T, T)`; with
+        `output_positions`, `(B, P)`, only those places of the last layer.
+        """
         attentions = []
         for layer in self.layer:
-            hidden_states, weights = layer(hidden_states, attention_mask, output_attentions)  # (B, T, D)
+            # Every place of every layer is looked at by the next one. Only after the last does nobody look.
+            wanted = output_positions if layer is self.layer[-1] else None
+            hidden_states, weights = layer(hidden_states, attention_mask, output_attentions, wanted)
             attentions.append(weights)
         return hidden_states, tuple(attentions) if output_attentions else None
 
@@ -334,7 +391,7 @@ class BertModelOutput(NamedTuple):
     """What `BertModel` returns, with the names of `transformers`."""
 
     last_hidden_state: Tensor
-    """`(B, T, D)`, one vector a token."""
+    """`(B, T, D)`, one vector a token; `(B, P, D)` where `output_positions` were given."""
     pooler_output: Tensor | None
     """`(B, D)`, one vector a sequence. `None` without a pooler."""
     attentions: tuple[Tensor, ...] | None
@@ -367,10 +424,12 @@ class BertModel(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         output_attentions: bool = False,
+        output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        All inputs are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without it
-        every place counts.
+        The first four are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without it
+        every place counts. Who needs the last layer at some places only, as a masked language model
+        does, names them in `output_positions`, `(B, P)`, and saves most of that layer.
         """
         if attention_mask is not None:
             # Padding is hidden as a *key*. It still asks questions of its own, and what it hears is
@@ -381,8 +440,13 @@ class BertModel(nn.Module):
             # One cast here saves one in front of every matrix product of the stack: PyTorch's
             # LayerNorm on a CPU returns the type that it is given, float32 unless told otherwise.
             x = x.to(torch.get_autocast_dtype(x.device.type))  # (B, T, D)
-        x, attentions = self.encoder(x, attention_mask, output_attentions)  # (B, T, D)
+        if output_positions is not None and self.pooler is not None:
+            # The pooler reads the first token.
+            output_positions = F.pad(output_positions, (1, 0))  # (B, P + 1)
+        x, attentions = self.encoder(x, attention_mask, output_attentions, output_positions)
         pooled = self.pooler(x) if self.pooler is not None else None
+        if output_positions is not None and self.pooler is not None:
+            x = x[:, 1:]  # (B, P, D)
         return BertModelOutput(x, pooled, attentions)
 
 

@@ -286,6 +286,20 @@ def masked_lm_output(
     return MaskedLMOutput(masked_lm_loss(logits, labels), logits, labels)
 
 
+def masked_lm_positions(labels: Tensor) -> Tensor:
+    """
+    ## Where the labels are
+
+    The same thought one block earlier: nobody looks at the encoder's last layer but the head, so an encoder
+    that can be told where to look need not compute the rest of it. From `labels` `(B, T)` come the places
+    of each row that have one, in reading order, `(B, P)` with `P` their number in the fullest row. Rows that
+    have fewer are filled up with places that have no label.
+    """
+    chosen = labels != IGNORE  # (B, T)
+    most = int(chosen.sum(1).max()) if len(labels) else 0
+    return (~chosen).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)
+
+
 class MaskedLM(nn.Module):
     """
     ## Encoder and head

@@ -28,8 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from labml_bert.bert import BertConfig, BertModel, init_weights
-from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output
+from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
+from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output, masked_lm_positions
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
@@ -67,6 +67,19 @@ class BertPreTrainedModel(nn.Module):
         super().__init__()
         self.config = config
         self.bert = BertModel(config, add_pooling_layer)
+
+    def encode(
+        self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
+    ) -> tuple[BertModelOutput, Tensor | None]:
+        """
+        The encoder's output, and the labels that go with it. With `labels`, `(B, T)`, both are `(B, P, …)`:
+        the places that have one, and some to fill up the rows.
+        """
+        if labels is None:
+            return self.bert(input_ids, **inputs), None
+        positions = masked_lm_positions(labels)  # (B, P)
+        encoded = self.bert(input_ids, output_positions=positions, **inputs)
+        return encoded, labels.gather(1, positions)
 
     def more_config(self) -> dict[str, Any]:
         """What `config.json` has to say beside the sizes."""
@@ -344,10 +357,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         `input_ids` and `labels` are `(B, T)`; `inputs` are those of `BertModel.forward`. With labels, the
         logits are `(M, V)`, at the labelled places only; without, `(B, T, V)`.
         """
-        hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, T, D)
-        return masked_lm_output(
-            self.cls.predictions, hidden, self.bert.embeddings.word_embeddings.weight, labels
-        )
+        encoded, labels = self.encode(input_ids, labels, inputs)
+        embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
+        return masked_lm_output(self.cls.predictions, encoded.last_hidden_state, embedding, labels)
 
 
 class PreTrainingOutput(NamedTuple):
@@ -392,7 +404,7 @@ class BertForPreTraining(BertPreTrainedModel):
         `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; `inputs` are those of
         `BertModel.forward`.
         """
-        encoded = self.bert(input_ids, **inputs)
+        encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
         masked = masked_lm_output(self.cls.predictions, encoded.last_hidden_state, embedding, labels)
         scores = self.cls(encoded.pooler_output)  # (B, 2)

@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from labml_bert.bert import BertConfig, BertModel
-from labml_bert.mlm import IGNORE, MaskedLM
+from labml_bert.bert import BertConfig, BertModel, Dropout
+from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
 from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
 
 TOLERANCE = 1e-5
@@ -287,3 +287,63 @@ def test_sizes_that_cannot_work_are_refused(sizes: dict, words: str) -> None:
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="13 tokens but max_position_embeddings is 12"):
         BertModel(small())(torch.ones(1, 13, dtype=torch.long))
+
+
+@pytest.mark.parametrize("pooler", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_places_asked_for_are_those_of_the_whole(pooler: bool, training: bool) -> None:
+    """Computing the last layer at some places gives what the whole layer has there, and its gradients."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(random_sizes(3), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = BertModel(config, pooler).train(training)
+    ids = torch.randint(1, config.vocab_size, (3, 9))
+    mask = torch.ones(3, 9)
+    mask[1, 6:] = 0
+    positions = torch.tensor([[4, 2], [0, 5], [8, 8]])
+    results = []
+    for wanted in (None, positions):
+        model.zero_grad()
+        output = model(ids, mask, output_positions=wanted)
+        x = output.last_hidden_state
+        if wanted is None:
+            x = x[torch.arange(3)[:, None], positions]
+        loss = (x * torch.arange(x.numel()).view(x.shape)).sum() / 100
+        if pooler:
+            loss = loss + output.pooler_output.square().sum()
+        loss.backward()
+        results.append((x.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+    (whole, whole_gradients), (part, part_gradients) = results
+    torch.testing.assert_close(part, whole, atol=1e-5, rtol=1e-5)
+    assert part_gradients.keys() == whole_gradients.keys()
+    for name, gradient in whole_gradients.items():
+        torch.testing.assert_close(part_gradients[name], gradient, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    n = 1_000_003
+    x = torch.ones(n, dtype=dtype, requires_grad=True)
+    y = Dropout(p).train()(x)
+    y.sum().backward()
+    share = (y == 0).double().mean().item()
+    assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 2**-17
+    assert set(y.detach().unique().tolist()) == {0.0, torch.tensor(1 / (1 - p), dtype=dtype).item()}
+    assert torch.equal(x.grad, y.detach())
+    # Neighbours share a draw of 64 bits and must not share a fate.
+    dropped = (y == 0).double()
+    for distance in (1, 2, 3, 4):
+        both = (dropped[:-distance] * dropped[distance:]).mean().item()
+        assert abs(both - p * p) < 5 * math.sqrt(p * p * (1 - p * p) / n) + 2**-16
+    assert torch.equal(Dropout(p).eval()(x), x) and torch.equal(Dropout(0.0).train()(x), x)
+
+
+def test_masked_lm_positions_are_those_with_labels() -> None:
+    labels = torch.tensor([[-100, 5, -100, 6], [7, -100, -100, -100], [-100] * 4])
+    positions = masked_lm_positions(labels)
+    assert positions.shape == (3, 2)
+    assert positions[0].tolist() == [1, 3] and positions[1, 0] == 0
+    assert labels.gather(1, positions).tolist() == [[5, 6], [7, -100], [-100, -100]]
+    assert masked_lm_positions(labels[2:]).shape == (1, 0)
+    assert masked_lm_positions(labels[:0]).shape == (0, 0)

@@ -35,7 +35,9 @@ def run_bert(checker: Checker) -> None:
     ids = torch.randint(V, (B, T))
     for attentions in (False, True):
         m.BertModel(config)(ids, torch.ones(B, T), ids % 2, output_attentions=attentions)
-    m.BertModel(config)(ids)
+    some = torch.tensor([[1, 4]]).expand(B, 2)
+    for pooler in (False, True):
+        m.BertModel(config, pooler).eval()(ids, output_positions=some)
     with torch.autocast("cpu", torch.bfloat16):
         m.BertModel(config)(ids)
     checker.fixed = {}
@@ -55,6 +57,7 @@ def run_mlm(checker: Checker) -> None:
     model = m.MaskedLM(lambda x: (encoder(x),), encoder.token)
     model(*covered)
     model(covered.input_ids)
+    m.masked_lm_positions(covered.labels)
     checker.fixed = {}
     with short_loops(m):
         m.main()
