@@ -215,7 +215,9 @@ def stepper(
     return torch.no_grad()(forward), step
 
 
-def measure(shape: Shape, dropout: float, names: list[str], device: torch.device, rounds: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, dropout: float, names: list[str], device: torch.device, rounds: int
+) -> dict[str, Any]:
     """All arms at one shape and one dropout. Times in seconds, memory in bytes."""
     torch.manual_seed(0)
     batch = make_batch(shape, device)
@@ -237,7 +239,9 @@ def measure(shape: Shape, dropout: float, names: list[str], device: torch.device
     config = shape.config(dropout)
     labelled = (batch[1] >= 0).sum(1)
     places, predictions = int(labelled.max()), int(labelled.sum())
-    whole = forward_operations(config, shape.batch_size, shape.length, shape.batch_size * shape.length, shape.length)
+    whole = forward_operations(
+        config, shape.batch_size, shape.length, shape.batch_size * shape.length, shape.length
+    )
     part = forward_operations(config, shape.batch_size, shape.length, predictions, places)
     rows = []
     for arm in step:
