@@ -17,7 +17,6 @@ masked places.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, BertModel, init_weights
+from labml_bert.files import whole_file, write_whole
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
@@ -74,8 +74,7 @@ class BertPreTrainedModel(nn.Module):
 
     def save_pretrained(self, folder: Path | str) -> None:
         """
-        Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is
-        written under another name first, so that a file under its own name is whole.
+        Writes `config.json` and `model.safetensors` to `folder`, which is made if need be.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,16 +84,11 @@ class BertPreTrainedModel(nn.Module):
             "hidden_act": "gelu",
         }
         config |= asdict(self.config) | self.more_config()
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         # Each parameter once: a tied one under the name of its owner.
         tensors = {name: p.detach().cpu().contiguous() for name, p in self.named_parameters()}
-        for name, write in {
-            "model.safetensors": lambda path: save_file(tensors, path, {"format": "pt"}),
-            "config.json": lambda path: path.write_text(text, encoding="utf-8"),
-        }.items():
-            part = folder / f"{name}.part"
-            write(part)
-            os.replace(part, folder / name)
+        with whole_file(folder / "model.safetensors") as part:
+            save_file(tensors, part, {"format": "pt"})
+        write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, fresh: Sequence[str] = (), **arguments: Any) -> Self:

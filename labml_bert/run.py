@@ -26,7 +26,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.bert import BertConfig
 from labml_bert.corpora import Corpus
+from labml_bert.files import write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
 from labml_bert.report import (
@@ -56,7 +58,7 @@ class RunOptions:
     ## What every run can choose
 
     An experiment adds its own. All of them decide the result, and nothing else does. They are saved with
-    the run, and a run goes on only with what it was started with.
+    the run, and a run goes on only with what it was started with. The values are for characters.
     """
 
     experiment: str
@@ -64,6 +66,48 @@ class RunOptions:
     minutes: float | None = 3.0
     steps: int | None = None
     seed: int = 0
+    vocab_size: int = 8192
+    schedule: str = "16:3,32:1,64:1,128:3"
+    batch_tokens: int = 2048
+    hidden_size: int = 128
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    hidden_dropout_prob: float = 0.0
+    initializer_range: float = 0.04
+    learning_rate: float = 3e-3
+    warmup_ratio: float = 0.05
+    weight_decay: float = 0.05
+    adam_beta2: float = 0.98
+
+    def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
+        """
+        The sizes of the model; a small text may give a smaller vocabulary than was asked for.
+
+        Raises `ValueError` where they cannot work.
+        """
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=4 * self.hidden_size,
+            hidden_dropout_prob=self.hidden_dropout_prob,
+            attention_probs_dropout_prob=self.hidden_dropout_prob,
+            max_position_embeddings=max_position_embeddings,
+            initializer_range=self.initializer_range,
+        )
+
+    def training_arguments(self, adam_bias_correction: bool = True) -> TrainingArguments:
+        """Raises `ValueError` where one makes no sense."""
+        return TrainingArguments(
+            steps=self.steps,
+            minutes=self.minutes,
+            learning_rate=self.learning_rate,
+            warmup_ratio=self.warmup_ratio,
+            weight_decay=self.weight_decay,
+            adam_beta2=self.adam_beta2,
+            adam_bias_correction=adam_bias_correction,
+        )
 
 
 HELP = {
@@ -72,6 +116,8 @@ HELP = {
     "steps": "train so many steps instead of minutes; such a run is repeatable to the bit",
     "seed": "of all random numbers",
     "vocab_size": "size of the vocabulary; characters need none",
+    "schedule": "lengths of the sequences in turn; 16:1,128:3 gives 128 three times the share",
+    "batch_tokens": "tokens in a step, padding included, at every length",
     "mlm_probability": "share of the tokens to predict in training; the evaluation always takes 0.15",
     "hidden_size": "width of the model; the wide layer is four times this",
     "num_hidden_layers": "number of blocks",
@@ -251,7 +297,7 @@ def check_record(path: Path) -> None:
 
 def run(
     defaults: Options,
-    make_job: Callable[[Options, torch.device, float], Job],
+    make_job: Callable[[Options, torch.device], Job],
     options: Options,
     given: argparse.Namespace,
 ) -> None:
@@ -270,9 +316,10 @@ def run(
         device = choose_device(given.device)
         torch.manual_seed(options.seed)
         with console.status("reading the text"):
-            job = make_job(options, device, given.checkpoint_seconds)
+            job = make_job(options, device)
+        arguments = replace(job.arguments, checkpoint_seconds=given.checkpoint_seconds)
         run_path = given.resume or new_run_path(given.runs, options.experiment)
-        trainer = Trainer(job.model, job.arguments, run_path, job.configuration, job.generator, device)
+        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device)
         if given.resume:
             trainer.resume()
         job.tokenizer.save(str(run_path / "tokenizer.json"))
@@ -405,10 +452,3 @@ def origin() -> dict[str, str | None]:
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
     ).stdout.strip()
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a record under another name and renames it, so that a half-written one is never read."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    os.replace(part, path)
