@@ -144,10 +144,11 @@ class MaskedLMJob:
         """Tokens in a sequence when the share `progress` of the budget is spent."""
         return self.curriculum.length(progress)
 
-    def metrics(self, output: MaskedLMOutput) -> dict[str, Tensor]:
+    def metrics(self, output: MaskedLMOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The share of right guesses."""
         assert output.labels is not None
-        return {"accuracy": masked_accuracy(output.logits.detach(), output.labels)}
+        count = batch["num_items_in_batch"]
+        return {"accuracy": masked_accuracy(output.logits.detach(), output.labels, count)}
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next windows, covered."""
@@ -157,6 +158,7 @@ class MaskedLMJob:
             "input_ids": covered.input_ids,
             "labels": covered.labels,
             "position_ids": batch.position_ids,
+            "num_items_in_batch": (covered.labels != IGNORE).sum(),
         }
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from labml_bert.corpora import cache_folder, load_corpus
 from labml_bert.curriculum import length_at, parse_schedule
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset, sentences
 from labml_bert.floors import Floor, floors
-from labml_bert.mlm import masked_accuracy
+from labml_bert.mlm import IGNORE, masked_accuracy
 from labml_bert.pair_batches import Masking, PairBatches, PairCollator
 from labml_bert.pretraining import BertForPreTraining, PreTrainingOutput
 from labml_bert.report import console, filled_lines
@@ -157,16 +157,23 @@ class PairJob:
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next pairs, covered."""
-        return next(self.batches[self.length(progress)])
+        batch = next(self.batches[self.length(progress)])
+        return {
+            **batch,
+            "num_items_in_batch": (batch["labels"] != IGNORE).sum(),
+            "num_pairs_in_batch": torch.tensor(len(batch["labels"])),
+        }
 
-    def metrics(self, output: PreTrainingOutput) -> dict[str, Tensor]:
+    def metrics(self, output: PreTrainingOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each loss by itself, and the share of right guesses."""
         assert output.masked_lm_loss is not None and output.next_sentence_loss is not None
         assert output.labels is not None
         return {
             "masked_lm_loss": output.masked_lm_loss.detach(),
             "next_sentence_loss": output.next_sentence_loss.detach(),
-            "accuracy": masked_accuracy(output.prediction_logits.detach(), output.labels),
+            "accuracy": masked_accuracy(
+                output.prediction_logits.detach(), output.labels, batch["num_items_in_batch"]
+            ),
         }
 
     @torch.no_grad()

@@ -333,15 +333,21 @@ class BertForMaskedLM(BertPreTrainedModel):
         self.cls.apply(lambda module: init_weights(module, config.initializer_range))
         tie(self)
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> MaskedLMOutput:
+    def forward(
+        self,
+        input_ids: Tensor,  # (B, T)
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+        **inputs: Tensor,
+    ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `inputs` are those of `BertModel.forward`. With labels, the
-        logits are `(M, V)`, at the labelled places only; without, `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
+        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labelled places only;
+        without, `(B, T, V)`.
         """
         hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, T, D)
-        return masked_lm_output(
-            self.cls.predictions, hidden, self.bert.embeddings.word_embeddings.weight, labels
-        )
+        embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
+        return masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
 
 
 class PreTrainingOutput(NamedTuple):
@@ -380,17 +386,23 @@ class BertForPreTraining(BertPreTrainedModel):
         input_ids: Tensor,  # (B, T)
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+        num_pairs_in_batch: Tensor | None = None,
         **inputs: Tensor,
     ) -> PreTrainingOutput:
         """
-        `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; `inputs` are those of
+        `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; the two counts are those of
+        `masked_lm_loss` and `next_sentence_loss`, for a part of a batch; `inputs` are those of
         `BertModel.forward`.
         """
         encoded = self.bert(input_ids, **inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
-        masked = masked_lm_output(self.cls.predictions, encoded.last_hidden_state, embedding, labels)
+        hidden = encoded.last_hidden_state  # (B, T, D)
+        masked = masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
         scores = self.cls(encoded.pooler_output)  # (B, 2)
-        pairs = None if next_sentence_label is None else next_sentence_loss(scores, next_sentence_label)
+        pairs = None
+        if next_sentence_label is not None:
+            pairs = next_sentence_loss(scores, next_sentence_label, num_pairs_in_batch)
         losses = [loss for loss in (masked.loss, pairs) if loss is not None]
         total = torch.stack(losses).sum() if losses else None
         return PreTrainingOutput(total, masked.loss, pairs, masked.logits, masked.labels, scores)

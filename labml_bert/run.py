@@ -17,6 +17,7 @@ import string
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +29,15 @@ from torch import Tensor
 
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import Corpus
+from labml_bert.distributed import (
+    first_before_others,
+    from_first,
+    leave,
+    only_first_speaks,
+    rank,
+    start,
+    world_size,
+)
 from labml_bert.files import write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
@@ -165,8 +175,8 @@ class Job(Protocol):
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The arguments of the model for one step."""
 
-    def metrics(self, output: Any) -> dict[str, Tensor]:
-        """Scalars to watch beside the loss; `accuracy` is one."""
+    def metrics(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Scalars to watch beside the loss; `accuracy` is one. Those of parts of a batch add up."""
 
     def evaluate(self, trainer: Trainer, quick: bool = False) -> dict[str, float]:
         """`loss` and `accuracy` on held-out text, or, if `quick`, on a first part of it."""
@@ -211,9 +221,13 @@ def parse(
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--runs", type=Path, default=Path("logs"), help="folder for the folders of runs")
     parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="work that a kill may lose")
+    parser.add_argument(
+        "--gradient-accumulation-steps", type=int, default=1, help="turns in which a step is done, for memory"
+    )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
-    given = parser.parse_args(argv)
+    with only_first_speaks():
+        given = parser.parse_args(argv)
     names = {field.name for field in fields(defaults)}
     explicit = {key: value for key, value in vars(given).items() if key in names}
     if "steps" in explicit and "minutes" in explicit:
@@ -295,6 +309,17 @@ def check_record(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
 
 
+def check_parts(job: Job, turns: int) -> None:
+    """Raises `ValueError` where a step has fewer rows than the parts in which it is to be done."""
+    longest = job.length(1.0)
+    rows, parts = job.batch_tokens // longest, world_size() * turns
+    if rows < parts:
+        raise ValueError(
+            f"a step has {rows} sequences of length {longest}, too few for {parts} parts ({world_size()} "
+            f"processes, {turns} turns); raise the batch or take fewer"
+        )
+
+
 def run(
     defaults: Options,
     make_job: Callable[[Options, torch.device], Job],
@@ -309,30 +334,39 @@ def run(
     """
     began = time.monotonic()
     with bad_input_ends_here():
-        if given.record is not None:
+        if given.record is not None and rank() == 0:
             check_record(given.record)
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
         device = choose_device(given.device)
+        start(device)
         torch.manual_seed(options.seed)
-        with console.status("reading the text"):
+        with console.status("reading the text"), first_before_others():
             job = make_job(options, device)
-        arguments = replace(job.arguments, checkpoint_seconds=given.checkpoint_seconds)
-        run_path = given.resume or new_run_path(given.runs, options.experiment)
+        arguments = replace(
+            job.arguments,
+            checkpoint_seconds=given.checkpoint_seconds,
+            gradient_accumulation_steps=given.gradient_accumulation_steps,
+        )
+        check_parts(job, arguments.gradient_accumulation_steps)
+        run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))
         trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device)
         if given.resume:
             trainer.resume()
-        job.tokenizer.save(str(run_path / "tokenizer.json"))
+        if rank() == 0:
+            job.tokenizer.save(str(run_path / "tokenizer.json"))
 
     title, rows = job.describe()
     budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
     arithmetic = "bfloat16" if trainer.bfloat16 else "float32"
+    processes = world_size()
+    place = f"{processes} × {device.type}" if processes > 1 else device
     header(
         f"{options.experiment}: {title}",
         {
             "text": f"{sum(map(len, job.corpus.train)):,} characters, "
             f"{sum(map(len, job.corpus.valid)):,} held out",
-            "training": f"{budget}, {arithmetic} on {device}, {job.batch_tokens:,} tokens a step",
+            "training": f"{budget}, {arithmetic} on {place}, {job.batch_tokens:,} tokens a step",
             "model": f"{sum(p.numel() for p in job.model.parameters()):,} parameters, "
             f"{job.model.config.num_hidden_layers} layers, {job.model.config.hidden_size} wide",
             **rows,
@@ -343,7 +377,8 @@ def run(
 
     line = ProgressLine(options.minutes, job.batch_tokens)
     marks = [mark for mark in job.marks if mark[0] > trainer.progress]
-    with run_ends_well(run_path), tracked(run_path, job.configuration):
+    tracking = tracked(run_path, job.configuration) if rank() == 0 else nullcontext()
+    with run_ends_well(run_path), tracking:
         with line.live():
             for update in trainer.train(
                 job.next_batch,
@@ -358,6 +393,9 @@ def run(
                         f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
                     )
                     job.show_samples(trainer)
+        leave()
+        if rank() > 0:
+            return
         result = job.evaluate(trainer)
         job.model.save_pretrained(run_path / "model")
         save_tokenizer(job.tokenizer, run_path / "model")
@@ -412,7 +450,10 @@ def write_record(
         },
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "versions": versions(),
-        "hardware": hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
+        "hardware": {
+            **hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
+            "processes": trainer.processes,
+        },
         "floors": [floor._asdict() for floor in job.floors],
         "history": {
             name: [[step, round(value, 6)] for step, value in points]
