@@ -30,6 +30,7 @@ Only the process of rank 0 speaks, evaluates and writes. The others wait for it.
 """
 
 import contextlib
+import gc
 import io
 import os
 import signal
@@ -54,6 +55,13 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes train together: 1 before `start` and after `leave`."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def launcher() -> list[str]:
+    """What stood between `python` and the script: `torchrun`, or nothing."""
+    if not dist.is_torchelastic_launched():
+        return []
+    return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
 
 
 def own_gpu(name: str) -> str:
@@ -96,10 +104,12 @@ def start(device: torch.device) -> None:
 
 
 def leave() -> None:
-    """Goes on alone."""
+    """Goes on alone. Nobody may keep what `parallel` returned."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+        # What still holds the group keeps a thread of it alive, which aborts an interpreter that is ending.
+        gc.collect()
 
 
 @contextlib.contextmanager

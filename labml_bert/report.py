@@ -22,7 +22,7 @@ from rich.text import Text
 from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
-from labml_bert.distributed import fails_first, rank
+from labml_bert.distributed import fails_first, launcher, rank
 from labml_bert.floors import Floor
 from labml_bert.mlm import IGNORE
 from labml_bert.training import NonFiniteLossError, Update
@@ -66,7 +66,8 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if rank() == 0:
-            print(f"\nstopped and saved; go on with:\n  {command(sys.argv[0], '--resume', shown(run_path))}")
+            again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
+            print(f"\nstopped and saved; go on with:\n  {again}")
         raise SystemExit(130) from None
     except (NonFiniteLossError, OSError) as error:
         fail(error)

@@ -393,6 +393,7 @@ def run(
                         f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
                     )
                     job.show_samples(trainer)
+        trainer.parallel = trainer.model
         leave()
         if rank() > 0:
             return

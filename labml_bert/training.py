@@ -236,7 +236,7 @@ class Trainer:
         self.seconds = 0.0
         self.stop_signal: int | None = None
         self.stopping = False
-        self.start = 0.0
+        self.began = 0.0
         if rank() > 0:
             # Else all processes would drop the same units of their different rows.
             torch.manual_seed(torch.initial_seed() + rank())
@@ -280,7 +280,7 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         count = 0
         self.save()
-        self.start = time.monotonic() - self.seconds
+        self.began = time.monotonic() - self.seconds
         reported = saved = self.seconds
         with self.stoppable():
             while self.progress < 1:
@@ -327,7 +327,7 @@ class Trainer:
         Reads the clock, and whether to stop. All processes go by the clock of the first, and where one is to
         stop all do; else one would wait for ever for the others' next step.
         """
-        clock = time.monotonic() - self.start if rank() == 0 else 0.0
+        clock = time.monotonic() - self.began if rank() == 0 else 0.0
         self.seconds, stop = largest([clock, float(self.stop_signal is not None)])
         self.stopping = stop > 0
 

@@ -311,7 +311,7 @@ def wait_for_step(runs: Path, least: int, process: subprocess.Popen[str]) -> Non
 def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     """Header, question, answer and folder are there once."""
     script = ROOT / "experiments" / "mlm_tiny.py"
-    arguments = ["--corpus", folder / "text", *SMALL, "--steps", 10**6, "--checkpoint-seconds", 0]
+    arguments = ["--corpus", folder / "text", *SMALL, "--minutes", 5, "--checkpoint-seconds", 0]
     process = torchrun(script, *arguments, "--gradient-accumulation-steps", 2, cwd=tmp_path)
     wait_for_step(tmp_path / "logs", 1, process)
     process.send_signal(signal.SIGINT)
@@ -321,7 +321,8 @@ def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
         assert out.count(words) == 1, words
     (run,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     command = shlex.split(out.splitlines()[-1])
-    assert command[-2:] == ["--resume", str(run.relative_to(tmp_path))]
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    assert command[1:] == [*launch, str(script), "--resume", str(run.relative_to(tmp_path))]
     before = load_checkpoint(run)[0]["step"]
     assert before > 0
     again = subprocess.Popen(
