@@ -14,7 +14,7 @@ What costs more reading than it gains is left out.
 | one product for query, key and value | fewer and larger products; one gradient to add instead of three |
 | attention in two products | the backward pass of the fused kernel does not use the matrix unit in bfloat16 |
 | one cast after the embeddings | or each product casts its input, and LayerNorm computes in float32 |
-| as many masks in every row | PyTorch prepares products once a shape; a coin for each token makes a new one every step |
+| as many masks in every row | PyTorch prepares products once a shape; coins make a new one every step |
 | fused AdamW | one pass over each parameter instead of a dozen |
 
 | left out | why it could help |
@@ -47,9 +47,10 @@ from unittest.mock import patch
 from rich.table import Table
 
 from labml_bert import bert, pretraining
+from labml_bert.files import write_whole
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, TokenMasker, masked_lm_loss
 from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions, write_whole
+from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.timing import interleaved
 from labml_bert.training import choose_device, has_fast_bfloat16, parameter_groups
 
@@ -78,7 +79,7 @@ SHAPES = [
 
 
 def logits_everywhere(
-    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor
+    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor, *_: None
 ) -> MaskedLMOutput:
     """The head at every place, as most code has it."""
     logits = head(hidden_states, embedding)  # (B, T, V)
@@ -126,7 +127,7 @@ def sum_in_place(self: bert.BertOutput, hidden_states: Tensor, residual: Tensor)
 
 
 def loss_in_one(
-    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor
+    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor, *_: None
 ) -> MaskedLMOutput:
     """The product with the embedding and the loss as one function, which works in pieces."""
     chosen = labels >= 0  # (B, P)

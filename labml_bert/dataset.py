@@ -45,6 +45,7 @@ import torch
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
+from labml_bert.files import whole_file, write_whole
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
 from labml_bert.pair_batches import Masking, PairCollator
@@ -184,7 +185,7 @@ def build_dataset(
     for arrow in (folder / "arrow").glob("*"):
         if arrow.name != digest[:16]:
             shutil.rmtree(arrow)
-    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
 
 
@@ -309,9 +310,8 @@ class Worker:
             "tokens": sum(len(table["tokens"].combine_chunks().flatten()) for table in tables),
         }
         table = pa.concat_tables(tables).replace_schema_metadata({"labml_bert": json.dumps(about)})
-        buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, row_group_size=10_000, compression="zstd")
-        write_whole(shard.path, buffer.getvalue())
+        with whole_file(shard.path) as part:
+            pq.write_table(table, part, row_group_size=10_000, compression="zstd")
         written = described(shard)
         assert written is not None
         return written
@@ -388,17 +388,6 @@ def run_in_worker(shard: Shard) -> dict[str, Any]:
     """`Worker.make` in the process that `start_worker` has prepared."""
     assert worker is not None
     return worker.make(shard)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes under another name, waits for the disk, and renames; so the file is whole or not there."""
-    # Two builds at once do not write into each other's file.
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 @contextlib.contextmanager

@@ -239,23 +239,28 @@ class BertLMPredictionHead(nn.Module):
         return F.linear(self.transform(hidden_states), embedding, self.bias)
 
 
-def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     r"""
     ## The loss
 
     The mean of $-\log p$ over the places that have a label, in nats. `logits` is `(M, V)`, `labels`
     `(M)`, and places labelled -100 do not count. Where nothing was chosen the sum is empty, and the
     loss is 0 with a gradient of zeros; a plain mean would be 0/0 and one such batch would end a run.
+
+    These may be the places of only a part of a batch. `num_items_in_batch` is then the number of places with
+    a label in the whole of it, and the losses of the parts add up to the loss of the batch.
     """
-    count = (labels != IGNORE).sum().clamp(min=1)
+    count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
     # In float32 whatever the logits are: a bfloat16 holds a loss near 2 only to the nearest 1/128.
-    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / count
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return total / count.clamp(min=1)
 
 
-def masked_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The share of labelled places where the first guess is right. Shapes as in `masked_lm_loss`."""
+def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+    """The share of labelled places where the first guess is right. All as in `masked_lm_loss`."""
     right = (logits.argmax(-1) == labels) & (labels != IGNORE)
-    return right.sum() / (labels != IGNORE).sum().clamp(min=1)
+    count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+    return right.sum() / count.clamp(min=1)
 
 
 class MaskedLMOutput(NamedTuple):
@@ -270,7 +275,11 @@ class MaskedLMOutput(NamedTuple):
 
 
 def masked_lm_output(
-    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor | None
+    head: BertLMPredictionHead,
+    hidden_states: Tensor,
+    embedding: Tensor,
+    labels: Tensor | None,
+    num_items_in_batch: Tensor | None = None,
 ) -> MaskedLMOutput:
     """
     ## Only where there is a label
@@ -283,7 +292,7 @@ def masked_lm_output(
     chosen = labels != IGNORE  # (B, T)
     labels = labels[chosen]  # (M)
     logits = head(hidden_states[chosen], embedding)  # (M, V)
-    return MaskedLMOutput(masked_lm_loss(logits, labels), logits, labels)
+    return MaskedLMOutput(masked_lm_loss(logits, labels, num_items_in_batch), logits, labels)
 
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
@@ -319,15 +328,18 @@ class MaskedLM(nn.Module):
         self,
         input_ids: Tensor,  # (B, T)
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`, as `TokenMasker` makes them. All else goes to the encoder.
+        `input_ids` and `labels` are `(B, T)`, as `TokenMasker` makes them; `num_items_in_batch` is that of
+        `masked_lm_loss`. All else goes to the encoder.
         """
         hidden = self.encoder(input_ids, **encoder_inputs)
         if not isinstance(hidden, Tensor):
             hidden = hidden[0]  # (B, T, D)
-        return masked_lm_output(self.head, hidden, self._embedding[0].weight, labels)
+        embedding = self._embedding[0].weight  # (V, D)
+        return masked_lm_output(self.head, hidden, embedding, labels, num_items_in_batch)
 
 
 class SmallEncoder(nn.Module):

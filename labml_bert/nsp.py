@@ -200,14 +200,19 @@ class BertOnlyNSPHead(nn.Module):
         return self.seq_relationship(pooled_output)  # (B, 2)
 
 
-def next_sentence_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tensor | None = None) -> Tensor:
     """
     ## The loss
 
     The mean over all pairs, in nats; `logits` is `(B, 2)`, `labels` `(B)`. A loop that shares one
     ignored label 0 between this loss and the masked one never learns that anything is *next*.
+
+    Where these are only some of the pairs of a batch, `num_pairs_in_batch` says how many there are in all,
+    and the losses of the parts add up to that mean.
     """
-    return F.cross_entropy(logits.float(), labels)
+    if num_pairs_in_batch is None:
+        return F.cross_entropy(logits.float(), labels)
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / num_pairs_in_batch
 
 
 class TopicEncoder(nn.Module):

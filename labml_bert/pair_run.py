@@ -12,18 +12,17 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from labml_bert.bert import BertConfig
 from labml_bert.corpora import cache_folder, load_corpus
-from labml_bert.curriculum import parse_schedule
+from labml_bert.curriculum import length_at, parse_schedule
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset, sentences
 from labml_bert.floors import Floor, floors
-from labml_bert.mlm import masked_accuracy
+from labml_bert.mlm import IGNORE, masked_accuracy
 from labml_bert.pair_batches import Masking, PairBatches, PairCollator
 from labml_bert.pretraining import BertForPreTraining, PreTrainingOutput
 from labml_bert.report import console, filled_lines
 from labml_bert.run import RunOptions, example, parse, run
 from labml_bert.tokenizers import encode_corpus, special_token_ids, wordpiece_tokenizer
-from labml_bert.training import Trainer, TrainingArguments
+from labml_bert.training import Trainer
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,15 @@ class Options(RunOptions):
     minutes: float | None = 10.0
     vocab_size: int = 4096
     schedule: str = "32:9,128:1"
-    batch_tokens: int = 2048
-    masking: str = "dynamic"
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
     hidden_dropout_prob: float = 0.1
-    initializer_range: float = 0.04
     learning_rate: float = 2e-3
-    warmup_ratio: float = 0.05
     weight_decay: float = 0.01
-    adam_beta2: float = 0.98
+    masking: str = "dynamic"
     adam: str = "corrected"
 
 
 HELP = {
     "schedule": "lengths of the pairs in turn; 32:9,128:1 gives 32 nine tenths of the time",
-    "batch_tokens": "tokens in a step, padding included",
     "masking": "masks drawn for each batch, once for all, or for whole words",
     "adam": "with the correction of its first steps, or as published, without",
 }
@@ -72,20 +63,11 @@ class PairJob:
     Raises `ValueError` where an option makes no sense, or the text cannot be made into pairs.
     """
 
-    def __init__(self, options: Options, device: torch.device, checkpoint_seconds: float):
+    def __init__(self, options: Options, device: torch.device):
         self.options, self.device = options, device
         self.generator = torch.Generator().manual_seed(options.seed)
         self.stages = parse_schedule(options.schedule)
-        self.arguments = TrainingArguments(
-            steps=options.steps,
-            minutes=options.minutes,
-            learning_rate=options.learning_rate,
-            warmup_ratio=options.warmup_ratio,
-            weight_decay=options.weight_decay,
-            adam_beta2=options.adam_beta2,
-            adam_bias_correction=options.adam == "corrected",
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        self.arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
         longest = self.stages[-1].length
         if longest > options.batch_tokens:
             raise ValueError(
@@ -94,17 +76,7 @@ class PairJob:
             )
         self.corpus = load_corpus(options.corpus)
         self.tokenizer = wordpiece_tokenizer(self.corpus.train, options.vocab_size)
-        self.config = BertConfig(
-            vocab_size=self.tokenizer.get_vocab_size(),
-            hidden_size=options.hidden_size,
-            num_hidden_layers=options.num_hidden_layers,
-            num_attention_heads=options.num_attention_heads,
-            intermediate_size=4 * options.hidden_size,
-            hidden_dropout_prob=options.hidden_dropout_prob,
-            attention_probs_dropout_prob=options.hidden_dropout_prob,
-            max_position_embeddings=longest,
-            initializer_range=options.initializer_range,
-        )
+        self.config = options.model_config(self.tokenizer.get_vocab_size(), longest)
         train_ids = encode_corpus(self.tokenizer, self.corpus.train)
         valid_ids = encode_corpus(self.tokenizer, self.corpus.valid)
         specials = special_token_ids(self.tokenizer)
@@ -181,23 +153,27 @@ class PairJob:
 
     def length(self, progress: float) -> int:
         """Tokens in a pair when the share `progress` of the budget is spent."""
-        for end, stage in zip(accumulate(stage.share for stage in self.stages), self.stages, strict=True):
-            if progress < end:
-                return stage.length
-        return self.stages[-1].length
+        return length_at(self.stages, progress)
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next pairs, covered."""
-        return next(self.batches[self.length(progress)])
+        batch = next(self.batches[self.length(progress)])
+        return {
+            **batch,
+            "num_items_in_batch": (batch["labels"] != IGNORE).sum(),
+            "num_pairs_in_batch": torch.tensor(len(batch["labels"])),
+        }
 
-    def metrics(self, output: PreTrainingOutput) -> dict[str, Tensor]:
+    def metrics(self, output: PreTrainingOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each loss by itself, and the share of right guesses."""
         assert output.masked_lm_loss is not None and output.next_sentence_loss is not None
         assert output.labels is not None
         return {
             "masked_lm_loss": output.masked_lm_loss.detach(),
             "next_sentence_loss": output.next_sentence_loss.detach(),
-            "accuracy": masked_accuracy(output.prediction_logits.detach(), output.labels),
+            "accuracy": masked_accuracy(
+                output.prediction_logits.detach(), output.labels, batch["num_items_in_batch"]
+            ),
         }
 
     @torch.no_grad()

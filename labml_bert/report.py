@@ -22,11 +22,13 @@ from rich.text import Text
 from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
+from labml_bert.distributed import fails_first, launcher, rank
 from labml_bert.floors import Floor
 from labml_bert.mlm import IGNORE
 from labml_bert.training import NonFiniteLossError, Update
 
-console = Console(highlight=False, soft_wrap=True, emoji=False)
+# Of the processes of `torchrun`, one speaks.
+console = Console(highlight=False, soft_wrap=True, emoji=False, quiet=rank() > 0)
 
 
 def plain() -> bool:
@@ -63,7 +65,9 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\nstopped and saved; go on with:\n  {command(sys.argv[0], '--resume', shown(run_path))}")
+        if rank() == 0:
+            again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
+            print(f"\nstopped and saved; go on with:\n  {again}")
         raise SystemExit(130) from None
     except (NonFiniteLossError, OSError) as error:
         fail(error)
@@ -72,15 +76,21 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
 
 
 def fail(reason: object) -> NoReturn:
-    """Ends the program with one line and exit code 2."""
-    print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
+    """Ends the program with one line and exit code 2. Of several processes the first to fail says it."""
+    if fails_first():
+        print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
     raise SystemExit(2) from None
 
 
 def fail_for_memory(error: RuntimeError) -> NoReturn:
-    """PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours."""
+    """
+    PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours, or only
+    says that another process is gone.
+    """
     if "alloc" not in str(error):
-        raise error
+        if fails_first():
+            raise error
+        raise SystemExit(2)
     fail("these sizes need more memory than there is; choose a smaller model or batch")
 
 

@@ -16,7 +16,7 @@ import ctypes
 import gc
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -42,7 +42,7 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int = 1) 
 
 
 def interleaved(
-    arms: dict[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
+    arms: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
     Times several pieces of work in turn, `rounds` times each, after two calls that do not count: the first
@@ -80,8 +80,8 @@ def memory_rate(device: torch.device) -> float:
 def forward_operations(config: BertConfig, B: int, T: int, predictions: int, places: int) -> float:
     r"""
     Floating-point operations of all products of one forward pass. A product of $(n, k)$ with $(k, m)$ has
-    $2nkm$. `predictions` are the masked tokens of the batch, and `places` how many positions of a row the last layer computes: `T` for
-    all. A backward pass has twice as many.
+    $2nkm$. `predictions` are the masked tokens of the batch, and `places` the positions of a row that the last
+    layer computes, `T` for all. A backward pass has twice as many operations.
     """
     D, wide, N = config.hidden_size, config.intermediate_size, B * T
 

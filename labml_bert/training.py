@@ -12,6 +12,10 @@ $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 -
 
 The budget is steps or minutes. With steps a run is repeatable to the bit on one machine; with
 minutes it uses whatever speed the machine has.
+
+The batch of a step can be cut in parts: one for each process that `torchrun` started, and in a process one
+for each of its turns. The parts are pieces of one batch, not batches of their own. What is reported, clipped
+and saved is that of the whole. How this is done stands in `distributed.py`.
 """
 
 import contextlib
@@ -32,6 +36,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from labml_bert.distributed import (
+    gathered,
+    largest,
+    own_gpu,
+    own_parts,
+    parallel,
+    rank,
+    summed,
+    unsynced,
+    world_size,
+)
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -57,6 +73,8 @@ class TrainingArguments:
     # The original left it out: the first steps are then several times too long, or too short.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
+    # In how many turns a process goes through its rows of a batch: less memory, the same result.
+    gradient_accumulation_steps: int = 1
     # How many evaluations, evenly over the run.
     evaluations: int = 20
     # Seconds of work that a killed run may lose.
@@ -78,6 +96,10 @@ class TrainingArguments:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         if not 0 <= self.checkpoint_seconds < math.inf:
             raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more")
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}; it must be at least 1"
+            )
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
@@ -92,12 +114,14 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     ## Where to run
 
-    `auto` is the GPU if there is one.
+    `auto` is the GPU if there is one; of several, each process of `torchrun` has its own.
 
     Raises `ValueError` for a device that PyTorch does not know or that is not here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda"):
+        name = own_gpu(name)
     try:
         device = torch.device(name)
         # On "meta" a tensor has a shape and no numbers, and this raises too.
@@ -192,6 +216,9 @@ class Trainer:
         the data. `bfloat16` of `None` asks the machine.
         """
         self.model = model.to(device)
+        # What is called in a step. The model itself keeps the names of its parameters.
+        self.parallel = parallel(self.model)
+        self.processes = world_size()
         self.arguments = arguments
         self.run_path = run_path
         self.configuration = configuration
@@ -208,6 +235,11 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         self.stop_signal: int | None = None
+        self.stopping = False
+        self.began = 0.0
+        if rank() > 0:
+            # Else all processes would drop the same units of their different rows.
+            torch.manual_seed(torch.initial_seed() + rank())
 
     @property
     def progress(self) -> float:
@@ -224,14 +256,20 @@ class Trainer:
     def train(
         self,
         next_batch: Callable[[float], dict[str, Tensor]],
-        metrics: Callable[[Any], dict[str, Tensor]],
+        metrics: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]],
         evaluate: Callable[[], dict[str, float]],
         evaluate_at: tuple[float, ...] = (),
     ) -> Iterator[Update]:
         """
         Trains until the budget is spent. `next_batch(progress)` gives the arguments of the model,
-        `metrics(output)` scalars to watch beside `output.loss`, `evaluate()` what the held-out text
+        `metrics(output, batch)` scalars to watch beside `output.loss`, `evaluate()` what the held-out text
         says. It is called at even distances and at each share of the budget in `evaluate_at`.
+
+        Where a batch is cut in parts, the loss and the metrics of the parts must add up to those of the
+        batch. A tensor without dimensions in the batch, such as `num_items_in_batch`, is there for that.
+
+        With several processes, all go through this loop in step, and each must draw the same batches. Only
+        the first evaluates.
 
         Ctrl-C and SIGTERM let the step end, save a checkpoint and raise `KeyboardInterrupt`.
         Raises `NonFiniteLossError` where the loss is no number any more.
@@ -242,8 +280,8 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         count = 0
         self.save()
-        start = time.monotonic() - self.seconds
-        reported = saved = time.monotonic()
+        self.began = time.monotonic() - self.seconds
+        reported = saved = self.seconds
         with self.stoppable():
             while self.progress < 1:
                 self.set_rate()
@@ -252,11 +290,12 @@ class Trainer:
                     sums[key] = sums[key] + value if key in sums else value
                 count += 1
                 self.step += 1
-                self.seconds = time.monotonic() - start
+                self.look_up()
 
                 due = bool(marks) and self.progress >= marks[0]
-                if due or self.stop_signal or time.monotonic() - reported > 1:
-                    means = {key: value.item() / count for key, value in sums.items()}
+                if due or self.stopping or self.seconds - reported > 1:
+                    totals = summed([value.item() for value in sums.values()])
+                    means = {key: total / count for key, total in zip(sums, totals, strict=True)}
                     # A sum that holds one NaN is NaN, so looking here, once a second, misses none.
                     if not math.isfinite(means["loss"]):
                         raise NonFiniteLossError(
@@ -266,21 +305,31 @@ class Trainer:
                     evaluation = None
                     if due:
                         marks = [mark for mark in marks if mark > self.progress]
-                        evaluation = evaluate()
-                        self.seconds = time.monotonic() - start
+                        evaluation = evaluate() if rank() == 0 else None
+                        self.look_up()
                     sums, count = {}, 0
                     update = Update(self.step, self.progress, self.seconds, means, evaluation)
-                    track(update)
+                    if rank() == 0:
+                        track(update)
                     yield update
-                    reported = time.monotonic()
                     # What the reader of the update did with the time is in the budget too.
-                    self.seconds = reported - start
-                    if self.stop_signal or reported - saved > self.arguments.checkpoint_seconds:
+                    self.look_up()
+                    reported = self.seconds
+                    if self.stopping or reported - saved > self.arguments.checkpoint_seconds:
                         self.save()
                         saved = reported
-                    if self.stop_signal:
+                    if self.stopping:
                         raise KeyboardInterrupt
         self.save()
+
+    def look_up(self) -> None:
+        """
+        Reads the clock, and whether to stop. All processes go by the clock of the first, and where one is to
+        stop all do; else one would wait for ever for the others' next step.
+        """
+        clock = time.monotonic() - self.began if rank() == 0 else 0.0
+        self.seconds, stop = largest([clock, float(self.stop_signal is not None)])
+        self.stopping = stop > 0
 
     def set_rate(self) -> None:
         r"""
@@ -309,19 +358,32 @@ class Trainer:
             group["weight_decay"] = decay / stretch
 
     def train_step(
-        self, batch: dict[str, Tensor], metrics: Callable[[Any], dict[str, Tensor]]
+        self, batch: dict[str, Tensor], metrics: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """One step down the gradient. Returns the loss and the metrics, still on the device."""
-        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
-        with self.autocast():
-            output: HasLoss = self.model(**batch)
-        assert output.loss is not None
-        output.loss.backward()
+        """
+        One step down the gradient. Returns the loss and the metrics, still on the device; with several
+        processes, what the rows of this one add to them.
+        """
+        values: dict[str, Tensor] = {}
+        turns = self.arguments.gradient_accumulation_steps
+        whole = self.processes * turns == 1
+        assert whole or "num_items_in_batch" in batch, "the loss of a part must know the count of the batch"
+        parts = own_parts(batch, turns)
+        for i, part in enumerate(parts, 1):
+            part = {key: value.to(self.device, non_blocking=True) for key, value in part.items()}
+            with unsynced(self.parallel) if i < len(parts) else contextlib.nullcontext():
+                with self.autocast():
+                    output: HasLoss = self.parallel(**part)
+                assert output.loss is not None
+                # The processes' gradients will be averaged, and their sum is wanted.
+                (self.processes * output.loss).backward()
+            for key, value in {"loss": output.loss.detach(), **metrics(output, part)}.items():
+                values[key] = values[key] + value if key in values else value
         # One norm over all parameters together: clipping each by itself would turn the direction.
         nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": output.loss.detach(), **metrics(output)}
+        return values
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -344,16 +406,26 @@ class Trainer:
         All that the next step depends on: weights, both moments of Adam, the state of every random
         generator, the step and the clock. It is one file, written under another name and then
         renamed. So at any moment the file under its own name is whole, whatever happens to us.
+
+        All processes have the same weights, and each drops units by random numbers of its own. The first
+        gathers these and writes the file.
         """
+        random = {"torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        states = {
+            random_name(kind, number): state
+            for kind, own in random.items()
+            for number, state in enumerate(gathered(own))
+        }
+        if rank() > 0:
+            return
         # Not the `state_dict`, which names a tied tensor twice.
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         tensors = {f"model.{key}": value.detach() for key, value in named}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-        tensors["random.torch"] = torch.get_rng_state()
-        tensors["random.data"] = self.generator.get_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= {**states, "random.data": self.generator.get_state()}
         about = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
         path = self.run_path / CHECKPOINT
         part = path.with_suffix(".part")
@@ -365,7 +437,8 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Goes back to the last checkpoint of `run_path`.
+        Goes back to the last checkpoint of `run_path`. It may be of another number of processes; one that was
+        not there then keeps the random numbers that it began with.
 
         Raises `ValueError` where it is not there, is damaged, or belongs to another configuration.
         """
@@ -390,16 +463,23 @@ class Trainer:
                     "param_groups": self.optimizer.state_dict()["param_groups"],
                 }
             )
-            torch.set_rng_state(tensors["random.torch"])
             self.generator.set_state(tensors["random.data"])
-            if "random.cuda" in tensors and self.device.type == "cuda":
-                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+            own, own_cuda = random_name("torch", rank()), random_name("cuda", rank())
+            if rank() == 0 or own in tensors:
+                torch.set_rng_state(tensors[own])
+            if own_cuda in tensors and self.device.type == "cuda":
+                torch.cuda.set_rng_state(tensors[own_cuda], self.device)
             complete = {f"optimizer.{i}.exp_avg" for i, _ in enumerate(self.model.parameters())}
             if about["step"] > 0 and not complete <= tensors.keys():
                 raise KeyError("a moment of Adam is missing")
         except (KeyError, RuntimeError, TypeError, ValueError):
             raise ValueError(f"{self.run_path / CHECKPOINT} is incomplete; start a new run") from None
         self.step, self.seconds = about["step"], about["seconds"]
+
+
+def random_name(kind: str, number: int) -> str:
+    """What the state of a generator is called in a checkpoint: `random.torch`, of rank 1 `random.torch.1`."""
+    return f"random.{kind}.{number}" if number else f"random.{kind}"
 
 
 def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ def trainer_at(path: Path, steps: int = 30, **configuration: object) -> tuple[Tr
         ids = 5 + (torch.randint(25, (8, 1), generator=generator) + torch.arange(16)) % 25
         return masker(ids)._asdict()
 
-    def metrics(output) -> dict[str, torch.Tensor]:
+    def metrics(output, batch) -> dict[str, torch.Tensor]:
         return {"accuracy": masked_accuracy(output.logits, output.labels)}
 
     return trainer, {"next_batch": next_batch, "metrics": metrics, "evaluate": lambda: {"loss": 1.0}}
@@ -315,7 +315,7 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
             decay = 0.3 * slow[name] if slow[name].dim() > 1 else 0.0
             slow[name] = slow[name] - rate * (mean / (square.sqrt() + 1e-6) + decay)
         trainer.set_rate()
-        trainer.train_step(batch, lambda output: {})
+        trainer.train_step(batch, lambda *_: {})
         trainer.step += 1
         for name, p in trainer.model.named_parameters():
             assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)
