@@ -166,7 +166,7 @@ class TokenMasker:
                 f"attention_mask is {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}; "
                 "give the two one shape"
             )
-        if attention_mask.is_floating_point() and (attention_mask < 0).any():
+        if (attention_mask < 0).any():
             raise ValueError(
                 "attention_mask has numbers below 0, as one that is added to scores; give 1 for a token and "
                 "0 for padding"

@@ -267,8 +267,9 @@ def test_ids_are_whole_numbers_of_the_vocabulary_in_rows_or_refused(
             masker(ids)
 
 
-@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.sampled_from([0, 1, -10_000]))
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.sampled_from([0, 1, -1, -10_000]))
 @example(torch.float32, [2, 3], -10_000)
+@example(torch.float32, [2, 3], -1)
 @example(torch.int64, [2, 1, 3], 1)
 @example(torch.int64, [2, 1], 1)
 def test_a_mask_fits_the_ids_or_is_refused(dtype: torch.dtype, shape: list[int], value: int) -> None:
@@ -650,6 +651,8 @@ def sides(pair: SentencePair) -> tuple[list[int], list[int]]:
 )
 @example([[[0]], [[1000]]], 5, 1.1, 0.5, True, 0)
 @example([[[0]], [[1000]]], 5, 0.1, math.nan, True, 0)
+@example([[[0]], [[1000]]], 5, -0.1, 0.5, True, 0)
+@example([[[0]], [[1000]]], 5, 0.1, -0.1, True, 0)
 def test_pairs(
     documents: list[list[list[int]]], length: int, short: float, share: float, lone: bool, seed: int
 ) -> None:
@@ -681,14 +684,56 @@ def test_pairs(
                 assert pair.next_sentence_label == IS_RANDOM
             if share == 0 and not lone:
                 assert pair.next_sentence_label == IS_NEXT
-        # In their order, none twice; and all of them where none had to be cut or left out.
+        # In their order, and none twice.
         assert all(a < b for a, b in pairwise(used))
-        if lone and length == 500:
-            assert used == tokens
     passes = list(maker(random.Random(seed)))
     assert passes == list(PairMaker(*arguments)(random.Random(seed)))
     if lone:
         assert {pair.input_ids[1] // 1000 for pair in passes} == {tokens[0] // 1000 for tokens in kept}
+
+
+@given(DOCUMENTS, st.integers(2, 20), SHARE, st.booleans(), st.integers(0, 2**32))
+def test_no_text_is_left_out(
+    documents: list[list[list[int]]], target: int, share: float, lone: bool, seed: int
+) -> None:
+    """Where no pair is so long that it is cut, every token is used once, but a lone last sentence."""
+    documents = [[sentence for sentence in document if sentence] for document in documents]
+    documents = [document for document in documents if document]
+    assume(len(documents) > 1)
+    maker = PairMaker(documents, CLS, SEP, 500, 0.1, share, lone)
+    maker.target_length = lambda generator: target  # type: ignore[method-assign]
+    for index, document in enumerate(documents):
+        used: list[int] = []
+        for pair in maker.pairs_of(index, random.Random(seed)):
+            first, second = sides(pair)
+            used += first + (second if pair.next_sentence_label == IS_NEXT else [])
+            # A pile ends with the sentence that fills it, or with the second where one is not enough.
+            if pair.next_sentence_label == IS_NEXT:
+                last = next(sentence for sentence in document if sentence[-1] == second[-1])
+                enough = len(first) + len(second) - len(last) >= target
+                assert not enough or (not lone and len(first) + len(second) - len(last) == len(first))
+        tokens = [token for sentence in document for token in sentence]
+        assert used == tokens or (not lone and [*used, *document[-1]] == tokens)
+
+
+@given(DOCUMENTS, st.integers(-3, 20), st.integers(0, 99))
+def test_text_from_elsewhere(documents: list[list[list[int]]], length: int, seed: int) -> None:
+    """Whole sentences of another document, as many as fill the length or as there are."""
+    documents = [[sentence for sentence in document if sentence] for document in documents]
+    documents = [document for document in documents if document]
+    assume(len(documents) > 1)
+    maker = PairMaker(documents, CLS, SEP)
+    index = seed % len(documents)
+    tokens = maker.elsewhere(index, length, random.Random(seed))
+    possible = []
+    for document in documents[:index] + documents[index + 1 :]:
+        for start in range(len(document)):
+            run = [*document[start]]
+            for sentence in document[start + 1 :]:
+                if len(run) < length:
+                    run += sentence
+            possible.append(run)
+    assert tokens in possible
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(5, 20), st.integers(0, 99))
