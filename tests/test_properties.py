@@ -252,6 +252,7 @@ def test_a_masker_is_built_or_refused(
 @example(torch.bool, [5], 1, None)
 @example(torch.uint8, [5], 1, None)
 @example(torch.int64, [1, 3], -1, None)
+@example(torch.int64, [1, 3], 5, None)
 @example(torch.int64, [2, 3, 3], 1, 2)
 def test_ids_are_whole_numbers_of_the_vocabulary_in_rows_or_refused(
     dtype: torch.dtype, shape: list[int], value: int, most: int | None
