@@ -110,8 +110,8 @@ class Transformers(nn.Module):
         super().__init__()
         import transformers
 
-        sizes: dict[str, Any] = asdict(shape.config(dropout))
-        config = transformers.BertConfig(**sizes, attn_implementation=attention)
+        config: Any = transformers.BertConfig(**asdict(shape.config(dropout)))
+        config._attn_implementation = attention
         self.model = transformers.BertForMaskedLM(config)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ TRICKS = [
     Trick("heads laid out in advance", False, swap(bert.BertSelfAttention, "project", heads_in_advance)),
     Trick("linear and cross entropy in one", False, swap(pretraining, "masked_lm_output", loss_in_one)),
     Trick("memory is kept", False, memory_is_kept),
-    Trick("gelu by tanh", False, swap(bert.F, "gelu", lambda x: torch._C._nn.gelu(x, approximate="tanh"))),
+    Trick("gelu by tanh", False, swap(F, "gelu", lambda x: torch._C._nn.gelu(x, approximate="tanh"))),
 ]
 
 

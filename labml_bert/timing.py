@@ -80,8 +80,8 @@ def memory_rate(device: torch.device) -> float:
 def forward_operations(config: BertConfig, B: int, T: int, predictions: int, places: int) -> float:
     r"""
     Floating-point operations of all products of one forward pass. A product of $(n, k)$ with $(k, m)$ has
-    $2nkm$. `predictions` are the masked tokens of the batch, and `places` the positions of a row that the last
-    layer computes, `T` for all. A backward pass has twice as many operations.
+    $2nkm$. `predictions` are the masked tokens of the batch, and `places` the positions of a row that the
+    last layer computes, `T` for all. A backward pass has twice as many operations.
     """
     D, wide, N = config.hidden_size, config.intermediate_size, B * T
 
@@ -103,11 +103,11 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float | Non
     gc.collect()
     wait(device)
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         wait(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        return float(torch.cuda.max_memory_allocated(device) - held)
     try:
         # What is free and kept for later would else be used first, and not be seen.
         ctypes.CDLL(None).malloc_trim(0)

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples each time; for others, and many: --hypothesis-profile=long
+settings.register_profile("quick", deadline=None, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
+settings.load_profile("quick")
 
 
 def small_text(sentences: int, seed: int = 0) -> str:
