@@ -104,6 +104,10 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
+    def extra_repr(self) -> str:
+        """What a printed model says in the brackets."""
+        return f"p={self.p}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, which stays."""
         if x.device.type != "cpu" or not self.training or self.p == 0:

@@ -276,9 +276,9 @@ class AddsTheMask(nn.Module):
         super().__init__()
         self.inner = attention
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
+    def forward(self, asking: Tensor, hidden_states: Tensor, attention_mask: Tensor | None, *_: bool) -> Any:
         a = self.inner
-        q, k, v = (a.split_heads(part(hidden_states)) for part in (a.query, a.key, a.value))
+        q, k, v = a.project(hidden_states, a.query, a.key, a.value)
         mask = None if attention_mask is None else attention_mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2), None
 
