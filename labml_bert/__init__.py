@@ -23,8 +23,8 @@ def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-# PyTorch takes seconds to load, and a Ctrl-C among its files would end in fifty lines of them. In a program of
-# ours it is answered so until `bad_input_ends_here` begins. Whoever imports this package into a program of
+# PyTorch takes seconds to load, and a Ctrl-C among its files would end in fifty lines of them. In a program
+# of ours it is answered so until `bad_input_ends_here` begins. Whoever imports this package into a program of
 # their own keeps their own answer. `-m` stands there while Python looks for `-m labml_bert.fill_mask`.
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 if sys.argv[:1] == ["-m"] or (sys.argv and Path(sys.argv[0]).absolute().parent == EXPERIMENTS):

@@ -75,10 +75,10 @@ def load_corpus(name: str) -> Corpus:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
-        documents = {str(file.relative_to(path)): read_utf8(file) for file in files}
+        documents = {legible(file.relative_to(path)): read_utf8(file) for file in files}
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; give files with text")
-        return split_documents(path.name, documents)
+        return split_documents(legible(path.name), documents)
     if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
@@ -87,13 +87,18 @@ def load_corpus(name: str) -> Corpus:
         raise ValueError(f"{name} is empty; give a file with text")
     # Fetched by hand or by us, it is the same text and goes by the same name.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    called = "tiny-shakespeare" if is_known else path.name
+    called = "tiny-shakespeare" if is_known else legible(path.name)
     return split_documents(called, {called: text})
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
     """Whether a part of the path below `folder` starts with a dot, as in `.git`."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def legible(name: Path | str) -> str:
+    """A name as UTF-8. Where the terminal is set to another code, Python keeps foreign letters as bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_utf8(path: Path) -> str:

@@ -7,6 +7,7 @@ next. All of it fits 80 columns. Without a terminal the bar becomes a plain line
 """
 
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -32,6 +33,11 @@ from labml_bert.training import NonFiniteLossError, Update
 
 # Of the processes of `torchrun`, one speaks.
 console = Console(highlight=False, soft_wrap=True, emoji=False, quiet=rank() > 0)
+
+# A sign that the terminal does not have becomes a `?`, and does not end a run.
+for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def plain() -> bool:
@@ -147,7 +153,7 @@ class Bar(Progress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """What is drawn."""
-        yield Constrain(self.make_tasks_table(self.tasks), max(20, self.console.width - 8))
+        yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
 
 
 class ProgressLine:

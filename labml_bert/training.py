@@ -24,6 +24,7 @@ import json
 import math
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -625,6 +626,21 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
 
 
 @contextlib.contextmanager
+def other_home() -> Iterator[None]:
+    """labml insists on a folder `~/.labml` with a name for this computer. It gets one that goes again."""
+    before = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["HOME"] = home
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["HOME"]
+            else:
+                os.environ["HOME"] = before
+
+
+@contextlib.contextmanager
 def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
     """
     ## Tracking
@@ -660,7 +676,7 @@ def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
     file_writer.FileWriterThread._send = send_or_say
     lab.configure({"experiments_path": str(run_path.parent.parent.resolve())})
     # What labml prints at the start, our own header says better.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), other_home():
         experiment.create(uuid=run_path.name, name=run_path.parent.name, writers={"file"})
         experiment.configs(dict(configuration))
         watcher = experiment.start()
