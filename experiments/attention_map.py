@@ -9,7 +9,6 @@ The weights show what was mixed, not why. A head may look at a place and take no
 what it takes are the values, and those are not in this picture.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.report import bad_input_ends_here, console, printable, shown
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, printable, shown
 from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.training import load_checkpoint
 
@@ -91,7 +90,7 @@ def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> No
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, prints where the first mask looks, and writes the record if asked."""
-    parser = argparse.ArgumentParser(description="Show where the [MASK] in a text looks.")
+    parser = OneLineParser(description="Show where the [MASK] in a text looks.")
     parser.add_argument("text", nargs="?", default=TEXT, help=f"text with a [MASK] (default: {TEXT!r})")
     parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the weights as JSON")

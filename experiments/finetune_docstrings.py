@@ -23,7 +23,6 @@ read have a column of their own. The bag of words sees whole texts, the networks
 one, or 64 of a pair.
 """
 
-import argparse
 import itertools
 import json
 import shlex
@@ -54,7 +53,7 @@ from labml_bert.finetuning import (
     score,
 )
 from labml_bert.pretraining import fill, read_config, read_tensors
-from labml_bert.report import bad_input_ends_here, console, header, shown
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, header, shown
 from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import choose_device, has_fast_bfloat16, load_checkpoint
@@ -281,9 +280,7 @@ def about(task: Task) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, compares the three methods, and writes the record if asked."""
-    parser = argparse.ArgumentParser(
-        description="Compare a pretrained model with less on labelled docstrings."
-    )
+    parser = OneLineParser(description="Compare a pretrained model with less on labelled docstrings.")
     parser.add_argument("--model", type=Path, help="folder of a model (default: of the newest bert_tiny)")
     parser.add_argument(
         "--labels",

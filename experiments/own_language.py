@@ -14,7 +14,6 @@ Nothing here knows the language. The pieces come from the text itself, with case
 many languages they tell words apart.
 """
 
-import argparse
 import sys
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from labml_bert.corpora import Corpus, load_corpus
 from labml_bert.distributed import only_first_speaks
 from labml_bert.mlm_run import HELP, UNITS, MaskedLMJob, Options
-from labml_bert.report import bad_input_ends_here, header
+from labml_bert.report import OneLineParser, bad_input_ends_here, header
 from labml_bert.run import parse, run
 
 DEFAULTS = Options(experiment="own_language", tokenizer="wordpiece", schedule="16:3,32:1,64:1,128:3")
@@ -70,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     that is resumed keeps what it was started with.
     """
     argv = sys.argv[1:] if argv is None else argv
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = OneLineParser(add_help=False, allow_abbrev=False)
     first.add_argument("--corpus", default=DEFAULTS.corpus)
     first.add_argument("--resume")
     with only_first_speaks():

@@ -10,7 +10,6 @@ Each mask is answered by itself, given all the rest. With two masks side by side
 weigh pairs of answers; it gives for each place the chance of every token there.
 """
 
-import argparse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.pretraining import BertForMaskedLM, fill
-from labml_bert.report import bad_input_ends_here, console, printable, shown
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, printable, shown
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import CHECKPOINT, load_checkpoint, part_of
 
@@ -104,9 +103,7 @@ def newest_run(runs: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line and prints a table for each mask."""
-    parser = argparse.ArgumentParser(
-        prog="python -m labml_bert.fill_mask", description="Guess the [MASK]s in a text."
-    )
+    parser = OneLineParser(prog="python -m labml_bert.fill_mask", description="Guess the [MASK]s in a text.")
     parser.add_argument("text", help="text with one [MASK] or more")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: the newest run)")
     parser.add_argument("--top-k", type=int, default=5, help="answers for each mask (default: 5)")

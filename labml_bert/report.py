@@ -6,6 +6,7 @@ it runs how far it is and what the model can do by now, and at its end how it we
 next. All of it fits 80 columns. Without a terminal the bar becomes a plain line now and then.
 """
 
+import argparse
 import contextlib
 import io
 import os
@@ -88,6 +89,14 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
         fail(f"{what}; what was saved is in {shown(run_path)}, go on with --resume when this is mended")
     except RuntimeError as error:
         fail_for_memory(error)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A command line that is not understood is bad input like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        fail(f"{message}; see --help")
 
 
 def fail(reason: object) -> NoReturn:

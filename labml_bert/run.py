@@ -42,6 +42,7 @@ from labml_bert.files import lock, write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
 from labml_bert.report import (
+    OneLineParser,
     ProgressLine,
     bad_input_ends_here,
     command,
@@ -201,9 +202,7 @@ def parse(
     Every field of the options is one. What is not given comes from the run that is resumed, or from
     `defaults`. `helps` explains the fields that `HELP` does not, `choices` lists the values of some.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = OneLineParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for field in fields(defaults):
         if field.name == "experiment":
             continue

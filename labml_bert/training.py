@@ -628,6 +628,10 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
 @contextlib.contextmanager
 def other_home() -> Iterator[None]:
     """labml insists on a folder `~/.labml` with a name for this computer. It gets one that goes again."""
+    from labml.internal.computer import configs
+
+    # Of an earlier run in this process.
+    configs._internal = None
     before = os.environ.get("HOME")
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home
@@ -688,6 +692,8 @@ def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
         # next would miss them.
         for thread in threading.enumerate():
             if isinstance(thread, file_writer.FileWriterThread):
+                # On a full disk labml itself does not come to the end at which it would say so.
+                thread.push("done")
                 thread.join()
         file_writer.FileWriterThread._send = send
         pid.unlink(missing_ok=True)

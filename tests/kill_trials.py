@@ -1,13 +1,13 @@
 """
-Kills every experiment at random moments and looks what is left. Not part of the suite, as it takes a quarter of
-an hour; the suite has a few of these kills in test_faults.py.
+Kills every experiment at random moments and looks what is left. Not part of the suite, as it takes a quarter
+of an hour; the suite has a few of these kills in test_runs.py and test_pair_runs.py.
 
     python tests/kill_trials.py                    # 20 kills for each experiment
     python tests/kill_trials.py mlm_tiny --kills 5
 
-An experiment with checkpoints is killed, resumed, killed again, until it comes to its end. It survived if every
-tensor of the end equals that of a run that nobody disturbed. One without checkpoints has a record of an earlier
-run in the place of its own; it survived if that is as it was, or whole and new.
+An experiment with checkpoints is killed, resumed, killed again, until it comes to its end. It survived if
+every tensor of the end equals that of a run that nobody disturbed. One without checkpoints has a record of an
+earlier run in the place of its own; it survived if that is as it was, or whole and new.
 """
 
 import argparse

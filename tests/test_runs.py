@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ import torch
 from conftest import small_text
 
 from labml_bert import corpora, fill_mask
-from labml_bert.training import CHECKPOINT, load_checkpoint, read_metrics
+from labml_bert.bert import BertConfig
+from labml_bert.files import write_tensors
+from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.tokenizers import character_tokenizer
+from labml_bert.training import CHECKPOINT, PREVIOUS, load_checkpoint, read_metrics
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -175,7 +180,7 @@ def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tm
         time.sleep(0.1)
     time.sleep(12)
     checkpoint = load_checkpoint(found[0].parent)[0]
-    started = (found[0].parent / "run.pid").stat().st_mtime
+    started = (found[0].parent / "tokenizer.json").stat().st_mtime
     ran = time.time() - started
     process.kill()
     process.wait()
@@ -218,6 +223,36 @@ def write_bad_files(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "empties").mkdir()
     (folder / "empties" / "a.txt").write_text("")
+    for name in ("rubbish", "half", "flipped", "before", "other", "good", "pickle", "flipped_model"):
+        (folder / name).mkdir()
+    config = BertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    torch.manual_seed(0)
+    tensors = {f"model.{name}": p for name, p in BertForMaskedLM(config).named_parameters()}
+    for name, experiment in (("good", "mlm_tiny"), ("other", "bert_tiny"), ("before", "mlm_tiny")):
+        configuration = {"experiment": experiment, "corpus": "gone.txt", "model": asdict(config)}
+        about = {"step": 3, "seconds": 1.0, "configuration": configuration}
+        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(about)})
+    for name in ("good", "pickle", "flipped_model"):
+        character_tokenizer(["abcd"]).save(str(folder / name / "tokenizer.json"))
+    whole = (folder / "good" / CHECKPOINT).read_bytes()
+    (folder / "before" / CHECKPOINT).rename(folder / "before" / PREVIOUS)
+    (folder / "rubbish" / CHECKPOINT).write_bytes(b"rubbish")
+    (folder / "half" / CHECKPOINT).write_bytes(whole[: len(whole) // 2])
+    for name in ("flipped", "before"):
+        (folder / name / CHECKPOINT).write_bytes(flipped(whole, len(whole) - 100))
+    (folder / "pickle" / "config.json").write_text(json.dumps(asdict(config)))
+    (folder / "pickle" / "pytorch_model.bin").write_bytes(b"")
+    model = folder / "flipped_model"
+    BertForMaskedLM(config).save_pretrained(model)
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(flipped(data, len(data) - 100))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    """`data` with one bit the other way round."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 # What is typed, and words of the one line that answers.
@@ -264,24 +299,70 @@ BAD_INPUT = {
     "checkpoints never": (["--checkpoint-seconds", "nan"], "checkpoint_seconds is nan"),
     "resume of nothing": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
     "tiny vocabulary": (["--corpus", "good.txt", "--tokenizer", "word", "--vocab-size", "3"], "vocab"),
+    "weights beyond numbers": (["--schedule", "16:1e308,32:1e308"], "their sum finite"),
+    "weight of nothing": (["--schedule", "16:0,32:1"], "every weight must be above 0"),
+    "schedule without a length": (["--schedule", ""], "bad schedule ''"),
+    "length of one": (["--schedule", "1,32"], "at least 2 tokens"),
+    "steps in words": (["--steps", "many"], "invalid int value: 'many'"),
+    "option that is none": (["--layers", "3"], "unrecognized arguments: --layers 3"),
+    "option without a value": (["--steps"], "expected one argument"),
+    "rate of nothing": (["--corpus", "good.txt", "--learning-rate", "0"], "learning_rate is 0.0"),
+    "rate that is no number": (["--corpus", "good.txt", "--learning-rate", "nan"], "learning_rate is nan"),
+    "nothing but warm-up": (["--corpus", "good.txt", "--warmup-ratio", "1"], "warmup_ratio is 1.0"),
+    "no layers": (["--corpus", "good.txt", "--num-hidden-layers", "0"], "num_hidden_layers is 0"),
+    "no turns": (["--corpus", "good.txt", "--gradient-accumulation-steps", "0"], "must be at least 1"),
+    "more turns than rows": (["--corpus", "good.txt", "--gradient-accumulation-steps", "17"],
+                             "too few for 17 parts"),
+    "resume of rubbish": (["--resume", "rubbish"], "is damaged"),
+    "resume of half a checkpoint": (["--resume", "half"], "is damaged"),
+    "resume of one flipped bit": (["--resume", "flipped"], "does not have the sha256"),
+    "resume of damage with one before": (["--resume", "before"], "of step 3, is whole: rename"),
+    "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
+    "resume without the text": (["--resume", "good"], "no corpus or file is called"),
+}  # fmt: skip
+
+# The same of the other programs.
+MORE_BAD_INPUT = {
+    "attention without a model": ("attention_map", [], "no run under logs"),
+    "attention without a mask": ("attention_map", ["none here", "--run", "good"], "no [MASK] in the text"),
+    "attention of a run that is not there": ("attention_map", ["--run", "no"], "there is no run at no"),
+    "fine-tuning without a model": ("finetune_docstrings", [], "no finished run of bert_tiny"),
+    "fine-tuning of nothing": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),
+    "fine-tuning without seeds": ("finetune_docstrings", ["--seeds", "0"], "seeds is 0"),
+    "fine-tuning in words": ("finetune_docstrings", ["--seeds", "few"], "invalid int value: 'few'"),
+    "fine-tuning of a pickle": ("finetune_docstrings", ["--model", "pickle"], "is a pickle"),
+    "fine-tuning of a flipped bit": ("finetune_docstrings", ["--model", "flipped_model"], "the sha256"),
+    "pairs of a pile that is one": ("bert_tiny", ["--corpus", "good.txt"], "two documents to learn from"),
+    "masks of a fourth kind": ("bert_tiny", ["--masking", "often"], "invalid choice: 'often'"),
+    "Adam of a third kind": ("bert_tiny", ["--adam", "Eve"], "invalid choice: 'Eve'"),
+    "a language without text": ("own_language", ["--corpus", "blank.txt"], "blank.txt is empty"),
+    "a language that is not there": ("own_language", ["--corpus", "no"], "no corpus or file is called 'no'"),
+    "a language without a name": ("own_language", ["--corpus"], "expected one argument"),
+    "words that are none": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+CASES = {name: ("mlm_tiny", *case) for name, case in BAD_INPUT.items()} | MORE_BAD_INPUT
+
+
+def test_the_table_of_bad_input_has_forty_kinds() -> None:
+    assert len(CASES) == len(BAD_INPUT) + len(MORE_BAD_INPUT) >= 40
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_bad_input_gets_one_line_and_exit_code_2(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments, words = BAD_INPUT[case]
+    experiment, arguments, words = CASES[case]
     write_bad_files(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as stopped:
-        main_in_process(monkeypatch, tmp_path, *arguments)
+        main_in_process(monkeypatch, tmp_path, *arguments, experiment=experiment)
     assert stopped.value.code == 2
-    error = capsys.readouterr().err.strip()
+    error = capsys.readouterr().err
     assert words in error
-    # `argparse` prints the usage first; its error is the last line.
-    assert error.count("\n") == 0 or error.startswith("usage:")
-    assert "Traceback" not in error
+    assert re.fullmatch("error: .+\n", error)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before, "something was written or lost"
 
