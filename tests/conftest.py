@@ -1,8 +1,10 @@
 """What several tests need: a small text that can be learned, and a local web server."""
 
+import contextlib
 import http.server
 import random
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,19 +41,31 @@ def corpus_file(tmp_path: Path) -> Path:
 
 
 class Server:
-    """A web server on this machine that answers every request with `body` and `status`."""
+    """
+    A web server on this machine that answers every request with `body` and `status`. It says that there are
+    `more` bytes than come, or sends them to `location`, or waits for `pause` seconds after each byte.
+    """
 
     def __init__(self) -> None:
         outer = self
         self.body, self.status, self.requests = b"", 200, 0
+        self.more, self.location, self.pause = 0, "", 0.0
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.requests += 1
                 self.send_response(outer.status)
-                self.send_header("Content-Length", str(len(outer.body)))
+                self.send_header("Content-Length", str(len(outer.body) + outer.more))
+                if outer.location:
+                    self.send_header("Location", outer.location)
                 self.end_headers()
-                self.wfile.write(outer.body)
+                if not outer.pause:
+                    self.wfile.write(outer.body)
+                    return
+                with contextlib.suppress(OSError):
+                    for at in range(len(outer.body)):
+                        self.wfile.write(outer.body[at : at + 1])
+                        time.sleep(outer.pause)
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -1,9 +1,13 @@
 """Where text comes from, what is held out, and downloads that are not what they should be."""
 
+import email
 import hashlib
+import io
 import socket
 import subprocess
 import sys
+import urllib.request
+import urllib.response
 from pathlib import Path
 
 import pytest
@@ -115,6 +119,62 @@ def test_too_long_not_found_and_nobody_there(server, cache: Path) -> None:
         closed = f"http://127.0.0.1:{s.getsockname()[1]}/"
     with pytest.raises(ValueError, match="give the file as the corpus"):
         download(closed, "0" * 64)
+
+
+def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
+    sha = hashlib.sha256(b"x" * 50).hexdigest()
+    server.body, server.pause = b"x" * 50, 1.0
+    with pytest.raises(ValueError, match=r"cannot download .* timed out.*give the file as the corpus"):
+        download(server.url, sha, timeout=0.1)
+    # Never silent for long enough, and never done.
+    server.pause = 0.04
+    with pytest.raises(ValueError, match="it comes too slowly"):
+        download(server.url, sha, timeout=0.05)
+    server.pause, server.more = 0.0, 7
+    with pytest.raises(ValueError, match="cut off after 50 of 57 bytes"):
+        download(server.url, sha)
+    server.more = 0
+    assert download(server.url, sha) == b"x" * 50
+    assert [path.name for path in (cache / "labml_bert").iterdir()] == [sha]
+
+
+class Elsewhere(urllib.request.HTTPSHandler):
+    """Every https address answers with a redirect to `target`."""
+
+    target = ""
+
+    def https_open(self, request: urllib.request.Request) -> urllib.response.addinfourl:
+        headers = email.message_from_string(f"Location: {self.target}\n\n")
+        answer = urllib.response.addinfourl(io.BytesIO(), headers, request.full_url, 302)
+        answer.msg = "Found"
+        return answer
+
+
+def test_only_https_and_no_way_around_it(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that sends everybody to a page of its own does not get a request."""
+    allowed = [handler for handler in corpora.HANDLERS if handler is not urllib.request.HTTPHandler]
+    monkeypatch.setattr(corpora, "HANDLERS", allowed)
+    sha = hashlib.sha256(server.body).hexdigest()
+    for url in (server.url, f"file://{__file__}", "ftp://127.0.0.1/x", "data:,x"):
+        with pytest.raises(ValueError, match="unknown url type"):
+            download(url, sha)
+    monkeypatch.setattr(Elsewhere, "target", server.url)
+    away = [Elsewhere if handler is urllib.request.HTTPSHandler else handler for handler in allowed]
+    monkeypatch.setattr(corpora, "HANDLERS", away)
+    with pytest.raises(ValueError, match="unknown url type: http"):
+        download("https://example.org/x", sha)
+    assert server.requests == 0
+    assert corpora.TINY_SHAKESPEARE_URL.startswith("https://")
+
+
+def test_no_home_folder_is_said_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(ValueError, match="set XDG_CACHE_HOME"):
+        corpora.cache_folder()
 
 
 def test_an_unwritable_cache_costs_nothing(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,5 +86,6 @@ def everywhere(sources: dict[str, Source]) -> dict[str, Symbol]:
 
 
 def fenced(language: str, text: str) -> str:
-    """A fence around some code."""
-    return f"```{language}\n{text}\n```\n"
+    """A fence around some code, longer than any that stands in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}\n"

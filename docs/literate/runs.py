@@ -5,6 +5,7 @@ What stands below its code: the curve, the result beside the floors it has to be
 that somebody needs to doubt it or to repeat it.
 """
 
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +17,18 @@ from docs.literate.prose import fenced
 from docs.literate.records import Record, age
 
 
+def cell(text: object) -> str:
+    """
+    A text of a run for a line of Markdown. The name of a corpus is the name of somebody's file, and may hold
+    anything: every sign that means something to Markdown or HTML becomes its number.
+    """
+    return re.sub(r"[^\w .,:/()-]|_", lambda sign: f"&#{ord(sign[0])};", str(text)).replace("\n", " ")
+
+
 def results(record: Record) -> str:
     """The result and the floors, as a Markdown table."""
     ours = record.data["result"]
-    rows = [(floor["name"], floor["loss"], floor["accuracy"]) for floor in record.data["floors"]]
+    rows = [(cell(floor["name"]), floor["loss"], floor["accuracy"]) for floor in record.data["floors"]]
     rows.append(("**this run**", ours["loss"], ours["accuracy"]))
     body = "".join(f"| {name} | {loss:.3f} | {accuracy:.1%} |\n" for name, loss, accuracy in rows)
     table = f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
@@ -62,13 +71,13 @@ def comparison(record: Record) -> str:
             ]
 
         table = (
-            f"| {task}, labels | method | right | macro F1 | right, text never read |\n"
+            f"| {cell(task)}, labels | method | right | macro F1 | right, text never read |\n"
             "|---|---|---:|---:|---:|\n"
         )
         for labels in counts:
             for arm in arms:
                 cells = (of(arm, labels, name) for name in ("accuracy", "macro_f1", "unseen_accuracy"))
-                table += f"| {labels:,} | {arm} | {' | '.join(map(mean_and_spread, cells))} |\n"
+                table += f"| {labels:,} | {cell(arm)} | {' | '.join(map(mean_and_spread, cells))} |\n"
         table += f"| any | always the most frequent | {about['chance']:.1%} | – | – |\n"
         if len(counts) > 1:
             lines = [
@@ -86,8 +95,8 @@ def comparison(record: Record) -> str:
     return "\n\n".join(
         [
             *parts,
-            f"Mean and standard deviation over {seeds} seeds. {data['date']}, {record.machine()}, {took}, "
-            f"commit `{(data.get('commit') or 'unknown')[:12]}`. "
+            f"Mean and standard deviation over {seeds} seeds. {cell(data['date'])}, "
+            f"{cell(record.machine())}, {took}, commit `{(data.get('commit') or 'unknown')[:12]}`. "
             f"The network has {data['parameters']:,} parameters.",
         ]
     )
@@ -96,15 +105,15 @@ def comparison(record: Record) -> str:
 def facts(record: Record) -> str:
     """Where, when and with what, as a Markdown table."""
     data = record.data
-    versions = ", ".join(f"{name} {number}" for name, number in data["versions"].items())
+    versions = ", ".join(cell(f"{name} {number}") for name, number in data["versions"].items())
     corpus = data["corpus"]
     rows = {
-        "Date": data["date"],
-        "Machine": record.machine(),
+        "Date": cell(data["date"]),
+        "Machine": cell(record.machine()),
         "Training": f"{data['result']['training_seconds']:,.0f} s, {data['result']['steps']:,} steps",
         "Parameters": f"{data['parameters']:,}",
-        "Text": f"{corpus['name']}, {corpus['train_characters']:,} characters, "
-        f"sha256 `{corpus['sha256'][:12]}…`",
+        "Text": f"{cell(corpus['name'])}, {corpus['train_characters']:,} characters, "
+        f"sha256 `{cell(corpus['sha256'][:12])}…`",
         "Versions": versions,
         "Commit": f"`{(data.get('commit') or 'unknown')[:12]}`",
     }

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import markdown
 import pytest
 import torch
+from bs4 import BeautifulSoup
+from mkdocs.config import load_config
 
+from docs.literate import attention
 from docs.literate.chapters import chapter, evaluate, read_glossary
 from docs.literate.figures import parameters, quotable
 from docs.literate.names import Source, read_source, resolve
@@ -230,6 +234,52 @@ def test_an_experiment_shows_its_runs() -> None:
     assert "{#run-tiny}" in page and "<svg" in page and "| frequencies | 3.000 | 10.0% |" in page
     assert "None has been recorded" in recorded_runs(sources["experiments.mlm_tiny"], sources, {})
     assert recorded_runs(sources["labml_bert.mlm"], sources, {}) == ""
+
+
+HOSTILE = "<script>alert(1)</script> & a | b `c` **d** </td><img src=x onerror=alert(1)> [e](javascript:f)"
+
+
+def test_what_a_run_met_is_text_on_every_page() -> None:
+    """The name of a corpus, a machine or a method, and the letters of a picture, whatever they are."""
+    weights = [[[[0.25] * 4] * 4] * 2] * 2
+    tokens = [HOSTILE, "[MASK]", "</svg><script>", "&|"]
+    run = record(
+        corpus={"name": HOSTILE, "sha256": "0" * 64, "train_characters": 10, "valid_characters": 1},
+        hardware={"device": "cpu", "name": HOSTILE, "cores": 2, "threads": 2, "precision": "float32"},
+        floors=[{"name": HOSTILE, "loss": 3.0, "accuracy": 0.1}],
+        versions={"python": HOSTILE},
+        date=HOSTILE,
+        command=f"python x.py {HOSTILE}\n```\n{HOSTILE}",
+    )
+    answers = {
+        "tokens": tokens,
+        "masks": [1],
+        "guesses": [[[HOSTILE, 0.9], ["<b>", 0.1]]],
+        "attentions": weights,
+    }
+    seen = record(result=answers)
+    sources = read_sources()
+    pages = [
+        recorded_runs(sources["experiments.mlm_tiny"], sources, {"tiny": run}),
+        *(figure(seen) for figure in (attention.filled, attention.mask_rows, attention.head_map)),
+    ]
+    for page in pages:
+        html = BeautifulSoup(rendered(page), "html.parser")
+        assert html.find_all(["script", "img", "b"]) == []
+        assert [a for a in html.find_all("a") if "javascript" in a.get("href", "")] == []
+        assert not any(name.startswith("on") for tag in html.find_all() for name in tag.attrs)
+        assert "alert(1)" in html.get_text()
+    table = BeautifulSoup(rendered(pages[0]), "html.parser").find_all("table")[-1]
+    assert {len(row.find_all(["td", "th"])) for row in table.find_all("tr")} == {2}, "a bar made a column"
+    assert HOSTILE in table.get_text()
+
+
+def rendered(page: str) -> str:
+    """As the site is: by the extensions of mkdocs.yml."""
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    return markdown.markdown(
+        page, extensions=config.markdown_extensions, extension_configs=config.mdx_configs
+    )
 
 
 def test_a_record_older_than_its_code_is_marked() -> None:
