@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train test test-long coverage site serve test-site records lint format clean
+.PHONY: train test test-long trials coverage site serve test-site records lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -18,6 +18,10 @@ test: $(VENV)/.test
 # Ten thousand new examples for each property, in place of the same hundred.
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/test_properties.py --hypothesis-profile=long $(ARGS)
+
+# Twenty kills of each experiment at random moments.
+trials: $(VENV)/.test
+	$(BIN)/python tests/kill_trials.py $(ARGS)
 
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test

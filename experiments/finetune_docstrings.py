@@ -56,7 +56,7 @@ from labml_bert.pretraining import fill, read_config, read_tensors
 from labml_bert.report import OneLineParser, bad_input_ends_here, console, header, shown
 from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.tokenizers import load_tokenizer
-from labml_bert.training import choose_device, has_fast_bfloat16, load_checkpoint
+from labml_bert.training import NonFiniteLossError, choose_device, has_fast_bfloat16, load_checkpoint
 
 # For a few million parameters, or fewer; see `finetuning.fine_tune`.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -159,7 +159,11 @@ class Comparison:
         if key not in self.rates:
 
             def attempt(rate: float, rest: list[Example], fifth: list[Example]) -> Tensor:
-                return self.network.train(task, rest, rate, 0, pretrained)[0](fifth)
+                try:
+                    return self.network.train(task, rest, rate, 0, pretrained)[0](fifth)
+                except NonFiniteLossError:
+                    # A rate that is too high has lost.
+                    return torch.zeros(len(fifth), len(task.labels))  # (N, K)
 
             self.rates[key] = choose(RATES, draw(task, count, 0), attempt)
         return self.rates[key]

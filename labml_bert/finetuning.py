@@ -29,7 +29,7 @@ from labml_bert.bert import BertConfig, init_weights
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.pretraining import BertPreTrainedModel, read_json
 from labml_bert.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
-from labml_bert.training import Trainer, TrainingArguments
+from labml_bert.training import NonFiniteLossError, Trainer, TrainingArguments
 
 # What a backbone may lack. Next sentence prediction trains the pooler; a masked language model has none.
 FRESH = ("classifier.", "bert.pooler.")
@@ -208,7 +208,8 @@ def fine_tune(
 
     Returns the loss of each step, in nats. The model is in eval mode after.
 
-    Raises `ValueError` where there are no rows or a number makes no sense.
+    Raises `ValueError` where there are no rows or a number makes no sense, and `NonFiniteLossError` where the
+    loss explodes.
     """
     if not rows or batch_size < 1 or epochs < 1:
         raise ValueError(
@@ -232,6 +233,10 @@ def fine_tune(
             if trainer.step == steps:
                 break
     model.eval()
+    if trainer.failed:
+        raise NonFiniteLossError(
+            f"the loss or its gradient exploded at the learning rate {learning_rate:g}; try a lower one"
+        )
     return torch.stack(losses).tolist()
 
 

@@ -59,7 +59,7 @@ def bad_input_ends_here() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-    except (ValueError, OSError, OverflowError) as error:
+    except (ValueError, OSError, OverflowError, NonFiniteLossError) as error:
         fail(error)
     except RuntimeError as error:
         fail_for_memory(error)

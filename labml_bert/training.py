@@ -10,8 +10,14 @@ $w$ and falls to zero at the end:
 
 $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
-The budget is steps or minutes. With steps a run is repeatable to the bit on one machine; with
-minutes it uses whatever speed the machine has.
+The budget is steps or minutes. With steps a run is repeatable on one machine: the same seed gives the same
+bits. Five things change the last bits, and in time all the others:
+
+- a budget of minutes, as the rate and the lengths follow the clock;
+- another number of threads, of processes or of turns, which add the same numbers in another order;
+- another processor, another version of PyTorch or another precision, whose products differ in the last bit;
+- a GPU, where some sums, as that of the gradient of an embedding, are in the order in which its threads arrive;
+- three processes or more, where the network decides who is added to whom.
 
 The batch of a step can be cut in parts: one for each process that `torchrun` started, and in a process one
 for each of its turns. The parts are pieces of one batch, not batches of their own. What is reported, clipped

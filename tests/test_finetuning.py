@@ -24,8 +24,10 @@ from labml_bert.finetuning import (
     predict,
     score,
 )
+from labml_bert.nsp import SentencePair
 from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
 from labml_bert.tokenizers import character_tokenizer, word_tokenizer
+from labml_bert.training import NonFiniteLossError
 
 CPU = torch.device("cpu")
 NAMES = ["bad", "so-so", "good"]
@@ -294,3 +296,14 @@ def test_a_fine_tuned_folder_answers_as_before(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "first", "1": "second"}
     again = BertForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(predict(again, rows), predict(model, rows))
+
+
+def test_a_rate_at_which_it_explodes_is_said() -> None:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(random_sizes(0), ["a", "b"])
+    with torch.no_grad():
+        model.classifier.weight.fill_(float("inf"))
+    before = [p.detach().clone() for p in model.bert.parameters()]
+    with pytest.raises(NonFiniteLossError, match="exploded at the learning rate 0.01"):
+        fine_tune(model, [SentencePair([2, 5, 3], [0, 0, 0], 1)] * 4, 1e-2, epochs=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.bert.parameters(), strict=True))
