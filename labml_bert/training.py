@@ -16,7 +16,7 @@ bits. Five things change the last bits, and in time all the others:
 - a budget of minutes, as the rate and the lengths follow the clock;
 - another number of threads, of processes or of turns, which add the same numbers in another order;
 - another processor, another version of PyTorch or another precision, whose products differ in the last bit;
-- a GPU, where some sums, as that of the gradient of an embedding, are in the order in which its threads arrive;
+- a GPU, where some sums, as that of an embedding's gradient, are in the order in which its threads arrive;
 - three processes or more, where the network decides who is added to whom.
 
 The batch of a step can be cut in parts: one for each process that `torchrun` started, and in a process one

@@ -304,6 +304,6 @@ def test_a_rate_at_which_it_explodes_is_said() -> None:
     with torch.no_grad():
         model.classifier.weight.fill_(float("inf"))
     before = [p.detach().clone() for p in model.bert.parameters()]
-    with pytest.raises(NonFiniteLossError, match="exploded at the learning rate 0.01"):
+    with pytest.raises(NonFiniteLossError, match=r"exploded at the learning rate 0\.01"):
         fine_tune(model, [SentencePair([2, 5, 3], [0, 0, 0], 1)] * 4, 1e-2, epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(before, model.bert.parameters(), strict=True))
