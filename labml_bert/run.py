@@ -299,7 +299,11 @@ def held_alone(run_path: Path) -> AbstractContextManager[object]:
     Raises `ValueError` where another process trains in it, or it cannot be written.
     """
     try:
-        return lock(run_path)
+        held = lock(run_path)
+        for left in run_path.rglob("*.part"):
+            # Half a file of a run that was killed.
+            left.unlink()
+        return held
     except BlockingIOError:
         raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
     except OSError as error:

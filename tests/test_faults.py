@@ -149,6 +149,16 @@ def test_two_builds_in_one_folder_take_turns(tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path)) > 0
 
 
+def test_whoever_holds_a_run_holds_it_alone_and_clears_up(tmp_path: Path) -> None:
+    left = tmp_path / f"{CHECKPOINT}.77.part"
+    left.write_bytes(b"half")
+    with run.held_alone(tmp_path):
+        assert not left.exists()
+        with pytest.raises(ValueError, match="another process is training in .*; wait until it ends"):
+            run.held_alone(tmp_path)
+    run.held_alone(tmp_path).__exit__(None, None, None)
+
+
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
