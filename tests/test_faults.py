@@ -154,7 +154,7 @@ def test_whoever_holds_a_run_holds_it_alone_and_clears_up(tmp_path: Path) -> Non
     left.write_bytes(b"half")
     with run.held_alone(tmp_path):
         assert not left.exists()
-        with pytest.raises(ValueError, match="another process is training in .*; wait until it ends"):
+        with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
             run.held_alone(tmp_path)
     run.held_alone(tmp_path).__exit__(None, None, None)
 
