@@ -88,6 +88,7 @@ class RunOptions:
     warmup_ratio: float = 0.05
     weight_decay: float = 0.05
     adam_beta2: float = 0.98
+    precision: str = "auto"
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
         """
@@ -139,7 +140,9 @@ HELP = {
     "warmup_ratio": "share of the budget in which the rate rises to its peak",
     "weight_decay": "of matrices; biases and norms have none",
     "adam_beta2": "memory of Adam's second moment",
+    "precision": "of the matrix products; auto is bfloat16 where the machine multiplies it in hardware",
 }
+PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 Options = TypeVar("Options", bound=RunOptions)
 
@@ -215,7 +218,7 @@ def parse(
             type=kind,
             default=argparse.SUPPRESS,
             metavar=kind.__name__.upper(),
-            choices=(choices or {}).get(field.name),
+            choices={"precision": [*PRECISIONS], **(choices or {})}.get(field.name),
             help=says,
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
@@ -350,7 +353,8 @@ def run(
         )
         check_parts(job, arguments.gradient_accumulation_steps)
         run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))
-        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device)
+        bfloat16 = PRECISIONS[options.precision]
+        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device, bfloat16)
         if given.resume:
             trainer.resume()
         if rank() == 0:
