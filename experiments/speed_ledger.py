@@ -25,9 +25,9 @@ What costs more reading than it gains is left out.
 | memory is kept | the system hands out each large tensor page by page |
 | gelu by tanh | no erf; but then it is another model |
 
-Drawing the next batch in a thread of its own is not in the list: the share of a step that it takes is printed,
-and is all that could be saved. Nor is `torch.compile`: it needs a C++ compiler on the reader's
-machine, and gave nothing on a CPU.
+Drawing the next batch in a thread of its own is not in the list: the share of a step that drawing takes is
+printed, and is all that could be saved. Nor is `torch.compile`, which needs a C++ compiler on the reader's
+machine and gave nothing on a CPU.
 """
 
 import argparse

@@ -227,6 +227,7 @@ def parse(
     parser.add_argument(
         "--gradient-accumulation-steps", type=int, default=1, help="turns in which a step is done, for memory"
     )
+    parser.add_argument("--torch-compile", action="store_true", help="compile the model; for a GPU")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     with only_first_speaks():
@@ -350,6 +351,7 @@ def run(
             job.arguments,
             checkpoint_seconds=given.checkpoint_seconds,
             gradient_accumulation_steps=given.gradient_accumulation_steps,
+            torch_compile=given.torch_compile,
         )
         check_parts(job, arguments.gradient_accumulation_steps)
         run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))

@@ -14,7 +14,7 @@ from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import fenced
 from docs.literate.records import Record, age
-from docs.literate.speed import speed
+from docs.literate.speed import ledger, speed
 
 
 def results(record: Record) -> str:
@@ -140,6 +140,8 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
             shown = comparison(record)
         elif "speed" in record.data:
             shown = speed(record)
+        elif "ledger" in record.data:
+            shown = ledger(record)
         else:
             shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
