@@ -13,7 +13,7 @@ $$\min(\text{operations a second of a large product},\; i \cdot \text{bytes a se
 import html
 from typing import Any
 
-from docs.literate.chart import HEIGHT, TOP, Axes, Bar, axes, bar_chart, figure, numbers
+from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers
 from docs.literate.records import Record
 from docs.literate.rows import PageError
 
@@ -74,7 +74,7 @@ def arms(record: Record, found: dict[str, Any]) -> str:
         f"#### {shape['name']}, dropout {found['dropout']:g}\n\n"
         f"{found['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
         f"{shape['num_hidden_layers']} layers, {shape['hidden_size']} wide, batch {shape['batch_size']} × "
-        f"{shape['length']}. The losses of one batch differ by {found['loss_difference']:.0e} at most.\n\n"
+        f"{shape['length']}. The losses of one batch differ by {found['loss_difference']:.1g} at most.\n\n"
         f"{bar_chart(bars, title, caption)}\n\n{table}\n{shares(found)}\n\n"
     )
 
@@ -111,11 +111,12 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
     for row, (x, y) in zip(rows, places, strict=True):
         across, down = at(x, y / 1e9)
         style = PEAKS.index(row["precision"]) + 1
-        # Letters of one precision on one side: pieces of like intensity lie above each other.
+        # Letters of one precision on one side, and every other one lower: the products lie close together.
+        lower = 12 if names.index(row["name"]) % 2 else 0
         shift, anchor = (9, "start") if style == 1 else (-9, "end")
         parts.append(f'<circle class="point n{style}" cx="{across:.1f}" cy="{down:.1f}" r="4.5"/>')
         parts.append(
-            f'<text x="{across + shift:.1f}" y="{min(down + 5, HEIGHT - TOP):.1f}" text-anchor="{anchor}">'
+            f'<text x="{across + shift:.1f}" y="{down + lower:.1f}" text-anchor="{anchor}">'
             f"{letters[row['name']]}</text>"
         )
     key = "".join(f"<li>{letter}: {html.escape(name)}</li>" for name, letter in letters.items())
@@ -173,7 +174,7 @@ def speed(record: Record) -> str:
     data = record.data
     versions = {**data["versions"], **data["configuration"]["peers"]}
     return (
-        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.0f} minutes, commit "
+        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.1f} minutes, commit "
         f"`{(data.get('commit') or 'unknown')[:12]}`. In a large product this machine does "
         f"{data['peaks']['bfloat16'] / 1e9:,.0f} GFLOP/s in bfloat16 and "
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32; a large copy moves "
