@@ -53,8 +53,8 @@ def parse_schedule(text: str) -> list[Stage]:
         raise ValueError(f"bad schedule {text!r}: a sequence needs at least 2 tokens")
     if any(a >= b for a, b in pairwise(lengths)):
         raise ValueError(f"bad schedule {text!r}: lengths must grow, like 16,32,64,128")
-    if not all(0 < weight < float("inf") for weight in weights):
-        raise ValueError(f"bad schedule {text!r}: every weight must be above 0")
+    if not all(weight > 0 for weight in weights) or not sum(weights) < float("inf"):
+        raise ValueError(f"bad schedule {text!r}: every weight must be above 0, and their sum finite")
     return [Stage(a, b / sum(weights)) for a, b in zip(lengths, weights, strict=True)]
 
 

@@ -8,6 +8,7 @@ needs them. `experiments/bert_tiny.py` is this, with the values that suit a lapt
 import math
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,6 +53,23 @@ HELP = {
 CHOICES = {"masking": ["dynamic", "static", "whole-word"], "adam": ["corrected", "published"]}
 # Copies of the text with other pairs and, where masks are static, with other masks.
 DUPE_FACTOR = 10
+
+
+def pairs_folder(name: str) -> Path:
+    """
+    Makes a folder beside the downloads.
+
+    Raises `ValueError` where it cannot be written.
+    """
+    folder = cache_folder() / "pairs" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write pairs to {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    return folder
 
 
 class PairJob:
@@ -124,7 +142,7 @@ class PairJob:
             length, dupe_factor=DUPE_FACTOR, lone_sentence_is_random=False, static_masking=static
         )
         name = f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-{self.options.masking}"
-        folder = cache_folder() / "pairs" / name
+        folder = pairs_folder(name)
         build_dataset(self.corpus.train, self.tokenizer, folder, arguments)
         collator = PairCollator(self.tokenizer, None if static else masking, length, self.generator)
         return PairBatches(open_dataset(folder), collator, self.batch_tokens // length, self.generator)
@@ -132,9 +150,7 @@ class PairJob:
     def make_held_out(self, length: int) -> list[dict[str, Tensor]]:
         """The held-out pairs of the full length in batches, with masks that are the same in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
-        folder = (
-            cache_folder() / "pairs" / f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-held-out"
-        )
+        folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-held-out")
         build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
         rows = open_dataset(folder).with_format("arrow")
         generator = torch.Generator().manual_seed(1)

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.files import whole_file, write_whole
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output, masked_lm_positions
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
@@ -98,10 +96,8 @@ class BertPreTrainedModel(nn.Module):
         }
         config |= asdict(self.config) | self.more_config()
         # Each parameter once: a tied one under the name of its owner.
-        tensors = {name: p.detach().cpu().contiguous() for name, p in self.named_parameters()}
-        with whole_file(folder / "model.safetensors") as part:
-            save_file(tensors, part, {"format": "pt"})
-        write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+        files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
+        files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, fresh: Sequence[str] = (), **arguments: Any) -> Self:
@@ -273,9 +269,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             f"there are no weights in {folder} (no model.safetensors); give the folder of a model"
         )
     try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error}); save it again") from None
+        found, _ = files.read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; save it again") from None
     renamed = {}
     for name, tensor in found.items():
         # Old files hold the numbers 0, 1, 2, … too.

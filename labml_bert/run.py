@@ -17,7 +17,7 @@ import string
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from labml_bert.distributed import (
     start,
     world_size,
 )
-from labml_bert.files import write_whole
+from labml_bert.files import lock, write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
 from labml_bert.report import (
@@ -297,6 +297,22 @@ def new_run_path(runs: Path, experiment: str) -> Path:
         ) from None
 
 
+def held_alone(run_path: Path) -> AbstractContextManager[object]:
+    """
+    The run's folder, for this process alone until the end of the block.
+
+    Raises `ValueError` where another process trains in it, or it cannot be written.
+    """
+    try:
+        return lock(run_path)
+    except BlockingIOError:
+        raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {run_path}: {error.strerror}; make it writable, or copy it and resume the copy"
+        ) from None
+
+
 def check_record(path: Path) -> None:
     """
     Raises `ValueError` where a record cannot be written to `path`, minutes before it is needed. A device or
@@ -355,12 +371,13 @@ def run(
         )
         check_parts(job, arguments.gradient_accumulation_steps)
         run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))
+        held = held_alone(run_path) if rank() == 0 else nullcontext()
         bfloat16 = PRECISIONS[options.precision]
         trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device, bfloat16)
         if given.resume:
             trainer.resume()
         if rank() == 0:
-            job.tokenizer.save(str(run_path / "tokenizer.json"))
+            write_whole(run_path / "tokenizer.json", job.tokenizer.to_str(pretty=True))
 
     title, rows = job.describe()
     budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
@@ -384,7 +401,7 @@ def run(
     line = ProgressLine(options.minutes, job.batch_tokens)
     marks = [mark for mark in job.marks if mark[0] > trainer.progress]
     tracking = tracked(run_path, job.configuration) if rank() == 0 else nullcontext()
-    with run_ends_well(run_path), tracking:
+    with held, run_ends_well(run_path), tracking:
         with line.live():
             for update in trainer.train(
                 job.next_batch,
@@ -496,7 +513,11 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 def origin() -> dict[str, str | None]:
     """When a record is made, and from which commit, if git knows."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    ).stdout.strip()
+    try:
+        asked = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        commit = done.stdout.strip()
+    except OSError:
+        # There is no git.
+        commit = ""
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}

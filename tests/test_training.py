@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert import training
+from labml_bert import files
 from labml_bert.bert import BertConfig
+from labml_bert.files import write_tensors
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.pretraining import ALIASES, BertForMaskedLM
 from labml_bert.training import (
@@ -174,11 +175,11 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run" / CHECKPOINT
     for part in ("model.", "optimizer.", "random.torch", "random.data"):
         kept = {key: value for key, value in tensors.items() if not key.startswith(part)}
-        training.save_file(kept, path, {"about": json.dumps(about)})
+        write_tensors(path, kept, {"about": json.dumps(about)})
         with pytest.raises(ValueError, match="is incomplete"):
             trainer_at(tmp_path / "run")[0].resume()
     for wrong in ([], None, {}, {**about, "configuration": "x"}, {**about, "step": "many"}):
-        training.save_file(tensors, path, {"about": json.dumps(wrong)})
+        write_tensors(path, tensors, {"about": json.dumps(wrong)})
         with pytest.raises(ValueError, match="is damaged"):
             trainer_at(tmp_path / "run")[0].resume()
 
@@ -205,7 +206,7 @@ def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
         Path(path).write_bytes(before[: len(before) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(training, "save_file", half)
+    monkeypatch.setattr(files, "save_file", half)
     trainer.step = 31
     with pytest.raises(OSError, match="No space left"):
         trainer.save()
