@@ -232,7 +232,8 @@ class Trainer:
         """
         self.model = model.to(device)
         # What is called in a step. The model itself keeps the names of its parameters.
-        self.parallel = parallel(torch.compile(self.model) if arguments.torch_compile else self.model)
+        called: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        self.parallel = parallel(called)
         self.processes = world_size()
         self.arguments = arguments
         self.run_path = run_path
