@@ -7,10 +7,16 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train test test-long trials coverage site serve test-site records lint format clean
+.PHONY: train peers speed test test-long trials coverage site serve test-site records lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
+
+# Ours beside those of others. `make peers` installs them; without, ours is measured alone.
+speed: $(VENV)/.run
+	$(BIN)/python experiments/speed.py $(ARGS)
+
+peers: $(VENV)/.peers
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --ignore tests/site $(ARGS)
@@ -69,6 +75,12 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) --editable '.[test]'
+	@touch $@
+
+# What labml-nn depends on is for its experiments, which no longer run; its modules need none of it.
+$(VENV)/.peers: $(VENV)/.run
+	$(INSTALL) transformers
+	$(INSTALL) --no-deps labml-nn
 	@touch $@
 
 # KaTeX comes from npm, and npm from PyPI.

@@ -29,7 +29,6 @@ from rich.table import Table
 
 from labml_bert.bert import BertConfig
 from labml_bert.files import write_whole
-from labml_bert.mlm import TokenMasker
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, header, shown
 from labml_bert.run import check_record, hardware, origin, versions
@@ -39,10 +38,13 @@ from labml_bert.timing import (
     matmul_peak,
     memory_rate,
     peak_memory,
+    random_batch,
+    single_operations,
     spread,
+    training_step,
     where_time_goes,
 )
-from labml_bert.training import choose_device, has_fast_bfloat16, parameter_groups
+from labml_bert.training import choose_device, has_fast_bfloat16
 
 import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip
@@ -161,18 +163,6 @@ BUILD: dict[str, Callable[[Shape, float], nn.Module]] = {
 }
 
 
-def make_batch(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random tokens, 15% of them covered; the same for all."""
-    generator = torch.Generator().manual_seed(0)
-    size = (shape.batch_size, shape.length)
-    input_ids = torch.randint(5, shape.vocab_size, size, generator=generator)  # (B, T)
-    masker = TokenMasker(
-        shape.vocab_size, 4, range(5), max_predictions_per_seq=shape.length, generator=generator
-    )
-    covered, labels = masker(input_ids)
-    return covered.to(device), labels.to(device)
-
-
 @torch.no_grad()
 def check_losses(models: dict[str, nn.Module], batch: tuple[Tensor, Tensor]) -> float:
     """
@@ -193,45 +183,21 @@ def check_losses(models: dict[str, nn.Module], batch: tuple[Tensor, Tensor]) -> 
     return difference
 
 
-def stepper(
-    model: nn.Module, batch: tuple[Tensor, Tensor], bfloat16: bool, compiled: bool = False
-) -> tuple[Callable[[], object], Callable[[], object]]:
-    """
-    A forward pass, and a whole step: forward, backward, clipping, AdamW. The optimiser is the same for all,
-    and the one that `transformers` chooses by default.
-    """
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
-    call = torch.compile(model) if compiled else model
-    device = batch[0].device
-
-    def forward() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            return call(*batch)
-
-    def step() -> None:
-        forward().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return torch.no_grad()(forward), step
-
-
 def measure(
     shape: Shape, dropout: float, names: list[str], device: torch.device, rounds: int
 ) -> dict[str, Any]:
     """All arms at one shape and one dropout. Times in seconds, memory in bytes."""
     torch.manual_seed(0)
-    batch = make_batch(shape, device)
+    batch = random_batch(shape.vocab_size, shape.batch_size, shape.length, device)
     models = {name: BUILD[name](shape, dropout).to(device).train() for name in names}
     difference = check_losses(models, batch)
     forward, step = {}, {}
     for name, model in models.items():
         for bfloat16 in (False, True):
             arm = f"{name}, {'bfloat16' if bfloat16 else 'float32'}"
-            forward[arm], step[arm] = stepper(model, batch, bfloat16)
+            forward[arm], step[arm] = training_step(model, batch, bfloat16)
     if device.type == "cuda":
-        forward["ours, bfloat16, compiled"], step["ours, bfloat16, compiled"] = stepper(
+        forward["ours, bfloat16, compiled"], step["ours, bfloat16, compiled"] = training_step(
             models["ours"], batch, bfloat16=True, compiled=True
         )
     times = {
@@ -269,6 +235,27 @@ def measure(
         "rows": rows,
         "profile": {"arm": best, "shares": where_time_goes(step[best])},
     }
+
+
+@torch.no_grad()
+def measure_operations(shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The pieces of a layer one by one: what they compute, what they move, and the seconds of each."""
+    rows = []
+    for dtype in (torch.bfloat16, torch.float32):
+        pieces = single_operations(shape.config(0.0), shape.batch_size, shape.length, device, dtype)
+        times = interleaved({piece.name: piece.work for piece in pieces}, device, rounds, repeats=3)
+        precision = str(dtype).removeprefix("torch.")
+        rows += [
+            {
+                "name": piece.name,
+                "precision": precision,
+                "operations": piece.operations,
+                "bytes": piece.bytes,
+                "seconds": median(times[piece.name]),
+            }
+            for piece in pieces
+        ]
+    return {"shape": shape.name, "rows": rows}
 
 
 def print_table(found: dict[str, Any], peaks: dict[str, float]) -> None:
@@ -347,8 +334,10 @@ def main(argv: list[str] | None = None) -> None:
             **({"missing": f"{', '.join(missing)}: make peers installs them"} if missing else {}),
         },
     )
-    tables = []
+    tables, pieces = [], []
     for shape in shapes:
+        with console.status(f"{shape.name}, piece by piece"), bad_input_ends_here():
+            pieces.append(measure_operations(shape, device, options.rounds))
         # The large ones take minutes, and dropout costs the same share there.
         for dropout in options.dropout[: 1 if shape.name.startswith("BERT") else None]:
             with console.status(f"{shape.name}, dropout {dropout:g}"), bad_input_ends_here():
@@ -369,6 +358,7 @@ def main(argv: list[str] | None = None) -> None:
             "versions": versions(),
             "hardware": hardware(device, "float32 and bfloat16"),
             "speed": tables,
+            "pieces": pieces,
             "result": {"wall_seconds": seconds},
         }
         with bad_input_ends_here():

@@ -89,6 +89,7 @@ class RunOptions:
     warmup_ratio: float = 0.05
     weight_decay: float = 0.05
     adam_beta2: float = 0.98
+    precision: str = "auto"
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
         """
@@ -140,7 +141,9 @@ HELP = {
     "warmup_ratio": "share of the budget in which the rate rises to its peak",
     "weight_decay": "of matrices; biases and norms have none",
     "adam_beta2": "memory of Adam's second moment",
+    "precision": "of the matrix products; auto is bfloat16 where the machine multiplies it in hardware",
 }
+PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 Options = TypeVar("Options", bound=RunOptions)
 
@@ -214,7 +217,7 @@ def parse(
             type=kind,
             default=argparse.SUPPRESS,
             metavar=kind.__name__.upper(),
-            choices=(choices or {}).get(field.name),
+            choices={"precision": [*PRECISIONS], **(choices or {})}.get(field.name),
             help=says,
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
@@ -223,6 +226,7 @@ def parse(
     parser.add_argument(
         "--gradient-accumulation-steps", type=int, default=1, help="turns in which a step is done, for memory"
     )
+    parser.add_argument("--torch-compile", action="store_true", help="compile the model; for a GPU")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     with only_first_speaks():
@@ -366,11 +370,13 @@ def run(
             job.arguments,
             checkpoint_seconds=given.checkpoint_seconds,
             gradient_accumulation_steps=given.gradient_accumulation_steps,
+            torch_compile=given.torch_compile,
         )
         check_parts(job, arguments.gradient_accumulation_steps)
         run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))
         held = held_alone(run_path) if rank() == 0 else nullcontext()
-        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device)
+        bfloat16 = PRECISIONS[options.precision]
+        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device, bfloat16)
         if given.resume:
             trainer.resume()
         if rank() == 0:

@@ -14,15 +14,20 @@ Letters for sizes are those of `bert.py`.
 
 import ctypes
 import gc
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig
+from labml_bert.mlm import TokenMasker
+from labml_bert.training import parameter_groups
 
 
 def wait(device: torch.device) -> None:
@@ -95,6 +100,75 @@ def forward_operations(config: BertConfig, B: int, T: int, predictions: int, pla
     return (config.num_hidden_layers - 1) * block(N) + block(B * places) + head
 
 
+class Operation(NamedTuple):
+    """A part of a step that can be timed alone."""
+
+    name: str
+    work: Callable[[], object]
+    operations: float
+    bytes: float
+    """What comes from memory and goes back, if each input is read once and the result is written once."""
+
+
+def single_operations(
+    config: BertConfig, B: int, T: int, device: torch.device, dtype: torch.dtype
+) -> list[Operation]:
+    """
+    The forward pass of a layer in pieces. The products do hundreds of operations on each number that they
+    read, the others a few. Of these an exponential, an error function and a division count as one each.
+    """
+    D, wide, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T
+
+    def some(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=device).to(dtype)
+
+    x, square, to_wide, inside = some(N, D), some(D, D), some(D, wide), some(N, wide)
+    q, k, scores = some(B * H, T, D // H), some(B * H, D // H, T), some(B * H, T, T)
+    functional = nn.functional
+    works: list[tuple[str, Callable[[], Tensor], float, int]] = [
+        ("feed-forward product", lambda: x @ to_wide, 2 * N * D * wide, N * D + D * wide + N * wide),
+        ("projection product", lambda: x @ square, 2 * N * D * D, 2 * N * D + D * D),
+        ("attention product", lambda: q @ k, 2 * N * T * D, 2 * N * D + B * H * T * T),
+        ("GELU", lambda: functional.gelu(inside), 5 * N * wide, 2 * N * wide),
+        ("LayerNorm", lambda: functional.layer_norm(x, (D,)), 7 * N * D, 2 * N * D),
+        ("softmax", lambda: scores.softmax(-1), 5 * B * H * T * T, 2 * B * H * T * T),
+    ]
+    return [Operation(name, work, count, numbers * dtype.itemsize) for name, work, count, numbers in works]
+
+
+def random_batch(vocab_size: int, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens and their labels, always the same; of each row 15% are covered."""
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
+    masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
+    covered, labels = masker(input_ids)
+    return covered.to(device), labels.to(device)
+
+
+def training_step(
+    model: nn.Module, batch: tuple[Tensor, Tensor], bfloat16: bool, compiled: bool = False
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """
+    A forward pass, and a whole step: forward, backward, clipping, AdamW. `model` takes the tokens and the
+    labels and returns the loss. The optimiser is the one that `transformers` chooses by default.
+    """
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
+    call = torch.compile(model) if compiled else model
+    device = batch[0].device
+
+    def forward() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            return call(*batch)
+
+    def step() -> None:
+        forward().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return torch.no_grad()(forward), step
+
+
 def peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
     Bytes that a call needs at its fullest moment beside what was there before. On a CPU the kernel of Linux
@@ -143,11 +217,13 @@ KINDS = {
 
 def where_time_goes(work: Callable[[], object], calls: int = 3) -> dict[str, float]:
     """
-    The share of each kind of operation in the time of a call, by PyTorch's profiler. What is left is Python,
-    autograd and the dispatch between operations.
+    The share of each kind of operation in the time of a call, by PyTorch's profiler. What is left is autograd
+    and the dispatch between operations. Python's own time is not seen.
     """
     from torch.profiler import ProfilerActivity, profile
 
+    # Else it says on the terminal that it begins, and that it ends.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     work()
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():

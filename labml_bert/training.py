@@ -87,6 +87,8 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     # In how many turns a process goes through its rows of a batch: less memory, the same result.
     gradient_accumulation_steps: int = 1
+    # Pays on a GPU, after a minute of compiling. On a CPU it needs a C++ compiler, and gave nothing.
+    torch_compile: bool = False
     # How many evaluations, evenly over the run.
     evaluations: int = 20
     # Seconds of work that a killed run may lose.
@@ -236,7 +238,8 @@ class Trainer:
         """
         self.model = model.to(device)
         # What is called in a step. The model itself keeps the names of its parameters.
-        self.parallel = parallel(self.model)
+        called: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        self.parallel = parallel(called)
         self.processes = world_size()
         self.arguments = arguments
         self.run_path = run_path

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.files import write_tensors
 from labml_bert.mlm import TokenMasker, masked_accuracy
-from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.pretraining import ALIASES, BertForMaskedLM
 from labml_bert.training import (
     CHECKPOINT,
     NonFiniteLossError,
@@ -214,6 +216,8 @@ def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
 
 SAVE_FOR_EVER = """
 import sys, torch
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_training import trainer_at
@@ -320,3 +324,28 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
         trainer.step += 1
         for name, p in trainer.model.named_parameters():
             assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)
+
+
+def test_a_compiled_run_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph, but not as machine code: for that a test would need a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    ends = []
+    for compiled in (False, True):
+        path = tmp_path / str(compiled)
+        path.mkdir()
+        first, parts = trainer_at(path, 3)
+        arguments = replace(first.arguments, torch_compile=compiled)
+        trainer = Trainer(first.model, arguments, path, {}, first.generator, first.device, bfloat16=False)
+        assert (trainer.parallel is trainer.model) is not compiled
+        with tracked(path, {}):
+            list(trainer.train(**parts))
+        ends.append(trainer.model.state_dict())
+    assert ends[0].keys() == ends[1].keys() == load_names(tmp_path / "True")
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value)
+
+
+def load_names(path: Path) -> set[str]:
+    """The parameters of a checkpoint, and the second names of the tied ones."""
+    names = {key.removeprefix("model.") for key in load_checkpoint(path)[1] if key.startswith("model.")}
+    return names | set(ALIASES)

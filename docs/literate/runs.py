@@ -15,6 +15,7 @@ from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import fenced
 from docs.literate.records import Record, age
+from docs.literate.speed import ledger, speed
 
 
 def cell(text: object) -> str:
@@ -146,6 +147,10 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
             shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
         elif "table" in record.data:
             shown = comparison(record)
+        elif "speed" in record.data:
+            shown = speed(record)
+        elif "ledger" in record.data:
+            shown = ledger(record)
         else:
             shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(

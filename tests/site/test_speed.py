@@ -1,0 +1,130 @@
+"""Charts of a record of speed: what they say is what the record holds."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from bs4 import BeautifulSoup
+
+from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers
+from docs.literate.records import Record
+from docs.literate.rows import PageError
+from docs.literate.speed import best_row, roofline, speed
+
+
+def row(arm: str, seconds: float, memory: float | None = 5e6) -> dict:
+    return {
+        "arm": arm,
+        "step": {"median": seconds, "min": seconds / 2, "max": seconds * 2},
+        "tokens_per_second": 100 / seconds,
+        "operations_per_second": 1e9 / seconds,
+        "memory": memory,
+    }
+
+
+def record(arms: list[str]) -> Record:
+    """One small model; the machine does 8 and 4 GFLOP/s in a large product and moves 1 GB/s."""
+    rows = [row(arm, 0.5 * (i + 1), None if i else 5e6) for i, arm in enumerate(arms)]
+    pieces = [("a product", 2e9, 1e8, 1.0), ("GELU & co", 1e9, 1e9, 2.0)]
+    measured = [
+        {"name": name, "precision": precision, "operations": count, "bytes": size, "seconds": seconds}
+        for precision in ("bfloat16", "float32")
+        for name, count, size, seconds in pieces
+    ]
+    shape = {"name": "small", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 2}
+    table = {
+        "shape": {**shape, "batch_size": 10, "length": 10},
+        "dropout": 0.1,
+        "parameters": 1234,
+        "loss_difference": 2e-7,
+        "rows": rows,
+        "profile": {"arm": arms[0], "shares": {"GELU": 0.2, "products": 0.798, "softmax": 0.002}},
+    }
+    data = {
+        "date": "2026-01-01",
+        "commit": "0" * 40,
+        "hardware": {"device": "cpu", "name": "CPU", "cores": 2, "precision": "both"},
+        "configuration": {"rounds": 5, "peers": {"transformers": "5.0"}},
+        "versions": {"torch": "2.0"},
+        "result": {"wall_seconds": 90.0},
+        "peaks": {"bfloat16": 8e9, "float32": 4e9},
+        "bytes_per_second": 1e9,
+        "speed": [table],
+        "pieces": [{"shape": "small", "rows": measured}],
+    }
+    return Record("speed", data)
+
+
+ARMS = ["ours, bfloat16", "transformers sdpa, float32"]
+
+
+def test_the_table_compares_with_the_yardstick() -> None:
+    text = speed(record(ARMS))
+    assert "| ours, bfloat16 | 500.0 (250.0–1,000.0) | 200 | 25% | 5 | 2.00 |" in text
+    assert "| transformers sdpa, float32 | 1,000.0 (500.0–2,000.0) | 100 | 25% | – | 1.00 |" in text
+    assert "differ by 2e-07 at most" in text and "transformers 5.0" in text and "1.5 minutes" in text
+
+
+def test_without_the_yardstick_there_is_no_ratio() -> None:
+    text = speed(record(["ours, float32"]))
+    assert "| ours, float32 | 500.0 (250.0–1,000.0) | 200 | 50% | 5 | – |" in text
+
+
+def test_bars_have_the_length_of_their_values() -> None:
+    figure = bar_chart([Bar("a & b", 8.0, "8 of it", least=6.0, most=10.0), Bar("c", 5.0, "5", 2)], "Title <")
+    lengths = [float(found) for found in re.findall(r"h([\d.]+)v", figure)]
+    assert lengths[1] / lengths[0] == pytest.approx(5 / 8, rel=1e-3)
+    start, end = re.search(r'class="spread" d="M([\d.]+),[\d.]+H([\d.]+)"', figure).groups()
+    assert float(start) / float(end) == pytest.approx(0.6, rel=1e-3)
+    parsed = BeautifulSoup(figure, "html.parser")
+    assert parsed.svg["role"] == "img" and parsed.title.string == "Title <"
+    assert parsed.desc.string == "a & b: 8 of it; c: 5." and "\n" not in figure
+
+
+def test_where_the_time_goes_is_sorted_and_nothing_is_lost() -> None:
+    figures = BeautifulSoup(speed(record(ARMS)), "html.parser").select("figure")
+    found = figures[1]
+    drawn = [text.string for text in found.select("svg text")]
+    assert drawn == ["products", "80%", "GELU", "20%"]
+    cells = [[cell.string for cell in line.select("th, td")] for line in found.select("tbody tr")]
+    assert cells == [["products", "79.8%"], ["GELU", "20.0%"], ["softmax", "0.2%"]]
+
+
+def test_points_lie_where_the_roof_allows() -> None:
+    one = record(ARMS)
+    found = BeautifulSoup(roofline(one, one.data["pieces"][0]), "html.parser")
+    circles = [(float(c["cx"]), float(c["cy"])) for c in found.select("circle")]
+    roofs = [re.findall(r"([\d.]+),([\d.]+)", p["d"]) for p in found.select("svg[role] path.line")]
+    assert len(circles) == 4 and [len(roof) for roof in roofs] == [3, 3]
+    bfloat16, float32 = ([(float(x), float(y)) for x, y in roof] for roof in roofs)
+    assert bfloat16[0] == float32[0], "one memory"
+    assert bfloat16[2][1] < float32[2][1], "the faster one is higher"
+    # A factor is one distance everywhere: 8 to 4 on the roofs, 2 to 0.5 between the points.
+    octave = float32[2][1] - bfloat16[2][1]
+    assert circles[1][1] - circles[0][1] == pytest.approx(2 * octave, abs=0.3)
+    assert circles[0][0] > bfloat16[1][0], "20 operations a byte are right of the corner at 8"
+    cells = [cell.string for cell in found.select("tbody tr")[0].select("th, td")]
+    assert cells == ["a product, bfloat16", "20.0", "2", "25%", "1000.00"]
+    assert [cell.string for cell in found.select("tbody tr")[1].select("td")][2] == "50%"
+
+
+def test_the_row_of_an_arm() -> None:
+    found = best_row(record(ARMS), "small", "ours, bfloat16")
+    assert found["share"] == 0.25 and found["length"] == 10
+    with pytest.raises(PageError, match="no 'theirs' at the shape 'small'"):
+        best_row(record(ARMS), "small", "theirs")
+
+
+def test_a_power_is_a_straight_line_on_axes_of_logarithms() -> None:
+    points = [(float(x), 0.01 * x**2) for x in (1, 2, 4, 8, 16)]
+    figure = line_chart([Line("square", points)], "Title", "x", "y", log=True)
+    drawn = re.search(r'class="line n1" d="M([^"]+)"', figure.split("<desc")[1])[1]
+    at = [tuple(map(float, pair.split(","))) for pair in drawn.split("L")]
+    steps = {(round(b[0] - a[0]), round(b[1] - a[1])) for a, b in pairwise(at)}
+    assert len(steps) == 1
+    assert "<td>0.010</td>" in figure and "<td>2.560</td>" in figure
+
+
+def test_round_numbers_on_an_axis_of_logarithms() -> None:
+    assert powers(0.03, 1.0) == [0.05, 0.1, 0.2, 0.5, 1.0]
+    assert powers(1, 1e4) == [1, 10, 100, 1000, 10000]
