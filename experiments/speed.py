@@ -111,7 +111,8 @@ class Transformers(nn.Module):
         super().__init__()
         import transformers
 
-        config = transformers.BertConfig(**asdict(shape.config(dropout)), attn_implementation=attention)
+        chosen = {**asdict(shape.config(dropout)), "attn_implementation": attention}
+        config = transformers.BertConfig(**chosen)
         self.model = transformers.BertForMaskedLM(config)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:

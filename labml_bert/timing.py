@@ -176,6 +176,7 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float | Non
     """
     gc.collect()
     wait(device)
+    before: float
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
