@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed test site serve test-site records lint format clean
+.PHONY: train peers speed test test-long coverage site serve test-site records lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -20,6 +20,17 @@ peers: $(VENV)/.peers
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --ignore tests/site $(ARGS)
+
+# Ten thousand new examples for each property, in place of the same hundred.
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest tests/test_properties.py --hypothesis-profile=long $(ARGS)
+
+# Lines and branches of the package that the tests run, in processes that they start too.
+coverage: $(VENV)/.test
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --ignore tests/site $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --fail-under=95
 
 site: $(VENV)/.site
 	$(MKDOCS) build --strict --quiet $(ARGS)

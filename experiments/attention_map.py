@@ -19,10 +19,11 @@ import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from labml_bert.files import write_whole
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, printable, shown
-from labml_bert.run import check_record, hardware, origin, versions, write_whole
+from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.training import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."

@@ -42,6 +42,7 @@ from torch import Tensor
 from labml_bert.bag_of_words import tuned
 from labml_bert.bert import BertConfig
 from labml_bert.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
+from labml_bert.files import write_whole
 from labml_bert.finetuning import (
     FRESH,
     BertForSequenceClassification,
@@ -54,7 +55,7 @@ from labml_bert.finetuning import (
 )
 from labml_bert.pretraining import fill, read_config, read_tensors
 from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions, write_whole
+from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.tokenizers import load_tokenizer
 from labml_bert.training import choose_device, has_fast_bfloat16, load_checkpoint
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from labml_bert.corpora import Corpus, load_corpus
+from labml_bert.distributed import only_first_speaks
 from labml_bert.mlm_run import HELP, UNITS, MaskedLMJob, Options
 from labml_bert.report import bad_input_ends_here, header
 from labml_bert.run import parse, run
@@ -72,7 +73,8 @@ def main(argv: list[str] | None = None) -> None:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--corpus", default=DEFAULTS.corpus)
     first.add_argument("--resume")
-    known = first.parse_known_args(argv)[0]
+    with only_first_speaks():
+        known = first.parse_known_args(argv)[0]
     defaults = DEFAULTS
     asks_for_help = {"-h", "--help"} & {*argv}
     if known.resume is None and not asks_for_help:

@@ -28,9 +28,10 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
+from labml_bert.files import write_whole
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions, write_whole
+from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.timing import (
     forward_operations,
     interleaved,
@@ -111,8 +112,8 @@ class Transformers(nn.Module):
         super().__init__()
         import transformers
 
-        chosen = {**asdict(shape.config(dropout)), "attn_implementation": attention}
-        config = transformers.BertConfig(**chosen)
+        config: Any = transformers.BertConfig(**asdict(shape.config(dropout)))
+        config._attn_implementation = attention
         self.model = transformers.BertForMaskedLM(config)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:

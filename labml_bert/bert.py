@@ -104,6 +104,10 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
+    def extra_repr(self) -> str:
+        """What a printed model says in the brackets."""
+        return f"p={self.p}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, which stays."""
         if x.device.type != "cpu" or not self.training or self.p == 0:
@@ -430,8 +434,21 @@ class BertModel(nn.Module):
         The first four are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without it
         every place counts. Who needs the last layer at some places only, as a masked language model
         does, names them in `output_positions`, `(B, P)`, and saves most of that layer.
+
+        Raises `ValueError` for a mask of another shape, and for one that is meant to be added to the scores.
         """
         if attention_mask is not None:
+            if attention_mask.shape != input_ids.shape:
+                raise ValueError(
+                    f"attention_mask is {tuple(attention_mask.shape)} and input_ids "
+                    f"{tuple(input_ids.shape)}; give the two one shape"
+                )
+            # There 0 means a token and a large negative number padding: read as ours, the opposite.
+            if attention_mask.is_floating_point() and (attention_mask < 0).any():
+                raise ValueError(
+                    "attention_mask has numbers below 0, as one that is added to scores; give 1 for a token "
+                    "and 0 for padding"
+                )
             # Padding is hidden as a *key*. It still asks questions of its own, and what it hears is
             # thrown away by whoever reads the output.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)

@@ -10,6 +10,7 @@ document, and every loss that we quote is measured there.
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -17,12 +18,15 @@ import inspect
 import os
 import sys
 import sysconfig
-import tempfile
+import time
 import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+
+from labml_bert.files import whole_file
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -71,10 +75,10 @@ def load_corpus(name: str) -> Corpus:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
-        documents = {str(file.relative_to(path)): read_utf8(file) for file in files}
+        documents = {legible(file.relative_to(path)): read_utf8(file) for file in files}
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; give files with text")
-        return split_documents(path.name, documents)
+        return split_documents(legible(path.name), documents)
     if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
@@ -83,13 +87,18 @@ def load_corpus(name: str) -> Corpus:
         raise ValueError(f"{name} is empty; give a file with text")
     # Fetched by hand or by us, it is the same text and goes by the same name.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    called = "tiny-shakespeare" if is_known else path.name
+    called = "tiny-shakespeare" if is_known else legible(path.name)
     return split_documents(called, {called: text})
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
     """Whether a part of the path below `folder` starts with a dot, as in `.git`."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def legible(name: Path | str) -> str:
+    """A name as UTF-8. Where the terminal is set to another code, Python keeps foreign letters as bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_utf8(path: Path) -> str:
@@ -207,8 +216,26 @@ def compiled_docstrings(name: str) -> Iterator[str]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: `$XDG_CACHE_HOME/labml_bert`, by default `~/.cache/labml_bert`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labml_bert"
+    """
+    Where downloads are kept: `$XDG_CACHE_HOME/labml_bert`, by default `~/.cache/labml_bert`.
+
+    Raises `ValueError` where there is neither.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labml_bert"
+    except RuntimeError:
+        raise ValueError("there is no home folder; set XDG_CACHE_HOME to a folder for downloads") from None
+
+
+# All that a download may speak. Whoever redirects to plain http is not followed.
+HANDLERS: list[type[urllib.request.BaseHandler]] = [
+    urllib.request.ProxyHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPRedirectHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.UnknownHandler,
+]
 
 
 def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 30) -> bytes:
@@ -216,21 +243,22 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     ## A file from the network, once
 
     Returns the bytes at `url`, from the cache if they are there. Nothing is kept, and nothing is
-    returned, unless it has this `sha256`: a sign-in page of a hotel network is also a file.
+    returned, unless it has this `sha256`: a sign-in page of a hotel network is also a file. `timeout` is for
+    silence, in seconds; a file that comes, but slowly, may take twenty times as long.
 
-    Raises `ValueError` where the download fails, is longer than `limit` bytes or has another sha256.
+    Raises `ValueError` where the address is not https, the download fails, is longer than `limit` bytes or
+    has another sha256.
     """
-    cached = cache_folder() / sha256
-    if cached.is_file():
-        data = cached.read_bytes()
+    with contextlib.suppress(OSError, ValueError):
+        data = (cache_folder() / sha256).read_bytes()
         if hashlib.sha256(data).hexdigest() == sha256:
             return data
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:
-            data = response.read(limit + 1)
-    except (OSError, ValueError) as error:
+        data = fetch(url, limit, timeout)
+    except (OSError, ValueError, HTTPException) as error:
+        reason = str(error) or type(error).__name__
         raise ValueError(
-            f"cannot download {url}: {error}; fetch it yourself and give the file as the corpus"
+            f"cannot download {url}: {reason}; fetch it yourself and give the file as the corpus"
         ) from None
     if len(data) > limit:
         raise ValueError(f"{url} is longer than {limit:,} bytes; this is not the file we know")
@@ -240,15 +268,32 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
             f"{url} has sha256 {found[:16]}…, expected {sha256[:16]}…; the file changed or something "
             "on the way replaced it"
         )
-    try:
+    # A cache that cannot be written costs the next run a download, not this run its text.
+    with contextlib.suppress(OSError, ValueError):
+        cached = cache_folder() / sha256
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, cached)
-    except OSError:
-        # A cache that cannot be written costs the next run a download, not this run its text.
-        pass
+        with whole_file(cached) as part:
+            part.write_bytes(data)
     return data
+
+
+def fetch(url: str, limit: int, timeout: float) -> bytes:
+    """The bytes at `url`, at most one more than `limit`. Raises whatever `urllib` raises."""
+    opener = urllib.request.OpenerDirector()
+    for handler in HANDLERS:
+        opener.add_handler(handler())
+    end = time.monotonic() + 20 * timeout
+    data = bytearray()
+    with opener.open(url, timeout=timeout) as response:
+        # Not in one go: each byte that comes would put the end of the patience off.
+        while len(data) <= limit and (piece := response.read1(min(limit + 1 - len(data), 2**16))):
+            data += piece
+            if time.monotonic() > end:
+                raise TimeoutError("it comes too slowly")
+        length = response.headers.get("Content-Length", "")
+    if length.isdecimal() and len(data) < min(int(length), limit):
+        raise ConnectionError(f"it was cut off after {len(data):,} of {int(length):,} bytes")
+    return bytes(data)
 
 
 def wikitext(name: str) -> Corpus:

@@ -18,7 +18,7 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -53,9 +53,15 @@ def parse_schedule(text: str) -> list[Stage]:
         raise ValueError(f"bad schedule {text!r}: a sequence needs at least 2 tokens")
     if any(a >= b for a, b in pairwise(lengths)):
         raise ValueError(f"bad schedule {text!r}: lengths must grow, like 16,32,64,128")
-    if not all(0 < weight < float("inf") for weight in weights):
-        raise ValueError(f"bad schedule {text!r}: every weight must be above 0")
+    if not all(weight > 0 for weight in weights) or not sum(weights) < float("inf"):
+        raise ValueError(f"bad schedule {text!r}: every weight must be above 0, and their sum finite")
     return [Stage(a, b / sum(weights)) for a, b in zip(lengths, weights, strict=True)]
+
+
+def length_at(stages: list[Stage], progress: float) -> int:
+    """The length in force when the share `progress` of the budget, 0 to 1, is spent."""
+    ends = accumulate(stage.share for stage in stages)
+    return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
 
 class Batch(NamedTuple):
@@ -113,13 +119,8 @@ class Curriculum:
         self.frame = frame
 
     def length(self, progress: float) -> int:
-        """The length in force when the share `progress` of the budget, 0 to 1, is spent."""
-        end = 0.0
-        for stage in self.stages:
-            end += stage.share
-            if progress < end:
-                return stage.length
-        return self.stages[-1].length
+        """The length in force when the share `progress` of the budget is spent."""
+        return length_at(self.stages, progress)
 
     def batch(self, progress: float) -> Batch:
         """The next random windows, at the length that is in force."""

@@ -45,10 +45,11 @@ import torch
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
+from labml_bert.files import lock, whole_file, write_whole
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
 from labml_bert.pair_batches import Masking, PairCollator
-from labml_bert.report import console
+from labml_bert.report import console, shown
 from labml_bert.tokenizers import SPECIAL_TOKENS, save_tokenizer
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# To be raised when the same text and arguments would give other rows.
-FORMAT = 1
+# To be raised when the same text and arguments would give other files. 2: pages with checksums.
+FORMAT = 2
 # Text of a shard, in characters. A worker holds one shard, and another document is one of the same shard.
 SHARD_CHARACTERS = 1_000_000
 
@@ -155,6 +156,14 @@ def build_dataset(
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
     folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder, lambda: console.print(f"  another process makes pairs in {shown(folder)}; waiting")):
+        return build_alone(documents, tokenizer, folder, arguments, processes)
+
+
+def build_alone(
+    documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
+) -> dict[str, Any]:
+    """`build_dataset`, while no other process writes into `folder`."""
     for left in folder.glob("*.part"):
         left.unlink()
     frozen = tokenizer.to_str()
@@ -184,7 +193,7 @@ def build_dataset(
     for arrow in (folder / "arrow").glob("*"):
         if arrow.name != digest[:16]:
             shutil.rmtree(arrow)
-    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
 
 
@@ -262,6 +271,15 @@ def described(shard: Shard) -> dict[str, Any] | None:
     return {"name": shard.path.name, **about, "rows": metadata.num_rows, "bytes": size}
 
 
+def unharmed(path: Path) -> bool:
+    """Whether all pages of a file have the checksums they were written with. Reading it is far less work."""
+    try:
+        pq.ParquetFile(path, page_checksum_verification=True).read()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 class Worker:
     """
     ## In a worker
@@ -283,7 +301,7 @@ class Worker:
 
     def make(self, shard: Shard) -> dict[str, Any]:
         """Writes the file, unless an earlier build did, and says what is in it."""
-        if known := described(shard):
+        if (known := described(shard)) and unharmed(shard.path):
             return known
         a, draw = self.arguments, random.Random(f"{self.arguments.seed} {shard.number}")
         self.generator.manual_seed(draw.getrandbits(63))
@@ -309,9 +327,8 @@ class Worker:
             "tokens": sum(len(table["tokens"].combine_chunks().flatten()) for table in tables),
         }
         table = pa.concat_tables(tables).replace_schema_metadata({"labml_bert": json.dumps(about)})
-        buffer = pa.BufferOutputStream()
-        pq.write_table(table, buffer, row_group_size=10_000, compression="zstd")
-        write_whole(shard.path, buffer.getvalue())
+        with whole_file(shard.path) as part:
+            pq.write_table(table, part, row_group_size=10_000, compression="zstd", write_page_checksum=True)
         written = described(shard)
         assert written is not None
         return written
@@ -390,17 +407,6 @@ def run_in_worker(shard: Shard) -> dict[str, Any]:
     return worker.make(shard)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes under another name, waits for the disk, and renames; so the file is whole or not there."""
-    # Two builds at once do not write into each other's file.
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
 @contextlib.contextmanager
 def progress_line() -> Iterator[Any]:
     """A line that moves on a terminal; else a line every ten seconds. How much is left, nobody knows."""
@@ -451,8 +457,11 @@ def open_dataset(folder: Path) -> "Dataset":
     # They would stand in the middle of what a run says, and it takes less than a second.
     disable_progress_bars()
     files = [str(folder / part["name"]) for part in parts]
+    arrow = folder / "arrow" / digest[:16]
+    if not arrow.is_dir() and not all(unharmed(Path(file)) for file in files):
+        raise ValueError(f"a file in {folder} is damaged; {remedy}")
     try:
-        return Dataset.from_parquet(files, cache_dir=str(folder / "arrow" / digest[:16]))
+        return Dataset.from_parquet(files, cache_dir=str(arrow))
     except Exception as error:  # Each damage has an error of its own.
         raise ValueError(
             f"a file in {folder} is damaged ({type(error).__name__}); remove the folder and build it again"

@@ -226,7 +226,7 @@ def fine_tune(
         for batch in batches(rows, batch_size, generator):
             trainer.set_rate()
             losses.append(
-                trainer.train_step(batch_of([rows[i] for i in batch], device), lambda _: {})["loss"]
+                trainer.train_step(batch_of([rows[i] for i in batch], device), lambda *_: {})["loss"]
             )
             trainer.step += 1
             if trainer.step == steps:

@@ -74,17 +74,24 @@ class TokenMasker:
         `generator` makes the choice repeatable apart from all other random numbers of the program.
         It lives on the device of the batches.
 
-        Raises `ValueError` for probabilities that are none, ids outside the vocabulary, and a
-        vocabulary of special tokens only.
+        Raises `ValueError` for probabilities that are none, ids that are none or outside the vocabulary,
+        and a vocabulary of special tokens only.
         """
         if not 0 <= mlm_probability <= 1:
             raise ValueError(f"mlm_probability is {mlm_probability}; it must be in [0, 1]")
-        if min(mask_replace_prob, random_replace_prob) < 0 or mask_replace_prob + random_replace_prob > 1:
+        # Asked this way round, a NaN is refused too.
+        if not (
+            min(mask_replace_prob, random_replace_prob) >= 0 and mask_replace_prob + random_replace_prob <= 1
+        ):
             raise ValueError(
                 f"mask_replace_prob {mask_replace_prob} and random_replace_prob {random_replace_prob} "
                 "must not be negative, nor above 1 together"
             )
         specials = {mask_token_id, *special_token_ids}
+        if None in specials:
+            raise ValueError(
+                "a special token has no id; give a tokenizer that has [MASK] and all of the others"
+            )
         if min(specials) < 0 or max(specials) >= vocab_size:
             raise ValueError(
                 f"special token ids {sorted(specials)} are not all inside the vocabulary of {vocab_size}"
@@ -113,14 +120,19 @@ class TokenMasker:
         All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids`
         asks for whole words: places with the same number in a row are chosen or left together
         (numbers from 0 to `T - 1`; -1 belongs to no word and is never chosen). `input_ids` is not changed.
+
+        Raises `ValueError` where a number is no token, and for a mask of another shape or one that is
+        meant to be added to the scores of attention.
         """
+        self.check(input_ids, attention_mask)
         candidates = ~self.is_special.to(input_ids.device)[input_ids]  # (B, T)
         if attention_mask is not None:
             candidates = candidates & attention_mask.bool()  # (B, T)
         if word_ids is not None:
             candidates = candidates & (word_ids >= 0)  # (B, T)
         chosen = self.choose(candidates, word_ids)  # (B, T)
-        labels = input_ids.masked_fill(~chosen, IGNORE)  # (B, T)
+        # As int64, which is what `F.cross_entropy` takes, also where the ids are int32.
+        labels = input_ids.long().masked_fill(~chosen, IGNORE)  # (B, T)
 
         # One draw decides between the three fates, so they cannot overlap. Drawing once for the
         # mask and again for the random token lets the second overwrite the first: 81, 9 and 10%.
@@ -133,6 +145,32 @@ class TokenMasker:
         random_ids = self.ordinary_ids.to(input_ids)[pick]  # (B, T)
         covered = input_ids.masked_fill(masked, self.mask_token_id)  # (B, T)
         return MaskedTokens(torch.where(replaced, random_ids, covered), labels)
+
+    def check(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+        """Refuses what would be covered without an error, and wrongly."""
+        # PyTorch takes bool and uint8 for masks where ids are meant, and -1 for the last token.
+        if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2:
+            raise ValueError(
+                f"input_ids is {input_ids.dtype} of shape {tuple(input_ids.shape)}; "
+                "give int64 or int32 of shape (B, T)"
+            )
+        if input_ids.numel() and (input_ids.min() < 0 or input_ids.max() >= len(self.is_special)):
+            raise ValueError(
+                f"input_ids goes from {input_ids.min()} to {input_ids.max()} and the vocabulary from 0 to "
+                f"{len(self.is_special) - 1}; give the ids of one tokenizer, and not the labels"
+            )
+        if attention_mask is None:
+            return
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask is {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}; "
+                "give the two one shape"
+            )
+        if (attention_mask < 0).any():
+            raise ValueError(
+                "attention_mask has numbers below 0, as one that is added to scores; give 1 for a token and "
+                "0 for padding"
+            )
 
     def rand(self, like: Tensor) -> Tensor:
         """Uniform numbers in [0, 1), of the shape and on the device of `like`."""
@@ -239,23 +277,28 @@ class BertLMPredictionHead(nn.Module):
         return F.linear(self.transform(hidden_states), embedding, self.bias)
 
 
-def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
     r"""
     ## The loss
 
     The mean of $-\log p$ over the places that have a label, in nats. `logits` is `(M, V)`, `labels`
     `(M)`, and places labelled -100 do not count. Where nothing was chosen the sum is empty, and the
     loss is 0 with a gradient of zeros; a plain mean would be 0/0 and one such batch would end a run.
+
+    These may be the places of only a part of a batch. `num_items_in_batch` is then the number of places with
+    a label in the whole of it, and the losses of the parts add up to the loss of the batch.
     """
-    count = (labels != IGNORE).sum().clamp(min=1)
+    count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
     # In float32 whatever the logits are: a bfloat16 holds a loss near 2 only to the nearest 1/128.
-    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / count
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    return total / count.clamp(min=1)
 
 
-def masked_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The share of labelled places where the first guess is right. Shapes as in `masked_lm_loss`."""
+def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+    """The share of labelled places where the first guess is right. All as in `masked_lm_loss`."""
     right = (logits.argmax(-1) == labels) & (labels != IGNORE)
-    return right.sum() / (labels != IGNORE).sum().clamp(min=1)
+    count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+    return right.sum() / count.clamp(min=1)
 
 
 class MaskedLMOutput(NamedTuple):
@@ -270,7 +313,11 @@ class MaskedLMOutput(NamedTuple):
 
 
 def masked_lm_output(
-    head: BertLMPredictionHead, hidden_states: Tensor, embedding: Tensor, labels: Tensor | None
+    head: BertLMPredictionHead,
+    hidden_states: Tensor,
+    embedding: Tensor,
+    labels: Tensor | None,
+    num_items_in_batch: Tensor | None = None,
 ) -> MaskedLMOutput:
     """
     ## Only where there is a label
@@ -283,7 +330,7 @@ def masked_lm_output(
     chosen = labels != IGNORE  # (B, T)
     labels = labels[chosen]  # (M)
     logits = head(hidden_states[chosen], embedding)  # (M, V)
-    return MaskedLMOutput(masked_lm_loss(logits, labels), logits, labels)
+    return MaskedLMOutput(masked_lm_loss(logits, labels, num_items_in_batch), logits, labels)
 
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
@@ -319,15 +366,18 @@ class MaskedLM(nn.Module):
         self,
         input_ids: Tensor,  # (B, T)
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`, as `TokenMasker` makes them. All else goes to the encoder.
+        `input_ids` and `labels` are `(B, T)`, as `TokenMasker` makes them; `num_items_in_batch` is that of
+        `masked_lm_loss`. All else goes to the encoder.
         """
         hidden = self.encoder(input_ids, **encoder_inputs)
         if not isinstance(hidden, Tensor):
             hidden = hidden[0]  # (B, T, D)
-        return masked_lm_output(self.head, hidden, self._embedding[0].weight, labels)
+        embedding = self._embedding[0].weight  # (V, D)
+        return masked_lm_output(self.head, hidden, embedding, labels, num_items_in_batch)
 
 
 class SmallEncoder(nn.Module):

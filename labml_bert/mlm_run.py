@@ -12,7 +12,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from labml_bert.bert import BertConfig
 from labml_bert.corpora import Corpus, load_corpus
 from labml_bert.curriculum import Curriculum, framed, parse_schedule
 from labml_bert.floors import Floor, floors
@@ -28,39 +27,21 @@ from labml_bert.tokenizers import (
     word_tokenizer,
     wordpiece_tokenizer,
 )
-from labml_bert.training import Trainer, TrainingArguments
+from labml_bert.training import Trainer
 
 
 @dataclass(frozen=True)
 class Options(RunOptions):
     """
-    ## What can be chosen
-
-    The values are those of the character model.
+    ## What can be chosen beside
     """
 
     tokenizer: str = "char"
-    vocab_size: int = 8192
-    schedule: str = "16:3,32:1,64:1,128:3"
-    batch_tokens: int = 2048
     mlm_probability: float = 0.3
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
     max_position_embeddings: int = 128
-    hidden_dropout_prob: float = 0.0
-    initializer_range: float = 0.04
-    learning_rate: float = 3e-3
-    warmup_ratio: float = 0.05
-    weight_decay: float = 0.05
-    adam_beta2: float = 0.98
 
 
-HELP = {
-    "tokenizer": "what one token is",
-    "schedule": "lengths of the sequences in turn; 16:1,128:3 gives 128 three times the share",
-    "batch_tokens": "tokens in a step, at every length",
-}
+HELP = {"tokenizer": "what one token is"}
 UNITS = {"char": "characters", "word": "words", "wordpiece": "word pieces"}
 
 
@@ -73,7 +54,7 @@ class MaskedLMJob:
     Raises `ValueError` where an option makes no sense, or the text is too short for it.
     """
 
-    def __init__(self, options: Options, device: torch.device, checkpoint_seconds: float = 30.0):
+    def __init__(self, options: Options, device: torch.device):
         if not 0 < options.mlm_probability <= 1:
             raise ValueError(f"mlm_probability is {options.mlm_probability}; it must be above 0, at most 1")
         # One generator for windows and masks: its state is the position in the data.
@@ -81,15 +62,7 @@ class MaskedLMJob:
         self.options = options
         self.device = device
         stages = parse_schedule(options.schedule)
-        self.arguments = TrainingArguments(
-            steps=options.steps,
-            minutes=options.minutes,
-            learning_rate=options.learning_rate,
-            warmup_ratio=options.warmup_ratio,
-            weight_decay=options.weight_decay,
-            adam_beta2=options.adam_beta2,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        self.arguments = options.training_arguments()
         self.corpus: Corpus = load_corpus(options.corpus)
         if options.tokenizer == "word":
             self.tokenizer = word_tokenizer(self.corpus.train, options.vocab_size)
@@ -98,17 +71,7 @@ class MaskedLMJob:
         else:
             self.tokenizer = character_tokenizer(self.corpus.train)
         self.special_ids = special_token_ids(self.tokenizer)
-        self.config = BertConfig(
-            vocab_size=self.tokenizer.get_vocab_size(),
-            hidden_size=options.hidden_size,
-            num_hidden_layers=options.num_hidden_layers,
-            num_attention_heads=options.num_attention_heads,
-            intermediate_size=4 * options.hidden_size,
-            hidden_dropout_prob=options.hidden_dropout_prob,
-            attention_probs_dropout_prob=options.hidden_dropout_prob,
-            max_position_embeddings=options.max_position_embeddings,
-            initializer_range=options.initializer_range,
-        )
+        self.config = options.model_config(self.tokenizer.get_vocab_size(), options.max_position_embeddings)
         train_ids = encode_corpus(self.tokenizer, self.corpus.train)
         valid_ids = encode_corpus(self.tokenizer, self.corpus.valid)
         # Who uses the model puts `[CLS]` and `[SEP]` around a text of word pieces, so it learns with them.
@@ -181,10 +144,11 @@ class MaskedLMJob:
         """Tokens in a sequence when the share `progress` of the budget is spent."""
         return self.curriculum.length(progress)
 
-    def metrics(self, output: MaskedLMOutput) -> dict[str, Tensor]:
+    def metrics(self, output: MaskedLMOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The share of right guesses."""
         assert output.labels is not None
-        return {"accuracy": masked_accuracy(output.logits.detach(), output.labels)}
+        count = batch["num_items_in_batch"]
+        return {"accuracy": masked_accuracy(output.logits.detach(), output.labels, count)}
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next windows, covered."""
@@ -194,6 +158,7 @@ class MaskedLMJob:
             "input_ids": covered.input_ids,
             "labels": covered.labels,
             "position_ids": batch.position_ids,
+            "num_items_in_batch": (covered.labels != IGNORE).sum(),
         }
 
     @torch.no_grad()

@@ -74,7 +74,8 @@ class PairMaker:
         With `False` a pile grows to two sentences at least, a lone one at the end of a document is left
         out, and the share is as asked.
 
-        Raises `ValueError` where there is no second document to draw from, or no room for a pair.
+        Raises `ValueError` where there is no second document to draw from, or no room for a pair, and for
+        probabilities that are none.
         """
         self.documents = [[s for s in document if len(s)] for document in documents]
         self.documents = [document for document in self.documents if document]
@@ -85,6 +86,9 @@ class PairMaker:
             )
         if max_length < 5:
             raise ValueError(f"max_length is {max_length}; two tokens and three special ones need 5")
+        for name, p in (("short_seq_prob", short_seq_prob), ("random_next_prob", random_next_prob)):
+            if not 0 <= p <= 1:
+                raise ValueError(f"{name} is {p}; it must be in [0, 1]")
         self.cls_token_id = cls_token_id
         self.sep_token_id = sep_token_id
         self.max_length = max_length
@@ -167,11 +171,15 @@ def collate(pairs: Sequence[SentencePair], pad_token_id: int = 0) -> dict[str, T
 
     Pads to the longest pair. Returns `input_ids`, `attention_mask` (0 at padding) and
     `token_type_ids`, each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
+
+    Raises `ValueError` where there is no pair.
     """
+    if not pairs:
+        raise ValueError("there is no pair to make a batch of; give one at least")
     T = max(len(pair.input_ids) for pair in pairs)
 
     def rows(values: list[list[int]], fill: int) -> Tensor:
-        return torch.tensor([row + [fill] * (T - len(row)) for row in values])  # (B, T)
+        return torch.tensor([row + [fill] * (T - len(row)) for row in values], dtype=torch.long)  # (B, T)
 
     return {
         "input_ids": rows([pair.input_ids for pair in pairs], pad_token_id),
@@ -200,14 +208,20 @@ class BertOnlyNSPHead(nn.Module):
         return self.seq_relationship(pooled_output)  # (B, 2)
 
 
-def next_sentence_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tensor | None = None) -> Tensor:
     """
     ## The loss
 
     The mean over all pairs, in nats; `logits` is `(B, 2)`, `labels` `(B)`. A loop that shares one
-    ignored label 0 between this loss and the masked one never learns that anything is *next*.
+    ignored label 0 between this loss and the masked one never learns that anything is *next*. A pair
+    labelled -100 does not count, as in `transformers`; where none counts, the loss is 0 and not 0/0.
+
+    Where these are only some of the pairs of a batch, `num_pairs_in_batch` says how many count in all,
+    and the losses of the parts add up to that mean.
     """
-    return F.cross_entropy(logits.float(), labels)
+    if num_pairs_in_batch is None:
+        num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / num_pairs_in_batch
 
 
 class TopicEncoder(nn.Module):

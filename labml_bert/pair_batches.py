@@ -97,8 +97,11 @@ class PairCollator:
         Returns `input_ids`, `attention_mask` (0 at padding), `token_type_ids` and `labels` (-100 where
         nothing is predicted), each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
 
-        Raises `ValueError` for rows longer than `length`, and for masked rows where `masking` was given.
+        Raises `ValueError` for no rows, for rows longer than `length`, and for masked rows where `masking`
+        was given.
         """
+        if len(rows) == 0:
+            raise ValueError("there is no row to make a batch of; give one at least")
         lengths = torch.tensor(rows["tokens"].combine_chunks().value_lengths().to_numpy())  # (B)
         T = self.length or int(lengths.max())
         if int(lengths.max()) > T:

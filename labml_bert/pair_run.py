@@ -8,22 +8,22 @@ needs them. `experiments/bert_tiny.py` is this, with the values that suit a lapt
 import math
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from labml_bert.bert import BertConfig
 from labml_bert.corpora import cache_folder, load_corpus
-from labml_bert.curriculum import parse_schedule
+from labml_bert.curriculum import length_at, parse_schedule
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset, sentences
 from labml_bert.floors import Floor, floors
-from labml_bert.mlm import masked_accuracy
+from labml_bert.mlm import IGNORE, masked_accuracy
 from labml_bert.pair_batches import Masking, PairBatches, PairCollator
 from labml_bert.pretraining import BertForPreTraining, PreTrainingOutput
 from labml_bert.report import console, filled_lines
 from labml_bert.run import RunOptions, example, parse, run
 from labml_bert.tokenizers import encode_corpus, special_token_ids, wordpiece_tokenizer
-from labml_bert.training import Trainer, TrainingArguments
+from labml_bert.training import Trainer
 
 
 @dataclass(frozen=True)
@@ -38,29 +38,38 @@ class Options(RunOptions):
     minutes: float | None = 10.0
     vocab_size: int = 4096
     schedule: str = "32:9,128:1"
-    batch_tokens: int = 2048
-    masking: str = "dynamic"
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
     hidden_dropout_prob: float = 0.1
-    initializer_range: float = 0.04
     learning_rate: float = 2e-3
-    warmup_ratio: float = 0.05
     weight_decay: float = 0.01
-    adam_beta2: float = 0.98
+    masking: str = "dynamic"
     adam: str = "corrected"
 
 
 HELP = {
     "schedule": "lengths of the pairs in turn; 32:9,128:1 gives 32 nine tenths of the time",
-    "batch_tokens": "tokens in a step, padding included",
     "masking": "masks drawn for each batch, once for all, or for whole words",
     "adam": "with the correction of its first steps, or as published, without",
 }
 CHOICES = {"masking": ["dynamic", "static", "whole-word"], "adam": ["corrected", "published"]}
 # Copies of the text with other pairs and, where masks are static, with other masks.
 DUPE_FACTOR = 10
+
+
+def pairs_folder(name: str) -> Path:
+    """
+    Makes a folder beside the downloads.
+
+    Raises `ValueError` where it cannot be written.
+    """
+    folder = cache_folder() / "pairs" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write pairs to {folder}: {error.strerror}; "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    return folder
 
 
 class PairJob:
@@ -72,20 +81,11 @@ class PairJob:
     Raises `ValueError` where an option makes no sense, or the text cannot be made into pairs.
     """
 
-    def __init__(self, options: Options, device: torch.device, checkpoint_seconds: float):
+    def __init__(self, options: Options, device: torch.device):
         self.options, self.device = options, device
         self.generator = torch.Generator().manual_seed(options.seed)
         self.stages = parse_schedule(options.schedule)
-        self.arguments = TrainingArguments(
-            steps=options.steps,
-            minutes=options.minutes,
-            learning_rate=options.learning_rate,
-            warmup_ratio=options.warmup_ratio,
-            weight_decay=options.weight_decay,
-            adam_beta2=options.adam_beta2,
-            adam_bias_correction=options.adam == "corrected",
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        self.arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
         longest = self.stages[-1].length
         if longest > options.batch_tokens:
             raise ValueError(
@@ -94,17 +94,7 @@ class PairJob:
             )
         self.corpus = load_corpus(options.corpus)
         self.tokenizer = wordpiece_tokenizer(self.corpus.train, options.vocab_size)
-        self.config = BertConfig(
-            vocab_size=self.tokenizer.get_vocab_size(),
-            hidden_size=options.hidden_size,
-            num_hidden_layers=options.num_hidden_layers,
-            num_attention_heads=options.num_attention_heads,
-            intermediate_size=4 * options.hidden_size,
-            hidden_dropout_prob=options.hidden_dropout_prob,
-            attention_probs_dropout_prob=options.hidden_dropout_prob,
-            max_position_embeddings=longest,
-            initializer_range=options.initializer_range,
-        )
+        self.config = options.model_config(self.tokenizer.get_vocab_size(), longest)
         train_ids = encode_corpus(self.tokenizer, self.corpus.train)
         valid_ids = encode_corpus(self.tokenizer, self.corpus.valid)
         specials = special_token_ids(self.tokenizer)
@@ -152,7 +142,7 @@ class PairJob:
             length, dupe_factor=DUPE_FACTOR, lone_sentence_is_random=False, static_masking=static
         )
         name = f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-{self.options.masking}"
-        folder = cache_folder() / "pairs" / name
+        folder = pairs_folder(name)
         build_dataset(self.corpus.train, self.tokenizer, folder, arguments)
         collator = PairCollator(self.tokenizer, None if static else masking, length, self.generator)
         return PairBatches(open_dataset(folder), collator, self.batch_tokens // length, self.generator)
@@ -160,9 +150,7 @@ class PairJob:
     def make_held_out(self, length: int) -> list[dict[str, Tensor]]:
         """The held-out pairs of the full length in batches, with masks that are the same in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
-        folder = (
-            cache_folder() / "pairs" / f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-held-out"
-        )
+        folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.config.vocab_size}-{length}-held-out")
         build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
         rows = open_dataset(folder).with_format("arrow")
         generator = torch.Generator().manual_seed(1)
@@ -181,23 +169,27 @@ class PairJob:
 
     def length(self, progress: float) -> int:
         """Tokens in a pair when the share `progress` of the budget is spent."""
-        for end, stage in zip(accumulate(stage.share for stage in self.stages), self.stages, strict=True):
-            if progress < end:
-                return stage.length
-        return self.stages[-1].length
+        return length_at(self.stages, progress)
 
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The next pairs, covered."""
-        return next(self.batches[self.length(progress)])
+        batch = next(self.batches[self.length(progress)])
+        return {
+            **batch,
+            "num_items_in_batch": (batch["labels"] != IGNORE).sum(),
+            "num_pairs_in_batch": torch.tensor(len(batch["labels"])),
+        }
 
-    def metrics(self, output: PreTrainingOutput) -> dict[str, Tensor]:
+    def metrics(self, output: PreTrainingOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each loss by itself, and the share of right guesses."""
         assert output.masked_lm_loss is not None and output.next_sentence_loss is not None
         assert output.labels is not None
         return {
             "masked_lm_loss": output.masked_lm_loss.detach(),
             "next_sentence_loss": output.next_sentence_loss.detach(),
-            "accuracy": masked_accuracy(output.prediction_logits.detach(), output.labels),
+            "accuracy": masked_accuracy(
+                output.prediction_logits.detach(), output.labels, batch["num_items_in_batch"]
+            ),
         }
 
     @torch.no_grad()

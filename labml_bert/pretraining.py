@@ -17,17 +17,15 @@ masked places.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output, masked_lm_positions
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
@@ -87,8 +85,7 @@ class BertPreTrainedModel(nn.Module):
 
     def save_pretrained(self, folder: Path | str) -> None:
         """
-        Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is
-        written under another name first, so that a file under its own name is whole.
+        Writes `config.json` and `model.safetensors` to `folder`, which is made if need be.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,16 +95,9 @@ class BertPreTrainedModel(nn.Module):
             "hidden_act": "gelu",
         }
         config |= asdict(self.config) | self.more_config()
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         # Each parameter once: a tied one under the name of its owner.
-        tensors = {name: p.detach().cpu().contiguous() for name, p in self.named_parameters()}
-        for name, write in {
-            "model.safetensors": lambda path: save_file(tensors, path, {"format": "pt"}),
-            "config.json": lambda path: path.write_text(text, encoding="utf-8"),
-        }.items():
-            part = folder / f"{name}.part"
-            write(part)
-            os.replace(part, folder / name)
+        files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
+        files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, fresh: Sequence[str] = (), **arguments: Any) -> Self:
@@ -279,9 +269,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             f"there are no weights in {folder} (no model.safetensors); give the folder of a model"
         )
     try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error}); save it again") from None
+        found, _ = files.read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; save it again") from None
     renamed = {}
     for name, tensor in found.items():
         # Old files hold the numbers 0, 1, 2, … too.
@@ -352,14 +342,22 @@ class BertForMaskedLM(BertPreTrainedModel):
         self.cls.apply(lambda module: init_weights(module, config.initializer_range))
         tie(self)
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> MaskedLMOutput:
+    def forward(
+        self,
+        input_ids: Tensor,  # (B, T)
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+        **inputs: Tensor,
+    ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `inputs` are those of `BertModel.forward`. With labels, the
-        logits are `(M, V)`, at the labelled places only; without, `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
+        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labelled places only;
+        without, `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
-        return masked_lm_output(self.cls.predictions, encoded.last_hidden_state, embedding, labels)
+        hidden = encoded.last_hidden_state  # (B, P, D)
+        return masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
 
 
 class PreTrainingOutput(NamedTuple):
@@ -398,17 +396,23 @@ class BertForPreTraining(BertPreTrainedModel):
         input_ids: Tensor,  # (B, T)
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+        num_pairs_in_batch: Tensor | None = None,
         **inputs: Tensor,
     ) -> PreTrainingOutput:
         """
-        `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; `inputs` are those of
+        `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; the two counts are those of
+        `masked_lm_loss` and `next_sentence_loss`, for a part of a batch; `inputs` are those of
         `BertModel.forward`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
-        masked = masked_lm_output(self.cls.predictions, encoded.last_hidden_state, embedding, labels)
+        hidden = encoded.last_hidden_state  # (B, P, D)
+        masked = masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
         scores = self.cls(encoded.pooler_output)  # (B, 2)
-        pairs = None if next_sentence_label is None else next_sentence_loss(scores, next_sentence_label)
+        pairs = None
+        if next_sentence_label is not None:
+            pairs = next_sentence_loss(scores, next_sentence_label, num_pairs_in_batch)
         losses = [loss for loss in (masked.loss, pairs) if loss is not None]
         total = torch.stack(losses).sum() if losses else None
         return PreTrainingOutput(total, masked.loss, pairs, masked.logits, masked.labels, scores)

@@ -7,26 +7,37 @@ next. All of it fits 80 columns. Without a terminal the bar becomes a plain line
 """
 
 import contextlib
+import io
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
+from labml_bert import stop_before_it_began
+from labml_bert.distributed import fails_first, launcher, rank
 from labml_bert.floors import Floor
 from labml_bert.mlm import IGNORE
 from labml_bert.training import NonFiniteLossError, Update
 
-console = Console(highlight=False, soft_wrap=True, emoji=False)
+# Of the processes of `torchrun`, one speaks.
+console = Console(highlight=False, soft_wrap=True, emoji=False, quiet=rank() > 0)
+
+# A sign that the terminal does not have becomes a `?`, and does not end a run.
+for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def plain() -> bool:
@@ -42,6 +53,9 @@ def bad_input_ends_here() -> Iterator[None]:
     Whatever the user can get wrong is raised as `ValueError`, and what the machine refuses as `OSError`,
     before anything is written. It becomes one line and exit code 2.
     """
+    if signal.getsignal(signal.SIGINT) is stop_before_it_began:
+        # All is loaded.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except (ValueError, OSError, OverflowError) as error:
@@ -63,24 +77,35 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\nstopped and saved; go on with:\n  {command(sys.argv[0], '--resume', shown(run_path))}")
+        if rank() == 0:
+            again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
+            print(f"\nstopped and saved; go on with:\n  {again}")
         raise SystemExit(130) from None
-    except (NonFiniteLossError, OSError) as error:
+    except NonFiniteLossError as error:
         fail(error)
+    except OSError as error:
+        what = f"{error.strerror} ({error.filename})" if error.filename else error
+        fail(f"{what}; what was saved is in {shown(run_path)}, go on with --resume when this is mended")
     except RuntimeError as error:
         fail_for_memory(error)
 
 
 def fail(reason: object) -> NoReturn:
-    """Ends the program with one line and exit code 2."""
-    print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
+    """Ends the program with one line and exit code 2. Of several processes the first to fail says it."""
+    if fails_first():
+        print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
     raise SystemExit(2) from None
 
 
 def fail_for_memory(error: RuntimeError) -> NoReturn:
-    """PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours."""
+    """
+    PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours, or only
+    says that another process is gone.
+    """
     if "alloc" not in str(error):
-        raise error
+        if fails_first():
+            raise error
+        raise SystemExit(2)
     fail("these sizes need more memory than there is; choose a smaller model or batch")
 
 
@@ -120,6 +145,17 @@ def results_table(floors: list[Floor], ours: Floor | None = None) -> None:
     console.print()
 
 
+class Bar(Progress):
+    """
+    A bar that leaves a few columns free. There a terminal writes `^C`; on a full line it would go over the
+    edge, and the bar would be drawn again below.
+    """
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """What is drawn."""
+        yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
+
+
 class ProgressLine:
     """
     ## How far it is
@@ -137,7 +173,7 @@ class ProgressLine:
             BarColumn(bar_width=None),
             TextColumn("{task.description}"),
         )
-        self.progress = Progress(*columns, console=console, expand=True)
+        self.progress = Bar(*columns, console=console, expand=True)
         self.task = self.progress.add_task("starting", total=1.0)
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ import string
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.bert import BertConfig
 from labml_bert.corpora import Corpus
+from labml_bert.distributed import (
+    first_before_others,
+    from_first,
+    leave,
+    only_first_speaks,
+    rank,
+    start,
+    world_size,
+)
+from labml_bert.files import lock, write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
 from labml_bert.report import (
@@ -56,7 +68,7 @@ class RunOptions:
     ## What every run can choose
 
     An experiment adds its own. All of them decide the result, and nothing else does. They are saved with
-    the run, and a run goes on only with what it was started with.
+    the run, and a run goes on only with what it was started with. The values are for characters.
     """
 
     experiment: str
@@ -64,6 +76,49 @@ class RunOptions:
     minutes: float | None = 3.0
     steps: int | None = None
     seed: int = 0
+    vocab_size: int = 8192
+    schedule: str = "16:3,32:1,64:1,128:3"
+    batch_tokens: int = 2048
+    hidden_size: int = 128
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    hidden_dropout_prob: float = 0.0
+    initializer_range: float = 0.04
+    learning_rate: float = 3e-3
+    warmup_ratio: float = 0.05
+    weight_decay: float = 0.05
+    adam_beta2: float = 0.98
+    precision: str = "auto"
+
+    def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
+        """
+        The sizes of the model; a small text may give a smaller vocabulary than was asked for.
+
+        Raises `ValueError` where they cannot work.
+        """
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=4 * self.hidden_size,
+            hidden_dropout_prob=self.hidden_dropout_prob,
+            attention_probs_dropout_prob=self.hidden_dropout_prob,
+            max_position_embeddings=max_position_embeddings,
+            initializer_range=self.initializer_range,
+        )
+
+    def training_arguments(self, adam_bias_correction: bool = True) -> TrainingArguments:
+        """Raises `ValueError` where one makes no sense."""
+        return TrainingArguments(
+            steps=self.steps,
+            minutes=self.minutes,
+            learning_rate=self.learning_rate,
+            warmup_ratio=self.warmup_ratio,
+            weight_decay=self.weight_decay,
+            adam_beta2=self.adam_beta2,
+            adam_bias_correction=adam_bias_correction,
+        )
 
 
 HELP = {
@@ -72,6 +127,8 @@ HELP = {
     "steps": "train so many steps instead of minutes; such a run is repeatable to the bit",
     "seed": "of all random numbers",
     "vocab_size": "size of the vocabulary; characters need none",
+    "schedule": "lengths of the sequences in turn; 16:1,128:3 gives 128 three times the share",
+    "batch_tokens": "tokens in a step, padding included, at every length",
     "mlm_probability": "share of the tokens to predict in training; the evaluation always takes 0.15",
     "hidden_size": "width of the model; the wide layer is four times this",
     "num_hidden_layers": "number of blocks",
@@ -83,7 +140,9 @@ HELP = {
     "warmup_ratio": "share of the budget in which the rate rises to its peak",
     "weight_decay": "of matrices; biases and norms have none",
     "adam_beta2": "memory of Adam's second moment",
+    "precision": "of the matrix products; auto is bfloat16 where the machine multiplies it in hardware",
 }
+PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 Options = TypeVar("Options", bound=RunOptions)
 
@@ -119,8 +178,8 @@ class Job(Protocol):
     def next_batch(self, progress: float) -> dict[str, Tensor]:
         """The arguments of the model for one step."""
 
-    def metrics(self, output: Any) -> dict[str, Tensor]:
-        """Scalars to watch beside the loss; `accuracy` is one."""
+    def metrics(self, output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Scalars to watch beside the loss; `accuracy` is one. Those of parts of a batch add up."""
 
     def evaluate(self, trainer: Trainer, quick: bool = False) -> dict[str, float]:
         """`loss` and `accuracy` on held-out text, or, if `quick`, on a first part of it."""
@@ -159,15 +218,20 @@ def parse(
             type=kind,
             default=argparse.SUPPRESS,
             metavar=kind.__name__.upper(),
-            choices=(choices or {}).get(field.name),
+            choices={"precision": [*PRECISIONS], **(choices or {})}.get(field.name),
             help=says,
         )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--runs", type=Path, default=Path("logs"), help="folder for the folders of runs")
     parser.add_argument("--checkpoint-seconds", type=float, default=30.0, help="work that a kill may lose")
+    parser.add_argument(
+        "--gradient-accumulation-steps", type=int, default=1, help="turns in which a step is done, for memory"
+    )
+    parser.add_argument("--torch-compile", action="store_true", help="compile the model; for a GPU")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
-    given = parser.parse_args(argv)
+    with only_first_speaks():
+        given = parser.parse_args(argv)
     names = {field.name for field in fields(defaults)}
     explicit = {key: value for key, value in vars(given).items() if key in names}
     if "steps" in explicit and "minutes" in explicit:
@@ -233,6 +297,22 @@ def new_run_path(runs: Path, experiment: str) -> Path:
         ) from None
 
 
+def held_alone(run_path: Path) -> AbstractContextManager[object]:
+    """
+    The run's folder, for this process alone until the end of the block.
+
+    Raises `ValueError` where another process trains in it, or it cannot be written.
+    """
+    try:
+        return lock(run_path)
+    except BlockingIOError:
+        raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {run_path}: {error.strerror}; make it writable, or copy it and resume the copy"
+        ) from None
+
+
 def check_record(path: Path) -> None:
     """
     Raises `ValueError` where a record cannot be written to `path`, minutes before it is needed. A device or
@@ -249,9 +329,20 @@ def check_record(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
 
 
+def check_parts(job: Job, turns: int) -> None:
+    """Raises `ValueError` where a step has fewer rows than the parts in which it is to be done."""
+    longest = job.length(1.0)
+    rows, parts = job.batch_tokens // longest, world_size() * turns
+    if rows < parts:
+        raise ValueError(
+            f"a step has {rows} sequences of length {longest}, too few for {parts} parts ({world_size()} "
+            f"processes, {turns} turns); raise the batch or take fewer"
+        )
+
+
 def run(
     defaults: Options,
-    make_job: Callable[[Options, torch.device, float], Job],
+    make_job: Callable[[Options, torch.device], Job],
     options: Options,
     given: argparse.Namespace,
 ) -> None:
@@ -263,29 +354,42 @@ def run(
     """
     began = time.monotonic()
     with bad_input_ends_here():
-        if given.record is not None:
+        if given.record is not None and rank() == 0:
             check_record(given.record)
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
         device = choose_device(given.device)
+        start(device)
         torch.manual_seed(options.seed)
-        with console.status("reading the text"):
-            job = make_job(options, device, given.checkpoint_seconds)
-        run_path = given.resume or new_run_path(given.runs, options.experiment)
-        trainer = Trainer(job.model, job.arguments, run_path, job.configuration, job.generator, device)
+        with console.status("reading the text"), first_before_others():
+            job = make_job(options, device)
+        arguments = replace(
+            job.arguments,
+            checkpoint_seconds=given.checkpoint_seconds,
+            gradient_accumulation_steps=given.gradient_accumulation_steps,
+            torch_compile=given.torch_compile,
+        )
+        check_parts(job, arguments.gradient_accumulation_steps)
+        run_path = from_first(lambda: given.resume or new_run_path(given.runs, options.experiment))
+        held = held_alone(run_path) if rank() == 0 else nullcontext()
+        bfloat16 = PRECISIONS[options.precision]
+        trainer = Trainer(job.model, arguments, run_path, job.configuration, job.generator, device, bfloat16)
         if given.resume:
             trainer.resume()
-        job.tokenizer.save(str(run_path / "tokenizer.json"))
+        if rank() == 0:
+            write_whole(run_path / "tokenizer.json", job.tokenizer.to_str(pretty=True))
 
     title, rows = job.describe()
     budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
     arithmetic = "bfloat16" if trainer.bfloat16 else "float32"
+    processes = world_size()
+    place = f"{processes} × {device.type}" if processes > 1 else device
     header(
         f"{options.experiment}: {title}",
         {
             "text": f"{sum(map(len, job.corpus.train)):,} characters, "
             f"{sum(map(len, job.corpus.valid)):,} held out",
-            "training": f"{budget}, {arithmetic} on {device}, {job.batch_tokens:,} tokens a step",
+            "training": f"{budget}, {arithmetic} on {place}, {job.batch_tokens:,} tokens a step",
             "model": f"{sum(p.numel() for p in job.model.parameters()):,} parameters, "
             f"{job.model.config.num_hidden_layers} layers, {job.model.config.hidden_size} wide",
             **rows,
@@ -296,7 +400,8 @@ def run(
 
     line = ProgressLine(options.minutes, job.batch_tokens)
     marks = [mark for mark in job.marks if mark[0] > trainer.progress]
-    with run_ends_well(run_path), tracked(run_path, job.configuration):
+    tracking = tracked(run_path, job.configuration) if rank() == 0 else nullcontext()
+    with held, run_ends_well(run_path), tracking:
         with line.live():
             for update in trainer.train(
                 job.next_batch,
@@ -311,6 +416,10 @@ def run(
                         f"{update.evaluation['loss']:.3f}, right {update.evaluation['accuracy']:.0%}"
                     )
                     job.show_samples(trainer)
+        trainer.parallel = trainer.model
+        leave()
+        if rank() > 0:
+            return
         result = job.evaluate(trainer)
         job.model.save_pretrained(run_path / "model")
         save_tokenizer(job.tokenizer, run_path / "model")
@@ -365,7 +474,10 @@ def write_record(
         },
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "versions": versions(),
-        "hardware": hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
+        "hardware": {
+            **hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
+            "processes": trainer.processes,
+        },
         "floors": [floor._asdict() for floor in job.floors],
         "history": {
             name: [[step, round(value, 6)] for step, value in points]
@@ -401,14 +513,11 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 def origin() -> dict[str, str | None]:
     """When a record is made, and from which commit, if git knows."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    ).stdout.strip()
+    try:
+        asked = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        commit = done.stdout.strip()
+    except OSError:
+        # There is no git.
+        commit = ""
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a record under another name and renames it, so that a half-written one is never read."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    os.replace(part, path)

@@ -17,7 +17,7 @@ import gc
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int = 1) 
 
 
 def interleaved(
-    arms: dict[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
+    arms: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
     Times several pieces of work in turn, `rounds` times each, after two calls that do not count: the first
@@ -85,8 +85,8 @@ def memory_rate(device: torch.device) -> float:
 def forward_operations(config: BertConfig, B: int, T: int, predictions: int, places: int) -> float:
     r"""
     Floating-point operations of all products of one forward pass. A product of $(n, k)$ with $(k, m)$ has
-    $2nkm$. `predictions` are the masked tokens of the batch, and `places` how many positions of a row the
-    last layer computes: `T` for all. A backward pass has twice as many.
+    $2nkm$. `predictions` are the masked tokens of the batch, and `places` the positions of a row that the
+    last layer computes, `T` for all. A backward pass has twice as many operations.
     """
     D, wide, N = config.hidden_size, config.intermediate_size, B * T
 
@@ -178,11 +178,11 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float | Non
     wait(device)
     before: float
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         wait(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        return float(torch.cuda.max_memory_allocated(device) - held)
     try:
         # What is free and kept for later would else be used first, and not be seen.
         ctypes.CDLL(None).malloc_trim(0)

@@ -19,6 +19,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from labml_bert.files import write_whole
+
 # The names of the original. `[PAD]` is 0, as `BertConfig.pad_token_id` expects.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -206,7 +208,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     `BertTokenizer`, which builds itself anew from the vocabulary and the settings in the second file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -219,6 +221,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in pieces), encoding="utf-8")
-    text = json.dumps(config, indent=2)
-    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+        write_whole(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
+    write_whole(folder / "tokenizer_config.json", json.dumps(config, indent=2))

@@ -12,6 +12,10 @@ $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 -
 
 The budget is steps or minutes. With steps a run is repeatable to the bit on one machine; with
 minutes it uses whatever speed the machine has.
+
+The batch of a step can be cut in parts: one for each process that `torchrun` started, and in a process one
+for each of its turns. The parts are pieces of one batch, not batches of their own. What is reported, clipped
+and saved is that of the whole. How this is done stands in `distributed.py`.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ import json
 import math
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +34,28 @@ from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from labml_bert.distributed import (
+    gathered,
+    largest,
+    own_gpu,
+    own_parts,
+    parallel,
+    rank,
+    summed,
+    unsynced,
+    world_size,
+)
+from labml_bert.files import read_tensors, write_tensors
+
 CHECKPOINT = "checkpoint.safetensors"
+# The checkpoint before it, for the day on which a disk gives back other bits.
+PREVIOUS = "previous.safetensors"
+# The last step of a run that failed, with its batch.
+FAILED_STEP = "failed_step.safetensors"
+# In nats. Who knows nothing at all loses the logarithm of the vocabulary, which is below 13.
+LARGEST_LOSS = 100.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,10 @@ class TrainingArguments:
     # The original left it out: the first steps are then several times too long, or too short.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
+    # In how many turns a process goes through its rows of a batch: less memory, the same result.
+    gradient_accumulation_steps: int = 1
+    # Pays on a GPU, after a minute of compiling. On a CPU it needs a C++ compiler, and gave nothing.
+    torch_compile: bool = False
     # How many evaluations, evenly over the run.
     evaluations: int = 20
     # Seconds of work that a killed run may lose.
@@ -78,6 +104,10 @@ class TrainingArguments:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         if not 0 <= self.checkpoint_seconds < math.inf:
             raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more")
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}; it must be at least 1"
+            )
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
@@ -92,12 +122,14 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     ## Where to run
 
-    `auto` is the GPU if there is one.
+    `auto` is the GPU if there is one; of several, each process of `torchrun` has its own.
 
     Raises `ValueError` for a device that PyTorch does not know or that is not here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda"):
+        name = own_gpu(name)
     try:
         device = torch.device(name)
         # On "meta" a tensor has a shape and no numbers, and this raises too.
@@ -158,7 +190,14 @@ class Update(NamedTuple):
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite. Nothing of that step was saved."""
+    """The loss or the gradient became NaN or infinite, or the loss absurd. The step was not taken."""
+
+
+class Attempt(NamedTuple):
+    """A step that nobody has looked at yet, with all that it takes to do it again."""
+
+    batch: dict[str, Tensor]
+    random: dict[str, Tensor]
 
 
 class HasLoss(Protocol):
@@ -192,6 +231,10 @@ class Trainer:
         the data. `bfloat16` of `None` asks the machine.
         """
         self.model = model.to(device)
+        # What is called in a step. The model itself keeps the names of its parameters.
+        called: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        self.parallel = parallel(called)
+        self.processes = world_size()
         self.arguments = arguments
         self.run_path = run_path
         self.configuration = configuration
@@ -205,9 +248,21 @@ class Trainer:
             eps=arguments.adam_epsilon,
             fused=True,
         )
+        # 1 from the first step on that came to no good. The optimiser reads it on the device and then leaves
+        # the weights alone, so nobody has to wait for the device in every step.
+        self.failed = torch.zeros((), device=device)
+        self.optimizer.found_inf = self.failed  # type: ignore[attr-defined]
+        # In how many of the steps since the last look.
+        self.failures = torch.zeros((), device=device)
+        self.attempts: list[Attempt] = []
         self.step = 0
         self.seconds = 0.0
         self.stop_signal: int | None = None
+        self.stopping = False
+        self.began = 0.0
+        if rank() > 0:
+            # Else all processes would drop the same units of their different rows.
+            torch.manual_seed(torch.initial_seed() + rank())
 
     @property
     def progress(self) -> float:
@@ -224,17 +279,24 @@ class Trainer:
     def train(
         self,
         next_batch: Callable[[float], dict[str, Tensor]],
-        metrics: Callable[[Any], dict[str, Tensor]],
+        metrics: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]],
         evaluate: Callable[[], dict[str, float]],
         evaluate_at: tuple[float, ...] = (),
     ) -> Iterator[Update]:
         """
         Trains until the budget is spent. `next_batch(progress)` gives the arguments of the model,
-        `metrics(output)` scalars to watch beside `output.loss`, `evaluate()` what the held-out text
+        `metrics(output, batch)` scalars to watch beside `output.loss`, `evaluate()` what the held-out text
         says. It is called at even distances and at each share of the budget in `evaluate_at`.
 
+        Where a batch is cut in parts, the loss and the metrics of the parts must add up to those of the
+        batch. A tensor without dimensions in the batch, such as `num_items_in_batch`, is there for that.
+
+        With several processes, all go through this loop in step, and each must draw the same batches. Only
+        the first evaluates.
+
         Ctrl-C and SIGTERM let the step end, save a checkpoint and raise `KeyboardInterrupt`.
-        Raises `NonFiniteLossError` where the loss is no number any more.
+        Raises `NonFiniteLossError` where the loss or the gradient is no number any more, or the loss is above
+        `LARGEST_LOSS`.
         """
         n = self.arguments.evaluations
         marks = sorted({round(mark, 6) for mark in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
@@ -242,45 +304,53 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         count = 0
         self.save()
-        start = time.monotonic() - self.seconds
-        reported = saved = time.monotonic()
+        self.began = time.monotonic() - self.seconds
+        reported = saved = self.seconds
         with self.stoppable():
             while self.progress < 1:
                 self.set_rate()
-                values = self.train_step(next_batch(self.progress), metrics)
+                batch = next_batch(self.progress)
+                self.attempts.append(Attempt(batch, self.random_states()))
+                values = self.train_step(batch, metrics)
                 for key, value in values.items():
                     sums[key] = sums[key] + value if key in sums else value
                 count += 1
                 self.step += 1
-                self.seconds = time.monotonic() - start
+                self.look_up()
 
                 due = bool(marks) and self.progress >= marks[0]
-                if due or self.stop_signal or time.monotonic() - reported > 1:
-                    means = {key: value.item() / count for key, value in sums.items()}
-                    # A sum that holds one NaN is NaN, so looking here, once a second, misses none.
-                    if not math.isfinite(means["loss"]):
-                        raise NonFiniteLossError(
-                            f"the loss is {means['loss']} near step {self.step}; the last good state is in "
-                            f"{self.run_path / CHECKPOINT}; try a lower learning rate"
-                        )
+                if due or self.stopping or self.seconds - reported > 1:
+                    self.check_steps()
+                    totals = summed([value.item() for value in sums.values()])
+                    means = {key: total / count for key, total in zip(sums, totals, strict=True)}
                     evaluation = None
                     if due:
                         marks = [mark for mark in marks if mark > self.progress]
-                        evaluation = evaluate()
-                        self.seconds = time.monotonic() - start
+                        evaluation = evaluate() if rank() == 0 else None
+                        self.look_up()
                     sums, count = {}, 0
                     update = Update(self.step, self.progress, self.seconds, means, evaluation)
-                    track(update)
+                    if rank() == 0:
+                        track(update)
                     yield update
-                    reported = time.monotonic()
                     # What the reader of the update did with the time is in the budget too.
-                    self.seconds = reported - start
-                    if self.stop_signal or reported - saved > self.arguments.checkpoint_seconds:
+                    self.look_up()
+                    reported = self.seconds
+                    if self.stopping or reported - saved > self.arguments.checkpoint_seconds:
                         self.save()
                         saved = reported
-                    if self.stop_signal:
+                    if self.stopping:
                         raise KeyboardInterrupt
         self.save()
+
+    def look_up(self) -> None:
+        """
+        Reads the clock, and whether to stop. All processes go by the clock of the first, and where one is to
+        stop all do; else one would wait for ever for the others' next step.
+        """
+        clock = time.monotonic() - self.began if rank() == 0 else 0.0
+        self.seconds, stop = largest([clock, float(self.stop_signal is not None)])
+        self.stopping = stop > 0
 
     def set_rate(self) -> None:
         r"""
@@ -309,19 +379,78 @@ class Trainer:
             group["weight_decay"] = decay / stretch
 
     def train_step(
-        self, batch: dict[str, Tensor], metrics: Callable[[Any], dict[str, Tensor]]
+        self, batch: dict[str, Tensor], metrics: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """One step down the gradient. Returns the loss and the metrics, still on the device."""
-        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
-        with self.autocast():
-            output: HasLoss = self.model(**batch)
-        assert output.loss is not None
-        output.loss.backward()
+        """
+        One step down the gradient. Returns the loss and the metrics, still on the device; with several
+        processes, what the rows of this one add to them.
+        """
+        values: dict[str, Tensor] = {}
+        turns = self.arguments.gradient_accumulation_steps
+        whole = self.processes * turns == 1
+        assert whole or "num_items_in_batch" in batch, "the loss of a part must know the count of the batch"
+        parts = own_parts(batch, turns)
+        for i, part in enumerate(parts, 1):
+            part = {key: value.to(self.device, non_blocking=True) for key, value in part.items()}
+            with unsynced(self.parallel) if i < len(parts) else contextlib.nullcontext():
+                with self.autocast():
+                    output: HasLoss = self.parallel(**part)
+                assert output.loss is not None
+                # The processes' gradients will be averaged, and their sum is wanted.
+                (self.processes * output.loss).backward()
+            for key, value in {"loss": output.loss.detach(), **metrics(output, part)}.items():
+                values[key] = values[key] + value if key in values else value
         # One norm over all parameters together: clipping each by itself would turn the direction.
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
+        # Every comparison with NaN is false. A finite loss can have a gradient that is not, and clipping by
+        # such a norm makes every weight NaN.
+        good = (norm < math.inf) & (self.processes * values["loss"] < LARGEST_LOSS)
+        self.failed.logical_or_(~good)
+        self.failures += self.failed
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": output.loss.detach(), **metrics(output)}
+        return values
+
+    def check_steps(self) -> None:
+        """
+        ## When the numbers go wrong
+
+        Looks, once a second, whether all steps since the last look went well. Where one did not, the weights
+        are still those before it. It is saved with its batch and its random numbers, and `replay` does it
+        again.
+
+        Raises `NonFiniteLossError` where a step did not go well.
+        """
+        attempts, self.attempts = self.attempts, []
+        # From the first bad step on all are left out, and those of this look are the last ones.
+        (failures,) = largest([self.failures.item()])
+        if not failures:
+            return
+        count = int(failures)
+        attempt, step = attempts[-count], self.step - count + 1
+        if rank() == 0:
+            tensors = {f"batch.{key}": value for key, value in attempt.batch.items()}
+            tensors |= {f"model.{key}": value for key, value in self.named_tensors().items()}
+            tensors |= {random_name(kind, 0): state for kind, state in attempt.random.items()}
+            about = {"step": step, "bfloat16": self.bfloat16, "configuration": self.configuration}
+            write_tensors(self.run_path / FAILED_STEP, tensors, {"about": json.dumps(about)})
+        saved = self.run_path / CHECKPOINT
+        raise NonFiniteLossError(
+            f"the loss or its gradient exploded or is no number at step {step}; the last good state is in "
+            f"{saved}, the step with its batch in {FAILED_STEP} (see labml_bert.training.replay); "
+            "start a new run with a lower learning rate"
+        )
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The weights by name. Not the `state_dict`, which names a tied tensor twice."""
+        return dict([*self.model.named_parameters(), *self.model.named_buffers()])
+
+    def random_states(self) -> dict[str, Tensor]:
+        """Of the generators that drop units, by kind of device."""
+        states = {"torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -343,29 +472,39 @@ class Trainer:
 
         All that the next step depends on: weights, both moments of Adam, the state of every random
         generator, the step and the clock. It is one file, written under another name and then
-        renamed. So at any moment the file under its own name is whole, whatever happens to us.
+        renamed. So at any moment the file under its own name is whole, whatever happens to us. The one before
+        it is kept too.
+
+        All processes have the same weights, and each drops units by random numbers of its own. The first
+        gathers these and writes the file.
         """
-        # Not the `state_dict`, which names a tied tensor twice.
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        tensors = {f"model.{key}": value.detach() for key, value in named}
+        states = {
+            random_name(kind, number): state
+            for kind, own in self.random_states().items()
+            for number, state in enumerate(gathered(own))
+        }
+        if rank() > 0:
+            return
+        tensors = {f"model.{key}": value for key, value in self.named_tensors().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
-        tensors["random.torch"] = torch.get_rng_state()
-        tensors["random.data"] = self.generator.get_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors |= {**states, "random.data": self.generator.get_state()}
         about = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
-        path = self.run_path / CHECKPOINT
-        part = path.with_suffix(".part")
-        # `safetensors` stores numbers and text only; loading one cannot run code, as a pickle can.
-        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, part, {"about": json.dumps(about)})
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        path, previous = self.run_path / CHECKPOINT, self.run_path / PREVIOUS
+        if path.is_file():
+            # A second name for the same file, so that there is no moment without a checkpoint. A disk that
+            # knows no second names keeps one checkpoint only.
+            second = previous.with_suffix(".part")
+            with contextlib.suppress(OSError):
+                second.unlink(missing_ok=True)
+                os.link(path, second)
+                os.replace(second, previous)
+        write_tensors(path, tensors, {"about": json.dumps(about)})
 
     def resume(self) -> None:
         """
-        Goes back to the last checkpoint of `run_path`.
+        Goes back to the last checkpoint of `run_path`. It may be of another number of processes; one that was
+        not there then keeps the random numbers that it began with.
 
         Raises `ValueError` where it is not there, is damaged, or belongs to another configuration.
         """
@@ -390,16 +529,23 @@ class Trainer:
                     "param_groups": self.optimizer.state_dict()["param_groups"],
                 }
             )
-            torch.set_rng_state(tensors["random.torch"])
             self.generator.set_state(tensors["random.data"])
-            if "random.cuda" in tensors and self.device.type == "cuda":
-                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+            own, own_cuda = random_name("torch", rank()), random_name("cuda", rank())
+            if rank() == 0 or own in tensors:
+                torch.set_rng_state(tensors[own])
+            if own_cuda in tensors and self.device.type == "cuda":
+                torch.cuda.set_rng_state(tensors[own_cuda], self.device)
             complete = {f"optimizer.{i}.exp_avg" for i, _ in enumerate(self.model.parameters())}
             if about["step"] > 0 and not complete <= tensors.keys():
                 raise KeyError("a moment of Adam is missing")
         except (KeyError, RuntimeError, TypeError, ValueError):
             raise ValueError(f"{self.run_path / CHECKPOINT} is incomplete; start a new run") from None
         self.step, self.seconds = about["step"], about["seconds"]
+
+
+def random_name(kind: str, number: int) -> str:
+    """What the state of a generator is called in a checkpoint: `random.torch`, of rank 1 `random.torch.1`."""
+    return f"random.{kind}.{number}" if number else f"random.{kind}"
 
 
 def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -412,21 +558,89 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     What `Trainer.save` wrote: a dictionary with `step`, `seconds` and `configuration`, and the tensors
     by name.
 
-    Raises `ValueError` where there is no checkpoint or it cannot be read.
+    Raises `ValueError` where there is no checkpoint or it is damaged. Where the one before it is whole, the
+    message says how to go on from there.
     """
-    path = run_path / CHECKPOINT
+    path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if not path.is_file():
         raise ValueError(
             f"there is no run at {run_path} (no {CHECKPOINT}); give the folder that a run printed"
         )
     try:
-        with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return read_checkpoint(path)
+    except ValueError as error:
+        try:
+            step = read_checkpoint(previous)[0]["step"]
+        except ValueError:
+            raise ValueError(f"{error}; start a new run") from None
+        raise ValueError(
+            f"{error}; the one before it, of step {step}, is whole: rename {PREVIOUS} to {CHECKPOINT}"
+        ) from None
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One file of `load_checkpoint`. Raises `ValueError` where it is damaged."""
+    tensors, metadata = read_tensors(path)
+    try:
+        about = json.loads(metadata["about"])
         int(about["step"]), float(about["seconds"]), about["configuration"].items()
-        return about, tensors
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); start a new run") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    return about, tensors
+
+
+def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
+    """
+    ## The step that failed, again
+
+    Puts the weights of then into `model`, does the forward and backward pass with the batch and the random
+    numbers of then, and takes no step. Returns the loss, and for each parameter the norm of its gradient; the
+    first that is no number tells where it began. `model` is of the class and the sizes of the run, on any
+    device:
+
+        saved = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
+        loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**saved["model"])))
+
+    With one process on the same device the numbers are those of then. The batch of several processes is done
+    in one go, with other units dropped.
+
+    Raises `ValueError` where there is no such step, it is damaged, or it is of another model.
+    """
+    path = run_path / FAILED_STEP
+    if not path.is_file():
+        raise ValueError(f"no step has failed in {run_path} (no {FAILED_STEP})")
+    tensors, metadata = read_tensors(path)
+    device = next(model.parameters()).device
+    try:
+        model.load_state_dict(part_of(tensors, "model."))
+    except RuntimeError:
+        raise ValueError(f"{path} is of another model; build it from the configuration in the file") from None
+    torch.set_rng_state(tensors[random_name("torch", 0)])
+    if device.type == "cuda" and random_name("cuda", 0) in tensors:
+        torch.cuda.set_rng_state(tensors[random_name("cuda", 0)], device)
+    batch = {key: value.to(device) for key, value in part_of(tensors, "batch.").items()}
+    model.train()
+    model.zero_grad()
+    with torch.autocast(device.type, torch.bfloat16, enabled=json.loads(metadata["about"])["bfloat16"]):
+        loss: Tensor = model(**batch).loss
+    loss.backward()
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {name: grad.norm().item() for name, grad in named.items()}
+
+
+@contextlib.contextmanager
+def other_home() -> Iterator[None]:
+    """labml insists on a folder `~/.labml` with a name for this computer. It gets one that goes again."""
+    before = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["HOME"] = home
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["HOME"]
+            else:
+                os.environ["HOME"] = before
 
 
 @contextlib.contextmanager
@@ -441,13 +655,31 @@ def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
     from labml import experiment, lab
     from labml.internal.tracker.writers import file as file_writer
 
-    # Left alone, labml writes rarer and rarer, up to a minute apart, and a killed run loses that.
-    file_writer.FREQUENCY = 2
+    # Left alone, labml writes rarer and rarer, up to a minute apart, and a killed run loses that. It goes by
+    # the clock on the wall, too, which somebody may set back. So it is to write what it gets when it gets it.
+    file_writer.FREQUENCY = -math.inf
     # Left by a run that was killed; labml insists on making it anew.
-    (run_path / "run.pid").unlink(missing_ok=True)
+    pid = run_path / "run.pid"
+    pid.unlink(missing_ok=True)
+    log = run_path / "log.jsonl"
+    if log.is_file() and log.stat().st_size and not log.read_bytes().endswith(b"\n"):
+        # Cut off in the middle of a line, to which the next one would be added.
+        with open(log, "a") as file:
+            file.write("\n")
+    send = file_writer.FileWriterThread._send
+
+    def send_or_say(*packet: Any) -> None:
+        try:
+            send(*packet)
+        except OSError as error:
+            # In a thread of labml, where nobody would hear it.
+            log_failures.append(error)
+
+    log_failures.clear()
+    file_writer.FileWriterThread._send = send_or_say
     lab.configure({"experiments_path": str(run_path.parent.parent.resolve())})
     # What labml prints at the start, our own header says better.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), other_home():
         experiment.create(uuid=run_path.name, name=run_path.parent.name, writers={"file"})
         experiment.configs(dict(configuration))
         watcher = experiment.start()
@@ -460,12 +692,26 @@ def tracked(run_path: Path, configuration: dict[str, Any]) -> Iterator[None]:
         for thread in threading.enumerate():
             if isinstance(thread, file_writer.FileWriterThread):
                 thread.join()
+        file_writer.FileWriterThread._send = send
+        pid.unlink(missing_ok=True)
+    if log_failures:
+        raise log_failures[0]
+
+
+# What went wrong with `log.jsonl`.
+log_failures: list[OSError] = []
 
 
 def track(update: Update) -> None:
-    """Hands an update to labml: training metrics by their name, held-out ones as `valid.…`."""
+    """
+    Hands an update to labml: training metrics by their name, held-out ones as `valid.…`.
+
+    Raises `OSError` where an earlier one could not be written.
+    """
     from labml import tracker
 
+    if log_failures:
+        raise log_failures[0]
     held_out = {f"valid.{key}": value for key, value in (update.evaluation or {}).items()}
     tracker.save(update.step, {"seconds": update.seconds, **update.metrics, **held_out})
 

@@ -3,10 +3,19 @@
 import http.server
 import random
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+from labml_bert import corpora
+
+# The same examples each time; for others, and many: --hypothesis-profile=long
+settings.register_profile("quick", deadline=None, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
+settings.load_profile("quick")
 
 
 def small_text(sentences: int, seed: int = 0) -> str:
@@ -53,7 +62,9 @@ class Server:
 
 
 @pytest.fixture()
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    # It has no certificate; everybody else needs one.
+    monkeypatch.setattr(corpora, "HANDLERS", [*corpora.HANDLERS, urllib.request.HTTPHandler])
     running = Server()
     yield running
     running.server.shutdown()

@@ -179,6 +179,30 @@ def test_short_sequences(short_seq_prob: float) -> None:
     assert abs(short - short_seq_prob * 95 / 96) < 5 * math.sqrt(0.25 / 2000)
 
 
+def test_the_values_of_the_original() -> None:
+    """128 tokens, a tenth of the documents short, half of the pairs random, unless told."""
+    texts = [[[7] * 60] * 40] * 2
+    maker = PairMaker(texts, CLS, SEP, lone_sentence_is_random=False)
+    generator = random.Random(0)
+    assert max(len(pair.input_ids) for pair in maker(generator)) == 128
+    short = sum(maker.target_length(generator) < 125 for _ in range(20_000)) / 20_000
+    assert abs(short - 0.1 * 123 / 124) < 5 * math.sqrt(0.09 / 20_000)
+    labels = [pair.next_sentence_label for _ in range(50) for pair in maker(generator)]
+    assert abs(sum(labels) / len(labels) - 0.5) < 5 * math.sqrt(0.25 / len(labels))
+
+
+def test_a_probability_of_zero_is_never() -> None:
+    """Also where the smallest number is drawn."""
+
+    class Zero(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    maker = PairMaker([[[1], [2]], [[3], [4]]], CLS, SEP, 20, short_seq_prob=0, random_next_prob=0)
+    assert maker.target_length(Zero(0)) == 17
+    assert [pair.next_sentence_label for pair in maker(Zero(0))] == [IS_NEXT, IS_NEXT]
+
+
 @pytest.mark.parametrize(
     ("texts", "length", "words"),
     [
@@ -205,6 +229,17 @@ def test_collate_pads() -> None:
     assert batch["attention_mask"].tolist() == [[1] * 5, [1, 1, 0, 0, 0]]
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]
     assert batch["next_sentence_label"].tolist() == [0, 1]
+    assert collate([SentencePair([5], [0], 0), SentencePair([], [], 1)])["input_ids"].tolist() == [[5], [0]]
+
+
+def test_the_head_starts_as_all_of_bert() -> None:
+    """A normal cut at two sigma, which has 0.8796 of its spread."""
+    torch.manual_seed(0)
+    layer = BertOnlyNSPHead(20_000).seq_relationship
+    assert 0.0399 < layer.weight.max() <= 0.04
+    assert -0.04 <= layer.weight.min() < -0.0399
+    assert abs(layer.weight.std() / 0.02 - 0.8796) < 0.02
+    assert not layer.bias.any()
 
 
 def test_the_head_agrees_with_transformers() -> None:

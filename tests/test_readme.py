@@ -27,9 +27,9 @@ def test_its_commands_and_files_exist() -> None:
 
 
 def test_its_numbers_are_those_of_the_records() -> None:
-    rows = re.findall(r"^\| .*\(docs/runs/(\S+)\.json\).*$", README, re.MULTILINE)
+    rows = re.findall(r"^\| .*docs/runs/.*$", README, re.MULTILINE)
     assert rows
-    for row in re.findall(r"^\| .*docs/runs/.*$", README, re.MULTILINE):
+    for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         records = [
             json.loads((ROOT / path).read_text()) for path in re.findall(r"\((docs/runs/\S+?\.json)\)", row)
@@ -40,3 +40,19 @@ def test_its_numbers_are_those_of_the_records() -> None:
         rights = [record["result"]["accuracy"] for record in records]
         assert cells[3] == ", ".join(f"{loss:.2f}" for loss in losses)
         assert cells[4] == ", ".join(f"{right:.0%}" for right in rights)
+
+
+def test_its_speeds_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "docs" / "runs" / "speed.json").read_text())
+    (table,) = re.findall(r"^\| model \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len(rows) == len(record["speed"])
+    for cells, found in zip(rows, record["speed"], strict=True):
+        steps = {row["arm"]: row["step"]["median"] for row in found["rows"]}
+        name = found["shape"]["name"]
+        assert cells[0] == f"{name}, dropout {found['dropout']:g}"
+        ratios = [
+            steps[f"transformers sdpa, {theirs}"] / steps[f"ours, {ours}"]
+            for theirs, ours in (("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32"))
+        ]
+        assert cells[1:] == [f"{ratio:.1f} ×" for ratio in ratios]

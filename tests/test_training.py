@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from labml_bert import training
+from labml_bert import files
 from labml_bert.bert import BertConfig
+from labml_bert.files import write_tensors
 from labml_bert.mlm import TokenMasker, masked_accuracy
-from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.pretraining import ALIASES, BertForMaskedLM
 from labml_bert.training import (
     CHECKPOINT,
     NonFiniteLossError,
@@ -57,7 +60,7 @@ def trainer_at(path: Path, steps: int = 30, **configuration: object) -> tuple[Tr
         ids = 5 + (torch.randint(25, (8, 1), generator=generator) + torch.arange(16)) % 25
         return masker(ids)._asdict()
 
-    def metrics(output) -> dict[str, torch.Tensor]:
+    def metrics(output, batch) -> dict[str, torch.Tensor]:
         return {"accuracy": masked_accuracy(output.logits, output.labels)}
 
     return trainer, {"next_batch": next_batch, "metrics": metrics, "evaluate": lambda: {"loss": 1.0}}
@@ -172,11 +175,11 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run" / CHECKPOINT
     for part in ("model.", "optimizer.", "random.torch", "random.data"):
         kept = {key: value for key, value in tensors.items() if not key.startswith(part)}
-        training.save_file(kept, path, {"about": json.dumps(about)})
+        write_tensors(path, kept, {"about": json.dumps(about)})
         with pytest.raises(ValueError, match="is incomplete"):
             trainer_at(tmp_path / "run")[0].resume()
     for wrong in ([], None, {}, {**about, "configuration": "x"}, {**about, "step": "many"}):
-        training.save_file(tensors, path, {"about": json.dumps(wrong)})
+        write_tensors(path, tensors, {"about": json.dumps(wrong)})
         with pytest.raises(ValueError, match="is damaged"):
             trainer_at(tmp_path / "run")[0].resume()
 
@@ -203,7 +206,7 @@ def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
         Path(path).write_bytes(before[: len(before) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(training, "save_file", half)
+    monkeypatch.setattr(files, "save_file", half)
     trainer.step = 31
     with pytest.raises(OSError, match="No space left"):
         trainer.save()
@@ -213,6 +216,8 @@ def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
 
 SAVE_FOR_EVER = """
 import sys, torch
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_training import trainer_at
@@ -315,7 +320,32 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
             decay = 0.3 * slow[name] if slow[name].dim() > 1 else 0.0
             slow[name] = slow[name] - rate * (mean / (square.sqrt() + 1e-6) + decay)
         trainer.set_rate()
-        trainer.train_step(batch, lambda output: {})
+        trainer.train_step(batch, lambda *_: {})
         trainer.step += 1
         for name, p in trainer.model.named_parameters():
             assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)
+
+
+def test_a_compiled_run_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph, but not as machine code: for that a test would need a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    ends = []
+    for compiled in (False, True):
+        path = tmp_path / str(compiled)
+        path.mkdir()
+        first, parts = trainer_at(path, 3)
+        arguments = replace(first.arguments, torch_compile=compiled)
+        trainer = Trainer(first.model, arguments, path, {}, first.generator, first.device, bfloat16=False)
+        assert (trainer.parallel is trainer.model) is not compiled
+        with tracked(path, {}):
+            list(trainer.train(**parts))
+        ends.append(trainer.model.state_dict())
+    assert ends[0].keys() == ends[1].keys() == load_names(tmp_path / "True")
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value)
+
+
+def load_names(path: Path) -> set[str]:
+    """The parameters of a checkpoint, and the second names of the tied ones."""
+    names = {key.removeprefix("model.") for key in load_checkpoint(path)[1] if key.startswith("model.")}
+    return names | set(ALIASES)

@@ -15,7 +15,7 @@ from docs.literate.cost import cost
 from docs.literate.names import Source
 from docs.literate.prose import fenced
 from docs.literate.records import Record, age
-from docs.literate.speed import speed
+from docs.literate.speed import ledger, speed
 
 
 def results(record: Record) -> str:
@@ -141,6 +141,8 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
             shown = comparison(record)
         elif "speed" in record.data:
             shown = speed(record)
+        elif "ledger" in record.data:
+            shown = ledger(record)
         elif "growth" in record.data:
             shown = cost(record)
         else:

@@ -142,6 +142,33 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
     return figure("".join(parts), HEIGHT, title, story, caption, key, numbers(columns, body))
 
 
+def ledger(record: Record) -> str:
+    """What each trick is worth, as a Markdown table for each shape."""
+    data = record.data
+    parts = [
+        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.0f} minutes, commit "
+        f"`{(data.get('commit') or 'unknown')[:12]}`. A trick that is kept is taken out, one that is left "
+        f"out is put in; the number is how much faster the step is with it, the median of "
+        f"{data['configuration']['rounds']} rounds in turn. Where least and most lie on both sides of 1, "
+        "this run cannot tell whether it helps.\n\n"
+    ]
+    for found in data["ledger"]:
+        shape = found["shape"]
+        table = "| trick | in the code | faster by | least to most |\n|---|---|---:|---:|\n"
+        for row in sorted(found["rows"], key=lambda row: (not row["kept"], -row["worth"])):
+            table += (
+                f"| {row['name']} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
+                f"| {row['least']:.2f} to {row['most']:.2f} |\n"
+            )
+        parts.append(
+            f"#### {shape['name']}\n\nVocabulary {shape['vocab_size']:,}, {shape['hidden_size']} wide, batch "
+            f"{shape['batch_size']} × {shape['length']}, dropout {shape['dropout']:g}: "
+            f"{1000 * found['seconds']:.1f} ms a step, of which drawing and covering the batch is "
+            f"{found['drawing'] / found['seconds']:.1%}.\n\n{table}\n"
+        )
+    return "".join(parts)
+
+
 def speed(record: Record) -> str:
     """All that a record of speed holds, as Markdown."""
     data = record.data
