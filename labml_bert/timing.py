@@ -176,7 +176,6 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float | Non
     """
     gc.collect()
     wait(device)
-    before: float
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
