@@ -18,6 +18,7 @@ from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Source, relative, resolve
 from docs.literate.records import Record, age, dotted
 from docs.literate.rows import PageError
+from docs.literate.speed import best_row
 
 
 def parameters(
@@ -55,6 +56,25 @@ def parameters(
         masked_lm=embeddings + encoder + head,
         pretraining=embeddings + encoder + dense + head + 2 * D + 2,
     )
+
+
+def operations(
+    length: int,
+    predictions: int,
+    vocab_size: int = 30522,
+    hidden_size: int = 768,
+    num_hidden_layers: int = 12,
+    intermediate_size: int | None = None,
+) -> SimpleNamespace:
+    """
+    Floating-point operations of a training step for one sequence, in its products, by part. A test compares
+    them with `timing.forward_operations`. A backward pass has twice those of a forward pass.
+    """
+    T, D, wide = length, hidden_size, intermediate_size or 4 * hidden_size
+    layers = 3 * num_hidden_layers * T * 2 * (4 * D * D + 2 * D * wide)
+    attention = 3 * num_hidden_layers * T * 2 * 2 * T * D
+    head = 3 * predictions * 2 * D * (D + vocab_size)
+    return SimpleNamespace(layers=layers, attention=attention, head=head, together=layers + attention + head)
 
 
 def quotable(
@@ -100,6 +120,10 @@ def quotable(
         if not found:
             raise PageError(f"the run {name} has no {arm!r} with {labels} labels of {task!r}")
         return sum(found) / len(found)
+
+    def speed(name: str, shape: str, arm: str) -> Any:
+        """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").share`."""
+        return dotted(best_row(record(name), shape, arm))
 
     def machine(name: str) -> str:
         """Where it ran."""
@@ -185,6 +209,7 @@ def quotable(
         "value_at": value_at,
         "seconds_until": seconds_until,
         "right": right,
+        "speed": speed,
         "machine": machine,
         "made_by": made_by,
         "chart": chart,
@@ -193,6 +218,7 @@ def quotable(
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
         "parameters": parameters,
+        "operations": operations,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

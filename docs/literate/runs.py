@@ -12,6 +12,7 @@ from typing import Any
 
 from docs.literate import attention
 from docs.literate.chart import Line, line_chart
+from docs.literate.cost import cost
 from docs.literate.names import Source
 from docs.literate.prose import fenced
 from docs.literate.records import Record, age
@@ -151,6 +152,8 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
             shown = speed(record)
         elif "ledger" in record.data:
             shown = ledger(record)
+        elif "growth" in record.data:
+            shown = cost(record)
         else:
             shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(

@@ -1,0 +1,86 @@
+"""The experiment on growth, as its user meets it, with sizes that take no time."""
+
+import json
+import types
+from pathlib import Path
+
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The script with small models. It has a name, so that its processes find it too."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import cost
+
+    monkeypatch.setattr(cost, "BASE", {"T": 8, "V": 50, "D": 16, "B": 2})
+    monkeypatch.setattr(cost, "SIZES", {"T": [4, 8, 16], "V": [20, 50], "D": [16, 32], "B": [1, 2]})
+    return cost
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5])
+def test_the_exponent_of_a_power(module: types.ModuleType, power: float) -> None:
+    xs = [3.0, 4.0, 10.0, 50.0]
+    assert module.exponent(xs, [7 * x**power for x in xs]) == pytest.approx(power)
+
+
+def test_both_exponents_are_found(module: types.ModuleType) -> None:
+    points = [{"size": x, "seconds": {"median": max(x, 4.0) ** 2}, "memory": 3.0 * x} for x in (1, 2, 4, 8)]
+    found = module.exponents(points)["exponents"]
+    assert found["memory"] == {"all": pytest.approx(1), "last": pytest.approx(1)}
+    assert found["seconds"]["last"] == pytest.approx(2) and found["seconds"]["all"] < 1
+    assert set(module.exponents([{**point, "memory": None} for point in points])["exponents"]) == {"seconds"}
+
+
+def test_text_of_a_size(module: types.ModuleType) -> None:
+    texts = list(module.some_text(123_456))
+    assert sum(map(len, texts)) == 123_456 and len(texts) > 1
+
+
+def test_from_the_command_to_the_record(
+    module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--rounds", "1", "--batches", "3", "--megabytes", "0.2", "0.1", "--device", "cpu"]
+    module.main([*small, "--record", "cost.json"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    text = Path("cost.json").read_text()
+    assert str(tmp_path) not in text
+    record = json.loads(text)
+    assert record["command"] == "python experiments/cost.py " + " ".join(small)
+    assert [one["letter"] for one in record["growth"]] == ["T", "V", "D", "B"]
+    for one in record["growth"]:
+        assert [point["size"] for point in one["points"]] == module.SIZES[one["letter"]]
+        assert all(0 < point["seconds"]["min"] <= point["seconds"]["median"] for point in one["points"])
+    rows = record["feeding"]
+    expected = [(size, pipeline) for size in (100_000, 200_000) for pipeline in ("pairs", "masked")]
+    assert [(row["characters"], row["pipeline"]) for row in rows] == expected
+    assert all(row["batch_seconds"] > 0 and row["prepare_seconds"] > 0 for row in rows)
+    assert rows[2]["tokens"] > 1.5 * rows[0]["tokens"] and rows[3]["tokens"] > 1.5 * rows[1]["tokens"]
+
+
+BAD_INPUT = {
+    "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
+    "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),
+    "too little text": (["--megabytes", "1", "0.01"], "megabytes is 0.01; it must be at least 0.1"),
+    "text that is no number": (["--megabytes", "nan"], "megabytes is nan"),
+    "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
+    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    case: str, module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    arguments, words = BAD_INPUT[case]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        module.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+    assert [*tmp_path.iterdir()] == []
