@@ -23,6 +23,9 @@ read have a column of their own. The bag of words sees whole texts, the networks
 one, or 64 of a pair.
 """
 
+import labml_bert  # noqa: F401 - before PyTorch, whose threads and Ctrl-C it sees to
+
+# isort: split
 import itertools
 import json
 import shlex
