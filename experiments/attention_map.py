@@ -9,9 +9,8 @@ The weights show what was mixed, not why. A head may look at a place and take no
 what it takes are the values, and those are not in this picture.
 """
 
-import labml_bert  # noqa: F401 - before PyTorch, whose threads and Ctrl-C it sees to
-
-# isort: split
+# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
+import labml_bert  # noqa: F401  # isort: skip
 import json
 import os
 from pathlib import Path
