@@ -9,6 +9,8 @@ The weights show what was mixed, not why. A head may look at a place and take no
 what it takes are the values, and those are not in this picture.
 """
 
+# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
+import labml_bert  # noqa: F401  # isort: skip
 import json
 import os
 from pathlib import Path

@@ -23,6 +23,8 @@ read have a column of their own. The bag of words sees whole texts, the networks
 one, or 64 of a pair.
 """
 
+# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
+import labml_bert  # noqa: F401  # isort: skip
 import itertools
 import json
 import shlex

@@ -95,8 +95,10 @@ class OneLineParser(argparse.ArgumentParser):
     """A command line that is not understood is bad input like any other."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program."""
-        fail(f"{message}; see --help")
+        """Ends the program. All processes read the same line, and the first answers."""
+        if rank() == 0:
+            print(f"error: {message}; see --help", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def fail(reason: object) -> NoReturn:

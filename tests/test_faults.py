@@ -431,6 +431,8 @@ sys.meta_path.insert(0, Finder())
     [
         ([str(ROOT / "experiments" / "mlm_tiny.py")], "torch"),
         ([str(ROOT / "experiments" / "own_language.py")], "labml_bert.training"),
+        ([str(ROOT / "experiments" / "attention_map.py")], "torch"),
+        ([str(ROOT / "experiments" / "finetune_docstrings.py")], "torch"),
         (["-m", "labml_bert.fill_mask", "[MASK]"], "torch"),
     ],
 )
