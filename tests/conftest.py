@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import random
+import signal
 import threading
 import time
 import urllib.request
@@ -13,6 +14,11 @@ import pytest
 from hypothesis import settings
 
 from labml_bert import corpora
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every program that they
+# start, and be waited for in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time; for others, and many: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
