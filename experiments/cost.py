@@ -45,11 +45,12 @@ from labml_bert.bert import BertConfig
 from labml_bert.corpora import python_documents
 from labml_bert.curriculum import Curriculum, parse_schedule
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
+from labml_bert.files import write_whole
 from labml_bert.mlm import TokenMasker
 from labml_bert.pair_batches import PairBatches, PairCollator
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions, write_whole
+from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.timing import (
     interleaved,
     peak_memory,
@@ -129,7 +130,7 @@ def grow(letter: str, device: torch.device, rounds: int) -> dict[str, Any]:
     return {"letter": letter, "name": NAMES[letter], "points": points, **exponents(points)}
 
 
-def exponents(points: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def exponents(points: list[dict[str, Any]]) -> dict[str, Any]:
     """Of time and memory, over all sizes and between the last two. What is not known is left out."""
     found = {}
     for name in ("seconds", "memory"):
@@ -174,7 +175,7 @@ def feed(pipeline: str, characters: int, folder: Path, batches: int) -> dict[str
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     generator = torch.Generator().manual_seed(0)
-    mask, special = tokenizer.token_to_id("[MASK]"), special_token_ids(tokenizer)
+    mask, special = tokenizer.get_vocab()["[MASK]"], special_token_ids(tokenizer)
     masker = TokenMasker(tokenizer.get_vocab_size(), mask, special, generator=generator)
     before, began = memory(), time.perf_counter()
     draw: Callable[[], object]

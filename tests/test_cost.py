@@ -43,7 +43,7 @@ def test_from_the_command_to_the_record(
     module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ["--rounds", "1", "--batches", "3", "--megabytes", "0.2", "0.1", "--device", "cpu"]
+    small = ["--rounds", "1", "--batches", "3", "--megabytes", "0.1", "--device", "cpu"]
     module.main([*small, "--record", "cost.json"])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
@@ -56,10 +56,10 @@ def test_from_the_command_to_the_record(
         assert [point["size"] for point in one["points"]] == module.SIZES[one["letter"]]
         assert all(0 < point["seconds"]["min"] <= point["seconds"]["median"] for point in one["points"])
     rows = record["feeding"]
-    expected = [(size, pipeline) for size in (100_000, 200_000) for pipeline in ("pairs", "masked")]
-    assert [(row["characters"], row["pipeline"]) for row in rows] == expected
+    assert [(row["characters"], row["pipeline"]) for row in rows] == [(100_000, "pairs"), (100_000, "masked")]
     assert all(row["batch_seconds"] > 0 and row["prepare_seconds"] > 0 for row in rows)
-    assert rows[2]["tokens"] > 1.5 * rows[0]["tokens"] and rows[3]["tokens"] > 1.5 * rows[1]["tokens"]
+    # A token is a few characters.
+    assert all(10_000 < row["tokens"] < 100_000 for row in rows)
 
 
 BAD_INPUT = {
