@@ -37,9 +37,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import torch
 from rich.table import Table
-from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import python_documents
@@ -68,6 +66,9 @@ from labml_bert.tokenizers import (
     wordpiece_tokenizer,
 )
 from labml_bert.training import choose_device, has_fast_bfloat16
+
+import torch  # isort: skip
+from torch import Tensor, nn  # isort: skip
 
 BASE = {"T": 128, "V": 8192, "D": 256, "B": 32}
 SIZES = {
