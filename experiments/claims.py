@@ -355,6 +355,7 @@ def train(job: WindowJob | TextPairJob) -> tuple[Trainer, dict[str, Any]]:
         "curve": curve,
         "lengths": lengths,
         "floor": floor,
+        "batch_tokens": job.batch_tokens,
         "parameters": sum(p.numel() for p in job.model.parameters()),
         "result": {"loss": end, "failed": float(end is None or end > floor - 0.1)},
     }
@@ -460,13 +461,13 @@ class Claim:
     name: str
     title: str
     seeds: int
+    minutes: int
     arms: dict[str, Options]
     job: str = ""
     options: Options | None = None
     grid: dict[str, list[Any]] | None = None
     over_grid: bool = False
     scores: list[str] | None = None
-    seconds: float = 0.0
     record: str | None = None
 
     def points(self) -> list[Options]:
@@ -481,13 +482,6 @@ class Claim:
         if self.over_grid:
             return len(self.arms) * self.seeds * points
         return len(self.arms) * self.seeds + (searching * points if points > 1 else 0)
-
-    def minutes(self) -> float:
-        """What it takes about on two cores."""
-        if not self.options:
-            return 0.0
-        once = self.options["tokens"] / 2048 * self.seconds + 8 + 15 * len(self.scores or [])
-        return self.runs() * once / 60
 
 
 def read_claims(path: Path = CLAIMS) -> dict[str, Claim]:
@@ -665,14 +659,13 @@ def main(argv: list[str] | None = None) -> None:
     chosen = list(claims.values()) if given.all or not given.claim else [claims[name] for name in given.claim]
     if given.list:
         for claim in chosen:
-            cost = "its own experiment" if claim.record else f"about {claim.minutes():.0f} minutes"
             console.print(
-                f"{claim.name}: {claim.title}\n  {claim.seeds} seeds, {claim.runs()} runs, {cost}\n"
-                f"  {'; '.join(claim.arms)}",
+                f"{claim.name}: {claim.title}\n  {claim.seeds} seeds, {claim.runs()} runs, "
+                f"about {claim.minutes} minutes\n  {'; '.join(claim.arms)}",
                 highlight=False,
                 soft_wrap=True,
             )
-        console.print(f"together about {sum(claim.minutes() for claim in chosen) / 60:.1f} hours")
+        console.print(f"together about {sum(claim.minutes for claim in chosen) / 60:.1f} hours")
         return
     try:
         for claim in chosen:
