@@ -53,7 +53,7 @@ from labml_bert.nsp import SentencePair
 from labml_bert.pair_run import PairJob
 from labml_bert.pretraining import BertForMaskedLM
 from labml_bert.report import bad_input_ends_here, console, shown
-from labml_bert.run import hardware, origin, versions
+from labml_bert.run import PRECISIONS, hardware, origin, versions
 from labml_bert.timing import interleaved
 from labml_bert.training import Trainer, choose_device, has_fast_bfloat16
 
@@ -315,7 +315,8 @@ def build(kind: str, options: Options, seed: int, device: torch.device) -> Windo
 
 def trainer_of(job: WindowJob | TextPairJob) -> Trainer:
     """Of the one loop of this project only its step: a run of minutes needs no checkpoint and no folder."""
-    return Trainer(job.model, job.arguments, Path(), {}, job.generator, job.device)
+    bfloat16 = PRECISIONS[job.options.precision]
+    return Trainer(job.model, job.arguments, Path(), {}, job.generator, job.device, bfloat16)
 
 
 def number(value: float) -> float | None:
@@ -504,7 +505,8 @@ class Ledger:
         """Raises `ValueError` where the file is no record or cannot be written."""
         self.claim, self.device = claim, device
         self.path = folder / "claims" / f"{claim.name}.json"
-        self.rows: list[dict[str, Any]] = []
+        # What is wanted, in the order in which it is asked for.
+        self.rows: dict[str, dict[str, Any]] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.record = json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.new()
@@ -534,9 +536,8 @@ class Ledger:
 
     def write(self) -> None:
         """The rows that are wanted so far, and those of which it is not known yet."""
-        wanted = {self.key(row) for row in self.rows}
-        later = [row for key, row in self.before.items() if key not in wanted]
-        self.record |= {"claim": asdict(self.claim), "table": [*self.rows, *later]}
+        table = [*{**self.rows, **self.before}.values()]
+        self.record |= {"claim": asdict(self.claim), "table": table}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def options(self, arm: str, point: Options) -> Options:
@@ -547,15 +548,14 @@ class Ledger:
     def row(self, arm: str, seed: int, point: Options) -> dict[str, Any]:
         """The result of a run, which is made if it is not there."""
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": self.options(arm, point), "point": point}
-        found = self.before.get(self.key(row))
-        if found is None:
-            found = {**row, **self.one(row["options"], seed)}
-            self.rows.append(found)
+        key = self.key(row)
+        if key in self.before:
+            self.rows[key] = self.before[key]
+        elif key not in self.rows:
+            self.rows[key] = {**row, **self.one(row["options"], seed)}
             self.write()
-            console.print(f"  {arm}, seed {seed}{named(point)}: {told(found)}", soft_wrap=True)
-        elif found not in self.rows:
-            self.rows.append(found)
-        return found
+            console.print(f"  {arm}, seed {seed}{named(point)}: {told(self.rows[key])}", soft_wrap=True)
+        return self.rows[key]
 
     def one(self, options: Options, seed: int) -> dict[str, Any]:
         """A run and its scores. The search for a rate looks at the loss only."""
@@ -582,8 +582,8 @@ class Ledger:
             for point in self.claim.points() if self.claim.over_grid else [self.best(arm)]:
                 for seed in range(self.claim.seeds):
                     self.row(arm, seed, point)
-        stale = len(self.rows) < len(self.before)
-        self.before = {self.key(row): row for row in self.rows}
+        stale = bool(self.before.keys() - self.rows.keys())
+        self.before = self.rows
         if stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
             self.measure()
 
@@ -591,7 +591,7 @@ class Ledger:
         """Seconds of a step, of each arm at each of its lengths, all in turn."""
         works: dict[str, Callable[[], object]] = {}
         for arm in self.claim.arms:
-            row = next(row for row in self.rows if row["arm"] == arm and row["seed"] == 0)
+            row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == 0)
             job = build(self.claim.job, row["options"], 0, self.device)
             trainer = trainer_of(job)
             for length in sorted({length for _, length in row["lengths"]}):
