@@ -62,6 +62,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 TUNING_SEED = 100
 EVALUATIONS = 40
 LABELS = 1000
+FEWEST_STEPS = 200
 # The rates that won for a pretrained model in `finetune_docstrings.py`, and the tokens of a text.
 FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
 
@@ -384,7 +385,9 @@ def fine_tuned(job: TextPairJob, name: str, seed: int) -> float:
     torch.manual_seed(seed)
     model = BertForSequenceClassification(job.config, task.labels).to(job.device)
     model.bert.load_state_dict(job.model.bert.state_dict())
-    fine_tune(model, encode_examples(job.tokenizer, drawn(task, seed), length), rate, 4, 200, seed=seed)
+    fine_tune(
+        model, encode_examples(job.tokenizer, drawn(task, seed), length), rate, 4, FEWEST_STEPS, seed=seed
+    )
     logits = predict(model, encode_examples(job.tokenizer, task.test, length))
     return score(logits, torch.tensor([example.label for example in task.test])).accuracy
 
