@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed test test-long trials coverage site serve test-site records lint format clean
+.PHONY: train peers speed test test-long trials coverage site serve test-site records claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -46,6 +46,10 @@ serve: $(VENV)/.site
 # Repeats the recorded runs whose code has changed since. Each takes minutes.
 records: $(VENV)/.site
 	$(BIN)/python -m docs.literate.rerun
+
+# Runs the claims that are not recorded yet and goes on where it was stopped. All of them take hours.
+claims: $(VENV)/.run
+	$(BIN)/python experiments/claims.py --all $(ARGS)
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test

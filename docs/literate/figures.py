@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from docs.literate import attention
+from docs.literate import attention, claims
 from docs.literate.chart import Line, line_chart
 from docs.literate.highlight import line_bodies, numbered
 from docs.literate.maths import safe_in_markdown
@@ -217,6 +217,11 @@ def quotable(
         "filled": with_provenance(attention.filled),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
+        "claim": lambda name: claims.row(claims.read_claim(name), sources),
+        "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
+        "claim_details": lambda name: claims.details(claims.read_claim(name)),
+        "verdict": lambda name: claims.read_claim(name).verdict(),
+        "claims_hours": claims.hours,
         "parameters": parameters,
         "operations": operations,
         "ln": math.log,

@@ -137,6 +137,8 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
     folder, _, name = source.page.rpartition("/")
     if folder != "experiments":
         return ""
+    if name == "claims":
+        return "## Recorded runs {#runs}\n\nThey stand on [the page of claims](../claims.md).\n\n"
     mine = [record for record in records.values() if record.data["experiment"] == name]
     parts = ["## Recorded runs {#runs}\n\n"]
     if not mine:

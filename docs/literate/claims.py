@@ -1,0 +1,410 @@
+r"""
+# The ledger of claims
+
+What the page of claims shows of `experiments/claims.toml` and of the records in `docs/runs/claims`. A verdict
+is worked out here, from the numbers and the tests that were written down before them, and nobody types one.
+
+Each test compares the seeds of two arms. Its interval is Welch's, at 95%:
+
+$$\bar x - \bar y \pm t_\nu \sqrt{\frac{s_x^2}{n_x} + \frac{s_y^2}{n_y}}$$
+
+and of a time or a count the logarithms are taken, so that it is an interval for a factor. The test says *yes*
+if all of the interval is above the margin, *no* if all of it is below, and *open* otherwise.
+"""
+
+import html
+import json
+import math
+import statistics
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from docs.literate.chart import Bar, Line, bar_chart, line_chart
+from docs.literate.names import Source
+from docs.literate.records import ROOT, RUNS, Record, age
+from docs.literate.rows import PageError
+
+# The 97.5% point of Student's t by degrees of freedom. A fraction is rounded down, and more than ten count
+# as ten: the interval is then a little too wide.
+T = [math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+COUNTED = ("tokens", "seconds")
+HIGHER_IS_BETTER = ("probe", "package", "summary")
+NAMES = {
+    "loss": "held-out loss",
+    "first_loss": "loss before the first step",
+    "seen_loss": "loss with nothing covered",
+    "failed": "share of failed runs",
+    "probe": "right, linear layer",
+    "package": "right, one text",
+    "summary": "right, two texts",
+    "package 100": "right, 100 labels",
+    "package 1000": "right, 1,000 labels",
+}
+
+Row = dict[str, Any]
+
+
+class Interval(NamedTuple):
+    """A mean, or the difference of two, and the ends of its 95% interval."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def student(freedom: float) -> float:
+    """The 97.5% point of t."""
+    return T[min(int(freedom), len(T) - 1)]
+
+
+def mean(values: Sequence[float]) -> Interval:
+    """Of one arm. One seed has no interval."""
+    middle = statistics.mean(values)
+    if len(values) < 2:
+        return Interval(middle, -math.inf, math.inf)
+    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(middle, middle - half, middle + half)
+
+
+def difference(x: Sequence[float], y: Sequence[float]) -> Interval:
+    """Of the means of `x` and `y`. The degrees of freedom are those of Welch and Satterthwaite."""
+    middle = statistics.mean(x) - statistics.mean(y)
+    if min(len(x), len(y)) < 2:
+        return Interval(middle, -math.inf, math.inf)
+    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (x, y)]
+    square = sum(part for part, _ in parts)
+    if square == 0:
+        return Interval(middle, middle, middle)
+    half = student(square**2 / sum(part**2 / n for part, n in parts)) * math.sqrt(square)
+    return Interval(middle, middle - half, middle + half)
+
+
+class Answer(NamedTuple):
+    """What a test says."""
+
+    says: str
+    """`yes`, `no` or `open`."""
+    gain: Interval | None
+    """How much better: a factor for what is counted, else a difference. `None` where a run has no number."""
+    at_least: bool = False
+    """Whether a run of the worse arm had not arrived when it ended, so that the factor is larger."""
+
+
+def verdict(answers: Sequence[str]) -> str:
+    """
+    ## The rule
+
+    `holds` if all tests of the claim say yes, `fails` if all say no, `depends` if some say yes and some no,
+    and `undecided` otherwise: at this size, with so many seeds, the numbers do not say.
+    """
+    if {"yes", "no"} <= {*answers}:
+        return "depends"
+    if {*answers} == {"yes"}:
+        return "holds"
+    return "fails" if {*answers} == {"no"} else "undecided"
+
+
+class Arrival(NamedTuple):
+    """How far a run was when its loss was low enough, or at its end."""
+
+    value: float
+    arrived: bool
+
+
+class Claim:
+    """
+    ## One claim
+
+    An entry of `claims.toml` and its record, if there is one.
+    """
+
+    def __init__(self, about: dict[str, Any], record: Record | None):
+        self.about, self.record = about, record
+        self.arms: list[str] = list(about["arms"])
+        self.rows: list[Row] = []
+        if record is not None and "record" in about:
+            self.rows = rows_of_comparison(record)
+        elif record is not None:
+            # The search for a rate has a seed of its own, above all others.
+            self.rows = [row for row in record.data["table"] if row["seed"] < about["seeds"]]
+
+    def expected(self) -> int:
+        """How many runs each arm has in the end."""
+        points = math.prod(len(values) for values in self.about.get("grid", {}).values())
+        return self.about["seeds"] * (points if self.about.get("over_grid") else 1)
+
+    def of(self, arm: str) -> list[Row]:
+        """The runs of an arm."""
+        return [row for row in self.rows if row["arm"] == arm]
+
+    def finished(self) -> bool:
+        """Whether all runs are there, and the times of their steps."""
+        timed = self.record is not None and ("record" in self.about or self.record.data["step_seconds"])
+        return bool(timed) and all(len(self.of(arm)) >= self.expected() for arm in self.arms)
+
+    def values(self, arm: str, metric: str) -> list[float | None]:
+        """A number for each seed; over a grid its mean. `a - b` is the difference of two."""
+        if " - " in metric:
+            pairs = zip(*(self.values(arm, part) for part in metric.split(" - ")), strict=True)
+            return [None if a is None or b is None else a - b for a, b in pairs]
+        by_seed: dict[int, list[float | None]] = {}
+        for row in self.of(arm):
+            first = row["curve"][0][1] if metric == "first_loss" else None
+            by_seed.setdefault(row["seed"], []).append(
+                first if metric == "first_loss" else row["result"].get(metric)
+            )
+        return [
+            None if None in found else statistics.mean(value for value in found if value is not None)
+            for found in by_seed.values()
+        ]
+
+    def spent(self, row: Row, step: float, metric: str) -> float:
+        """Tokens or seconds until a step."""
+        if metric == "tokens":
+            return float(step * row["batch_tokens"])
+        assert self.record is not None
+        times = self.record.data["step_seconds"][row["arm"]]
+        starts = [start for start, _ in row["lengths"]]
+        ends = [*starts[1:], math.inf]
+        return sum(
+            times[str(length)] * max(0.0, min(step, end) - start)
+            for (start, length), end in zip(row["lengths"], ends, strict=True)
+        )
+
+    def goal(self, test: dict[str, Any]) -> float | None:
+        """The loss that is to be reached. `None` where a run of the worse arm has none."""
+        floor: float = self.rows[0]["floor"]
+        if "below" in test:
+            return floor - test["below"]
+        ends = [row["curve"][-1][1] for row in self.of(test["worse"])]
+        if None in ends:
+            return None
+        return floor - test["way"] * (floor - max(ends))
+
+    def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
+        """On the straight line between two evaluations."""
+        before: tuple[float, float] | None = None
+        for step, loss in row["curve"]:
+            if loss is not None and loss <= goal:
+                if before is not None:
+                    step = before[0] + (step - before[0]) * (before[1] - goal) / (before[1] - loss)
+                return Arrival(max(self.spent(row, step, metric), 1e-9), True)
+            before = None if loss is None else (step, loss)
+        return Arrival(self.spent(row, row["curve"][-1][0], metric), False)
+
+    def answer(self, test: dict[str, Any]) -> Answer:
+        """One test. A run that did not arrive took longer than it lasted, so it can support one side only."""
+        metric, margin = test["metric"], test["margin"]
+        if metric in COUNTED:
+            goal = self.goal(test)
+            if goal is None:
+                return Answer("open", None)
+            better, worse = (
+                [self.arrival(row, goal, metric) for row in self.of(test[side])]
+                for side in ("better", "worse")
+            )
+            logs = ([math.log(arrival.value) for arrival in side] for side in (worse, better))
+            gain = Interval(*map(math.exp, difference(*logs)))
+            yes = gain.low > margin and all(arrival.arrived for arrival in better)
+            no = gain.high < margin and all(arrival.arrived for arrival in worse)
+            at_least = not all(arrival.arrived for arrival in worse)
+            return Answer("yes" if yes else "no" if no else "open", gain, at_least)
+        found = [self.values(test[side], metric) for side in ("better", "worse")]
+        x, y = ([value for value in values if value is not None] for values in found)
+        if len(x) + len(y) < sum(map(len, found)) or not x or not y:
+            return Answer("open", None)
+        higher = metric.split()[0] in HIGHER_IS_BETTER
+        gain = difference(x, y) if higher else difference(y, x)
+        return Answer("yes" if gain.low > margin else "no" if gain.high < margin else "open", gain)
+
+    def verdict(self) -> str:
+        """By the rule, or how far it is."""
+        if not self.rows:
+            return "not run yet"
+        if not self.finished():
+            return "not finished yet"
+        return verdict([self.answer(test).says for test in self.about["tests"] if not test.get("aside")])
+
+
+def rows_of_comparison(record: Record) -> list[Row]:
+    """The table of `finetune_docstrings.py` as rows of a claim: one for each arm and seed."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in record.data["table"]:
+        one = found.setdefault(
+            (row["arm"], row["seed"]), {"arm": row["arm"], "seed": row["seed"], "result": {}}
+        )
+        one["result"][f"{row['task']} {row['labels']}"] = row["accuracy"]
+    return list(found.values())
+
+
+def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
+    """Raises `PageError` where there is no such claim, or its record is none."""
+    path = claims or ROOT / "experiments" / "claims.toml"
+    found = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
+    if name not in found:
+        raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(found)}")
+    about = found[name]
+    home = runs / (f"{about['record']}.json" if "record" in about else f"claims/{name}.json")
+    if not home.is_file():
+        return Claim(about, None)
+    try:
+        return Claim(about, Record(home.stem, json.loads(home.read_text("utf-8"))))
+    except (ValueError, KeyError) as error:
+        raise PageError(f"{home}: no record of a claim: {error}") from None
+
+
+def signed(value: float) -> str:
+    """A difference."""
+    return "–" if math.isinf(value) else f"{value:+.3f}".replace("-", "−")
+
+
+def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
+    """The gain and its interval, in words."""
+    if answer.gain is None:
+        return "a run ended without a number", "–"
+    middle, low, high = answer.gain
+    if metric not in COUNTED:
+        return signed(middle), f"{signed(low)} to {signed(high)}"
+    most = "above" if answer.at_least else f"{high:.2f} ×"
+    return f"{'≥ ' if answer.at_least else ''}{middle:.2f} ×", f"{low:.2f} × to {most}"
+
+
+def row(claim: Claim, sources: dict[str, Source]) -> str:
+    """The claim, its verdict and its tests, as Markdown."""
+    about = claim.about
+    parts = [
+        f"## {about['title']} {{#{about['name']}}}",
+        f"*{about['sentence']}* {about['source']}",
+        f"**Asked here.** {about['question']}",
+        f"**Verdict: {claim.verdict()}.**",
+    ]
+    if not claim.rows:
+        return "\n\n".join(parts)
+    assert claim.record is not None
+    if claim.finished():
+        table = "| the claim says | by | 95% interval | margin | answer |\n|---|---:|---:|---:|---|\n"
+        for test in about["tests"]:
+            found = claim.answer(test)
+            margin = f"{test['margin']:g} ×" if test["metric"] in COUNTED else signed(test["margin"])
+            says = f"*beside the verdict:* {test['says']}" if test.get("aside") else test["says"]
+            table += (
+                f"| {says} | {' | '.join(shown_gain(found, test['metric']))} | {margin} | {found.says} |\n"
+            )
+        parts.append(table)
+    else:
+        there, wanted = len(claim.rows), claim.expected() * len(claim.arms)
+        parts.append(f"{there} of {wanted} runs are there, and the verdict waits for the others.")
+    if changed(claim):
+        parts.append("*The claim was changed after these runs; they answer the question as it was before.*")
+    stale = age(claim.record, sources)
+    if stale:
+        parts.append(f"*{stale}*")
+    return "\n\n".join(parts)
+
+
+def changed(claim: Claim) -> bool:
+    """Whether the record was made for other arms, options or seeds."""
+    if claim.record is None or "record" in claim.about:
+        return False
+    ran = claim.record.data["claim"]
+    return any(
+        claim.about.get(key, default) != (ran.get(key) or default)
+        for key, default in (("arms", {}), ("options", {}), ("grid", {}), ("seeds", 0), ("over_grid", False))
+    )
+
+
+def drawing(claim: Claim) -> str:
+    """The figure of a claim: the mean curve of each arm, or a bar for each."""
+    about = claim.about
+    arms = [arm for arm in claim.arms if claim.of(arm)]
+    if not arms:
+        return "<!-- no figure yet -->"
+    if about["figure"] != "curves":
+        bars = []
+        for arm in arms:
+            values = [value for value in claim.values(arm, about["figure"]) if value is not None]
+            if values:
+                words = f"{statistics.mean(values):.3f}"
+                bars.append(Bar(arm, statistics.mean(values), words, 1, min(values), max(values)))
+        if not bars:
+            return "<!-- no figure yet -->"
+        title = f"{about['title']}: {NAMES[about['figure']]}"
+        return bar_chart(
+            bars, title, f"{title}. Means; the thin line goes from the lowest seed to the highest."
+        )
+    assert claim.record is not None
+    over = "seconds" if claim.finished() else "tokens"
+    lines = [Line(arm, mean_curve(claim, claim.of(arm), over)) for arm in arms]
+    title = f"{about['title']}: held-out loss by {over}"
+    floors = [("frequencies", claim.rows[0]["floor"])]
+    return line_chart(lines, title, over, "loss, nats", floors, f"{title}, the mean of the seeds.")
+
+
+def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, float]]:
+    """Over the evaluations that every seed has."""
+    points = []
+    for found in zip(*(row["curve"] for row in rows), strict=False):
+        losses = [loss for _, loss in found]
+        if None not in losses:
+            xs = [claim.spent(row, step, over) for row, (step, _) in zip(rows, found, strict=True)]
+            points.append((statistics.mean(xs), statistics.mean(losses)))
+    return points
+
+
+def details(claim: Claim) -> str:
+    """Arms, seeds, budget, cost and command, as Markdown."""
+    about = claim.about
+    if "record" in about:
+        command = f"python experiments/{about['record']}.py"
+        budget = f"{about['seeds']} seeds an arm"
+    else:
+        command = f"python experiments/claims.py {about['name']}"
+        grid = "; ".join(
+            f"{key} {', '.join(f'{v:g}' for v in values)}" for key, values in about["grid"].items()
+        )
+        search = "each seed runs all of" if about.get("over_grid") else "each arm is searched over"
+        budget = (
+            f"{about['seeds']} seeds an arm, {about['options']['tokens']:,} tokens a run; {search} {grid}"
+        )
+    metrics = list(dict.fromkeys(test["metric"] for test in about["tests"] if test["metric"] in NAMES))
+    head = "".join(f" {NAMES[metric]} |" for metric in metrics)
+    table = f"| arm | what it changes | values taken | seeds |{head}\n"
+    table += f"|---|---|---|---:|{'---:|' * len(metrics)}\n"
+    for arm, options in about["arms"].items():
+        rows = claim.of(arm)
+        changes = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in options.items()) or "–"
+        points = [] if about.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
+        taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items()) or "–"
+        cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
+        seeds = len({row["seed"] for row in rows})
+        table += f"| {html.escape(arm)} | {changes} | {taken} | {seeds} of {about['seeds']} |{cells}\n"
+    cost = f"about {about['minutes']} minutes on two cores"
+    if claim.record is not None and claim.rows:
+        data = claim.record.data
+        seconds = (
+            data["result"]["wall_seconds"] if "record" in about else sum(r["seconds"] for r in data["table"])
+        )
+        cost = (
+            f"took {seconds / 60:.0f} minutes on {claim.record.machine()}, {data['date']}, commit "
+            f"`{(data.get('commit') or 'unknown')[:7]}`"
+        )
+    return f"{table}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
+
+
+def shown_mean(values: list[float | None]) -> str:
+    """Mean and half of the 95% interval."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    found = mean(known)
+    half = "" if math.isinf(found.high) else f" ± {found.high - found.middle:.3f}"
+    lost = f", {len(values) - len(known)} without a number" if len(known) < len(values) else ""
+    return f"{found.middle:.3f}{half}{lost}"
+
+
+def hours(claims: Path | None = None) -> float:
+    """What the whole ledger takes about."""
+    path = claims or ROOT / "experiments" / "claims.toml"
+    return sum(entry["minutes"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]) / 60
