@@ -390,6 +390,8 @@ def details(claim: Claim) -> str:
             f"took {seconds / 60:.0f} minutes on {claim.record.machine()}, {data['date']}, commit "
             f"`{(data.get('commit') or 'unknown')[:7]}`"
         )
+    # It has more columns than a phone has room for.
+    table = f'<div class="wide" markdown>\n\n{table}\n</div>\n'
     return f"{table}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
 
 
