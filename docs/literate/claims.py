@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
 from docs.literate.names import Source
+from docs.literate.prose import wide
 from docs.literate.records import ROOT, RUNS, Record, age
 from docs.literate.rows import PageError
 
@@ -390,9 +391,7 @@ def details(claim: Claim) -> str:
             f"took {seconds / 60:.0f} minutes on {claim.record.machine()}, {data['date']}, commit "
             f"`{(data.get('commit') or 'unknown')[:7]}`"
         )
-    # It has more columns than a phone has room for.
-    table = f'<div class="wide" markdown>\n\n{table}\n</div>\n'
-    return f"{table}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
+    return f"{wide(table)}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
 
 
 def shown_mean(values: list[float | None]) -> str:

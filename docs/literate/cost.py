@@ -8,6 +8,7 @@ takes against the amount of text.
 from typing import Any
 
 from docs.literate.chart import Line, line_chart
+from docs.literate.prose import wide
 from docs.literate.records import Record
 
 
@@ -69,6 +70,7 @@ def feeding(record: Record) -> str:
             f"| {row['characters'] / 1e6:g} | {names[row['pipeline']]} | {row['tokens']:,} "
             f"| {row['prepare_seconds']:,.1f} | {1e3 * row['batch_seconds']:,.2f} | {' | '.join(weighs)} |\n"
         )
+    table = wide(table)
     words = []
     for pipeline, name in names.items():
         mine = [row for row in rows if row["pipeline"] == pipeline and "anonymous" in row]

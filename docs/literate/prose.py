@@ -89,3 +89,8 @@ def fenced(language: str, text: str) -> str:
     """A fence around some code, longer than any that stands in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}\n"
+
+
+def wide(table: str) -> str:
+    """Around a Markdown table with more columns than a phone has room for: it scrolls, not the page."""
+    return f'<div class="wide" markdown>\n\n{table}\n</div>\n'
