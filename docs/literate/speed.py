@@ -14,6 +14,7 @@ import html
 from typing import Any
 
 from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers
+from docs.literate.prose import wide
 from docs.literate.records import Record
 from docs.literate.rows import PageError
 
@@ -75,7 +76,7 @@ def arms(record: Record, found: dict[str, Any]) -> str:
         f"{found['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
         f"{shape['num_hidden_layers']} layers, {shape['hidden_size']} wide, batch {shape['batch_size']} × "
         f"{shape['length']}. The losses of one batch differ by {found['loss_difference']:.1g} at most.\n\n"
-        f"{bar_chart(bars, title, caption)}\n\n{table}\n{shares(found)}\n\n"
+        f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{shares(found)}\n\n"
     )
 
 
