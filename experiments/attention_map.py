@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.record import check_record, record_head
 from labml_bert.report import OneLineParser, bad_input_ends_here, console, printable, shown
-from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.training import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
@@ -77,14 +77,10 @@ def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> No
     """The map as JSON, with the configuration of the run that made the model."""
     configuration = about["configuration"]
     record = {
-        "experiment": "attention_map",
-        "command": f"python experiments/attention_map.py --record {path.name}",
-        **origin(),
+        **record_head("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
         # A path says where the file was on somebody's machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": about["step"], "seconds": about["seconds"]},
-        "versions": versions(),
-        "hardware": hardware(torch.device("cpu"), "float32"),
         "result": found,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))

@@ -25,8 +25,6 @@ import gc
 import json
 import math
 import multiprocessing
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,12 +41,11 @@ from labml_bert.bert import BertConfig
 from labml_bert.corpora import python_documents
 from labml_bert.curriculum import Curriculum, parse_schedule
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
-from labml_bert.files import write_whole
 from labml_bert.mlm import TokenMasker
 from labml_bert.pair_batches import PairBatches, PairCollator
 from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions
+from labml_bert.record import at_least_one, check_record, finish, record_head, words_of
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.timing import (
     interleaved,
     peak_memory,
@@ -267,7 +264,7 @@ def print_feeding(rows: list[dict[str, Any]]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, measures, prints, and writes the record if asked."""
-    parser = argparse.ArgumentParser(description="Measure how time and memory grow with the sizes.")
+    parser = OneLineParser(description="Measure how time and memory grow with the sizes.")
     parser.add_argument("--letters", nargs="+", choices=[*SIZES], default=[*SIZES], help="what to vary")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is timed (default: 3)")
     parser.add_argument("--batches", type=int, default=300, help="how many are drawn (default: 300)")
@@ -277,47 +274,41 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    began = time.monotonic()
     with bad_input_ends_here():
-        if options.record is not None:
-            check_record(options.record)
-        for name in ("rounds", "batches"):
-            if getattr(options, name) < 1:
-                raise ValueError(f"{name} is {getattr(options, name)}; it must be at least 1")
-        # Below that there may be one document only, which makes no pairs.
-        for size in options.megabytes:
-            if not 0.1 <= size < math.inf:
-                raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and finite")
-        device = choose_device(options.device)
+        measure(options, words_of(argv, options.record))
+
+
+def measure(options: argparse.Namespace, words: list[str]) -> None:
+    """
+    ## All sizes, one after another
+
+    Raises `ValueError` where an option makes no sense.
+    """
+    began = time.monotonic()
+    if options.record is not None:
+        check_record(options.record)
+    at_least_one(options, "rounds", "batches")
+    # Below that there may be one document only, which makes no pairs.
+    for size in options.megabytes:
+        if not 0.1 <= size < math.inf:
+            raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and finite")
+    device = choose_device(options.device)
     base = ", ".join(f"{letter} {size:,}" for letter, size in BASE.items())
     header("cost: how time and memory grow", {"around": f"{base}, 4 layers"})
     growth = []
     for letter in options.letters:
-        with console.status(NAMES[letter]), bad_input_ends_here():
+        with console.status(NAMES[letter]):
             growth.append(grow(letter, device, options.rounds))
         print_growth(growth[-1])
-    with bad_input_ends_here():
-        rows = feeding(sorted(round(1e6 * size) for size in options.megabytes), options.batches)
+    rows = feeding(sorted(round(1e6 * size) for size in options.megabytes), options.batches)
     print_feeding(rows)
-    took = time.monotonic() - began
-    console.print(f"  took        {took / 60:.1f} minutes")
-    if options.record is not None:
-        words = [word for word in (argv or sys.argv[1:]) if word not in ("--record", str(options.record))]
-        record = {
-            "experiment": "cost",
-            "command": shlex.join(["python", "experiments/cost.py", *words]),
-            **origin(),
-            "configuration": {"base": BASE, "rounds": options.rounds, "batches": options.batches},
-            "versions": versions(),
-            "hardware": hardware(device, "bfloat16" if has_fast_bfloat16(device) else "float32"),
-            "growth": growth,
-            "feeding": rows,
-            "result": {"wall_seconds": took},
-        }
-        with bad_input_ends_here():
-            write_whole(options.record, json.dumps(record, indent=1))
-        console.print(f"  record      {shown(options.record)}")
-    console.print()
+    record = {
+        **record_head("cost", words, device),
+        "configuration": {"base": BASE, "rounds": options.rounds, "batches": options.batches},
+        "growth": growth,
+        "feeding": rows,
+    }
+    finish(options.record, record, began)
 
 
 if __name__ == "__main__":

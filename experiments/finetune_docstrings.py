@@ -26,8 +26,6 @@ one, or 64 of a pair.
 # It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
 import labml_bert  # noqa: F401  # isort: skip
 import itertools
-import json
-import shlex
 import statistics
 import time
 from collections.abc import Callable
@@ -43,7 +41,6 @@ from torch import Tensor
 from labml_bert.bag_of_words import tuned
 from labml_bert.bert import BertConfig
 from labml_bert.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
-from labml_bert.files import write_whole
 from labml_bert.finetuning import (
     FRESH,
     BertForSequenceClassification,
@@ -55,10 +52,10 @@ from labml_bert.finetuning import (
     score,
 )
 from labml_bert.pretraining import fill, read_config, read_tensors
+from labml_bert.record import at_least_one, check_record, finish, record_head
 from labml_bert.report import OneLineParser, bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions
 from labml_bert.tokenizers import load_tokenizer
-from labml_bert.training import NonFiniteLossError, choose_device, has_fast_bfloat16, load_checkpoint
+from labml_bert.training import NonFiniteLossError, choose_device, load_checkpoint
 
 # For a few million parameters, or fewer; see `finetuning.fine_tune`.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -304,8 +301,7 @@ def main(argv: list[str] | None = None) -> None:
     with bad_input_ends_here():
         if options.record is not None:
             check_record(options.record)
-        if options.seeds < 1 or options.steps < 1:
-            raise ValueError(f"seeds is {options.seeds}, steps {options.steps}; each must be at least 1")
+        at_least_one(options, "seeds", "steps")
         device = choose_device(options.device)
         folder = options.model or newest_model(Path("logs"))
         network = Network(folder, device, options.steps)
@@ -337,35 +333,25 @@ def main(argv: list[str] | None = None) -> None:
         for task, count in work:
             comparison.run(task, count)
             comparison.show(task, count)
-    minutes = (time.monotonic() - began) / 60
-    console.print(f"  took        {minutes:.1f} minutes")
-    if options.record is not None:
-        words = ["--labels", *options.labels, "--pairs", options.pairs]
-        words += ["--seeds", str(options.seeds), "--steps", str(options.steps)]
-        record = {
-            "experiment": "finetune_docstrings",
-            "command": shlex.join(["python", "experiments/finetune_docstrings.py", *words]),
-            **origin(),
-            "configuration": {
-                "model": network.config.__dict__,
-                "epochs": EPOCHS,
-                "steps": options.steps,
-                "rates": RATES,
-                "max_length": MAX_LENGTH,
-                "seeds": options.seeds,
-            },
-            "pretrained": pretraining_of(folder),
-            "tasks": {task.name: about(task) for task in (package, summary)},
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "versions": versions(),
-            "hardware": hardware(device, "bfloat16" if has_fast_bfloat16(device) else "float32"),
-            "table": [row._asdict() for row in comparison.rows],
-            "result": {"wall_seconds": minutes * 60},
-        }
-        with bad_input_ends_here():
-            write_whole(options.record, json.dumps(record, indent=1))
-        console.print(f"  record      {shown(options.record)}")
-    console.print()
+    words = ["--labels", *options.labels, "--pairs", options.pairs]
+    words += ["--seeds", str(options.seeds), "--steps", str(options.steps)]
+    record = {
+        **record_head("finetune_docstrings", words, device),
+        "configuration": {
+            "model": network.config.__dict__,
+            "epochs": EPOCHS,
+            "steps": options.steps,
+            "rates": RATES,
+            "max_length": MAX_LENGTH,
+            "seeds": options.seeds,
+        },
+        "pretrained": pretraining_of(folder),
+        "tasks": {task.name: about(task) for task in (package, summary)},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "table": [row._asdict() for row in comparison.rows],
+    }
+    with bad_input_ends_here():
+        finish(options.record, record, began)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,6 @@ The others are installed by `make peers`; one that is missing is left out.
 """
 
 import argparse
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,10 +25,9 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
-from labml_bert.files import write_whole
 from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions
+from labml_bert.record import at_least_one, check_record, finish, record_head, words_of
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.timing import (
     forward_operations,
     interleaved,
@@ -288,7 +284,7 @@ def print_table(found: dict[str, Any], peaks: dict[str, float]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, measures, prints, and writes the record if asked."""
-    parser = argparse.ArgumentParser(description="Time our step beside those of transformers and labml_nn.")
+    parser = OneLineParser(description="Time our step beside those of transformers and labml_nn.")
     known = [shape.name for shape in ON_A_GPU]
     parser.add_argument("--shapes", nargs="+", choices=known, help="which (default: all for this machine)")
     parser.add_argument(
@@ -300,19 +296,26 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    began = time.monotonic()
     with bad_input_ends_here():
-        if options.record is not None:
-            check_record(options.record)
-        sizes = {"batch_size": options.batch_size, "length": options.length}
-        sizes = {name: value for name, value in sizes.items() if value is not None}
-        for name, value in {"rounds": options.rounds, **sizes}.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        for dropout in options.dropout:
-            if not 0 <= dropout < 1:
-                raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
-        device = choose_device(options.device)
+        compare(options, words_of(argv, options.record))
+
+
+def compare(options: argparse.Namespace, words: list[str]) -> None:
+    """
+    ## All shapes, one after another
+
+    Raises `ValueError` where an option makes no sense.
+    """
+    began = time.monotonic()
+    if options.record is not None:
+        check_record(options.record)
+    at_least_one(options, "rounds", "batch_size", "length")
+    for dropout in options.dropout:
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
+    device = choose_device(options.device)
+    sizes = {"batch_size": options.batch_size, "length": options.length}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
     shapes = ON_A_GPU if device.type == "cuda" else SHAPES
     shapes = [
         replace(shape, **sizes) for shape in shapes if options.shapes is None or shape.name in options.shapes
@@ -336,35 +339,23 @@ def main(argv: list[str] | None = None) -> None:
     )
     tables, pieces = [], []
     for shape in shapes:
-        with console.status(f"{shape.name}, piece by piece"), bad_input_ends_here():
+        with console.status(f"{shape.name}, piece by piece"):
             pieces.append(measure_operations(shape, device, options.rounds))
         # The large ones take minutes, and dropout costs the same share there.
         for dropout in options.dropout[: 1 if shape.name.startswith("BERT") else None]:
-            with console.status(f"{shape.name}, dropout {dropout:g}"), bad_input_ends_here():
+            with console.status(f"{shape.name}, dropout {dropout:g}"):
                 found = measure(shape, dropout, names, device, options.rounds)
             tables.append(found)
             print_table(found, peaks)
-    seconds = time.monotonic() - began
-    console.print(f"  took        {seconds / 60:.1f} minutes")
-    if options.record is not None:
-        words = [word for word in (argv or sys.argv[1:]) if word not in ("--record", str(options.record))]
-        record = {
-            "experiment": "speed",
-            "command": shlex.join(["python", "experiments/speed.py", *words]),
-            **origin(),
-            "configuration": {"rounds": options.rounds, "peers": versions_of(names)},
-            "peaks": peaks,
-            "bytes_per_second": bytes_per_second,
-            "versions": versions(),
-            "hardware": hardware(device, "float32 and bfloat16"),
-            "speed": tables,
-            "pieces": pieces,
-            "result": {"wall_seconds": seconds},
-        }
-        with bad_input_ends_here():
-            write_whole(options.record, json.dumps(record, indent=1))
-        console.print(f"  record      {shown(options.record)}")
-    console.print()
+    record = {
+        **record_head("speed", words, device, "float32 and bfloat16"),
+        "configuration": {"rounds": options.rounds, "peers": versions_of(names)},
+        "peaks": peaks,
+        "bytes_per_second": bytes_per_second,
+        "speed": tables,
+        "pieces": pieces,
+    }
+    finish(options.record, record, began)
 
 
 def versions_of(names: list[str]) -> dict[str, str]:

@@ -33,9 +33,6 @@ machine and gave nothing on a CPU.
 import argparse
 import contextlib
 import ctypes
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -48,10 +45,9 @@ from unittest.mock import patch
 from rich.table import Table
 
 from labml_bert import bert, pretraining
-from labml_bert.files import write_whole
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, TokenMasker, masked_lm_loss
-from labml_bert.report import bad_input_ends_here, console, header, shown
-from labml_bert.run import check_record, hardware, origin, versions
+from labml_bert.record import at_least_one, check_record, finish, record_head, words_of
+from labml_bert.report import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.timing import interleaved, seconds
 from labml_bert.training import choose_device, has_fast_bfloat16, parameter_groups
 
@@ -301,21 +297,28 @@ def print_ledger(found: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, measures, prints, and writes the record if asked."""
-    parser = argparse.ArgumentParser(description="Time our step without each of its tricks.")
+    parser = OneLineParser(description="Time our step without each of its tricks.")
     parser.add_argument("--shapes", nargs="+", choices=[shape.name for shape in SHAPES], help="default: all")
     parser.add_argument("--rounds", type=int, default=7, help="how often each is timed (default: 7)")
     parser.add_argument("--repeats", type=int, default=3, help="steps in a row timed as one (default: 3)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    began = time.monotonic()
     with bad_input_ends_here():
-        if options.record is not None:
-            check_record(options.record)
-        for name in ("rounds", "repeats"):
-            if getattr(options, name) < 1:
-                raise ValueError(f"{name} is {getattr(options, name)}; it must be at least 1")
-        device = choose_device(options.device)
+        compare(options, words_of(argv, options.record))
+
+
+def compare(options: argparse.Namespace, words: list[str]) -> None:
+    """
+    ## All shapes, one after another
+
+    Raises `ValueError` where an option makes no sense.
+    """
+    began = time.monotonic()
+    if options.record is not None:
+        check_record(options.record)
+    at_least_one(options, "rounds", "repeats")
+    device = choose_device(options.device)
     arithmetic = "bfloat16" if has_fast_bfloat16(device) else "float32"
     header("speed_ledger: our step without each of its tricks", {"training": f"{arithmetic} on {device}"})
     tables = []
@@ -324,24 +327,12 @@ def main(argv: list[str] | None = None) -> None:
             with console.status(shape.name):
                 tables.append(ledger(shape, device, options.rounds, options.repeats))
             print_ledger(tables[-1])
-    took = time.monotonic() - began
-    console.print(f"  took        {took / 60:.1f} minutes")
-    if options.record is not None:
-        words = [word for word in (argv or sys.argv[1:]) if word not in ("--record", str(options.record))]
-        record = {
-            "experiment": "speed_ledger",
-            "command": shlex.join(["python", "experiments/speed_ledger.py", *words]),
-            **origin(),
-            "configuration": {"rounds": options.rounds, "repeats": options.repeats},
-            "versions": versions(),
-            "hardware": hardware(device, arithmetic),
-            "ledger": tables,
-            "result": {"wall_seconds": took},
-        }
-        with bad_input_ends_here():
-            write_whole(options.record, json.dumps(record, indent=1))
-        console.print(f"  record      {shown(options.record)}")
-    console.print()
+    record = {
+        **record_head("speed_ledger", words, device, arithmetic),
+        "configuration": {"rounds": options.rounds, "repeats": options.repeats},
+        "ledger": tables,
+    }
+    finish(options.record, record, began)
 
 
 if __name__ == "__main__":

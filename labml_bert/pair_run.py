@@ -177,7 +177,7 @@ class PairJob:
         return {
             **batch,
             "num_items_in_batch": (batch["labels"] != IGNORE).sum(),
-            "num_pairs_in_batch": torch.tensor(len(batch["labels"])),
+            "num_pairs_in_batch": (batch["next_sentence_label"] != IGNORE).sum(),
         }
 
     def metrics(self, output: PreTrainingOutput, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,15 +11,12 @@ An experiment gives its `Job`: the parts to train and what to say of them.
 import argparse
 import json
 import os
-import platform
 import shlex
 import string
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +38,7 @@ from labml_bert.distributed import (
 from labml_bert.files import lock, write_whole
 from labml_bert.floors import Floor
 from labml_bert.pretraining import BertPreTrainedModel
+from labml_bert.record import check_record, record_head
 from labml_bert.report import (
     OneLineParser,
     ProgressLine,
@@ -316,22 +314,6 @@ def held_alone(run_path: Path) -> AbstractContextManager[object]:
         ) from None
 
 
-def check_record(path: Path) -> None:
-    """
-    Raises `ValueError` where a record cannot be written to `path`, minutes before it is needed. A device or
-    a folder is no place for one.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is there and is no file")
-        part = path.with_name(path.name + ".part")
-        part.touch()
-        part.unlink()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
-
-
 def check_parts(job: Job, turns: int) -> None:
     """Raises `ValueError` where a step has fewer rows than the parts in which it is to be done."""
     longest = job.length(1.0)
@@ -464,10 +446,10 @@ def write_record(
         if (value := getattr(options, field.name)) != getattr(defaults, field.name) and value is not None
     }
     words = [word for key, value in changed.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    record: dict[str, Any] = {
-        "experiment": options.experiment,
-        "command": shlex.join(["python", f"experiments/{options.experiment}.py", *words]),
-        **origin(),
+    arithmetic = "bfloat16" if trainer.bfloat16 else "float32"
+    record: dict[str, Any] = record_head(options.experiment, words, trainer.device, arithmetic)
+    record["hardware"]["processes"] = trainer.processes
+    record |= {
         "configuration": configuration,
         "corpus": {
             "name": job.corpus.name,
@@ -476,11 +458,6 @@ def write_record(
             "valid_characters": sum(map(len, job.corpus.valid)),
         },
         "parameters": sum(p.numel() for p in job.model.parameters()),
-        "versions": versions(),
-        "hardware": {
-            **hardware(trainer.device, "bfloat16" if trainer.bfloat16 else "float32"),
-            "processes": trainer.processes,
-        },
         "floors": [floor._asdict() for floor in job.floors],
         "history": {
             name: [[step, round(value, 6)] for step, value in points]
@@ -494,33 +471,3 @@ def write_record(
         },
     }
     write_whole(path, json.dumps(record, indent=1))
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide a result."""
-    packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
-
-
-def hardware(device: torch.device, precision: str) -> dict[str, Any]:
-    """What a run was made on."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "device": device.type,
-        "name": gpu or torch.cpu.get_capabilities().get("cpu_name"),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-    }
-
-
-def origin() -> dict[str, str | None]:
-    """When a record is made, and from which commit, if git knows."""
-    try:
-        asked = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-        commit = done.stdout.strip()
-    except OSError:
-        # There is no git.
-        commit = ""
-    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}

@@ -12,7 +12,10 @@ import torch
 from conftest import small_text
 from torch import nn
 
+from labml_bert import mlm_run
 from labml_bert.mlm import IGNORE
+from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.variations import UntiedMaskedLM, build
 
 path = Path(__file__).parents[1] / "experiments" / "claims.py"
 spec = importlib.util.spec_from_file_location("claims", path)
@@ -21,7 +24,7 @@ claims = importlib.util.module_from_spec(spec)
 # A dataclass looks its module up by name.
 sys.modules["claims"] = claims
 spec.loader.exec_module(claims)
-Claim, Ledger, build, train = claims.Claim, claims.Ledger, claims.build, claims.train
+Claim, Ledger, train = claims.Claim, claims.Ledger, claims.train
 
 CPU = torch.device("cpu")
 CLAIMS = claims.read_claims()
@@ -68,7 +71,7 @@ def test_every_option_of_a_claim_is_known(name: str, monkeypatch: pytest.MonkeyP
     """`build` refuses an unknown one; the jobs themselves are not built."""
     built: list[tuple[Any, Any]] = []
     for job in ("WindowJob", "TextPairJob"):
-        monkeypatch.setattr(claims, job, lambda *parts: built.append(parts))
+        monkeypatch.setattr(f"labml_bert.variations.{job}", lambda *parts: built.append(parts))
     claim = CLAIMS[name]
     for arm in claim.arms:
         for point in claim.points():
@@ -150,8 +153,8 @@ def test_the_untied_model_of_the_claim_has_as_many_parameters() -> None:
     counts = []
     for arm in ("tied", "untied, as many parameters"):
         wide = {**claim.options, **claim.arms[arm]}
-        config = claims.mlm_run.Options("x", hidden_size=wide.get("hidden_size", 128)).model_config(4096, 128)
-        kind = claims.UntiedMaskedLM if "untied" in arm else claims.BertForMaskedLM
+        config = mlm_run.Options("x", hidden_size=wide.get("hidden_size", 128)).model_config(4096, 128)
+        kind = UntiedMaskedLM if "untied" in arm else BertForMaskedLM
         with torch.device("meta"):
             counts.append(sum(p.numel() for p in kind(config).parameters()))
     assert counts[0] == pytest.approx(counts[1], rel=0.03)
@@ -230,7 +233,7 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_unknown_option(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no option 'colour' in a claim on 'masked'"):
+    with pytest.raises(ValueError, match="no option 'colour' on 'masked'"):
         build("masked", {**options, "colour": 1}, 0, CPU)
 
 

@@ -516,7 +516,8 @@ def test_a_terminal_shows_one_bar_and_a_second_run_in_the_folder_is_refused(
     lines = screen(shown)
     assert "^C" in shown
     assert len([line for line in lines if "k/s" in line]) == 1, "\n".join(lines)
-    assert any("--resume" in line for line in lines)
+    # The folder's name can be long, and a terminal breaks a line in the middle of a word.
+    assert "--resume" in "".join(lines)
     assert folder is not None and load_checkpoint(folder)[0]["step"] > 0
     # The lock went with the process.
     files.lock(folder).close()
