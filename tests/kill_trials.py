@@ -7,13 +7,15 @@ of an hour; the suite has a few of these kills in test_runs.py and test_pair_run
 
 An experiment with checkpoints is killed, resumed, killed again, until it comes to its end. It survived if
 every tensor of the end equals that of a run that nobody disturbed. One without checkpoints has a record of an
-earlier run in the place of its own; it survived if that is as it was, or whole and new.
+earlier run in the place of its own; it survived if that is as it was, or whole and new. The ledger of claims
+is killed and started again until it is full; it survived if its rows are those that nobody disturbed.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from conftest import small_text
@@ -43,15 +46,32 @@ WITH_CHECKPOINTS = {
 WITHOUT = {
     "attention_map": ["--run=model", "the cat [MASK] the dog"],
     "speed": ["--shapes=characters", "--dropout=0", "--rounds=1", "--batch-size=2", "--length=16"],
+    "speed_ledger": ["--shapes=short", "--rounds=1", "--repeats=1"],
+    "cost": ["--letters=B", "--rounds=1", "--batches=2", "--megabytes=0.2"],
     "finetune_docstrings": ["--model=model/model", "--labels=20", "--pairs=20", "--seeds=1", "--steps=2"],
 }
 RECORD = "record.json"
+# `claims.py` reads the file beside it.
+CLAIM = """
+[[claim]]
+name = "head"
+title = "A small claim"
+job = "masked"
+seeds = 3
+minutes = 1
+options = { tokens = 51_200, corpus = "text.txt", hidden_size = 32, num_hidden_layers = 2 }
+grid = { learning_rate = [1e-3, 2e-3] }
+[claim.arms]
+"both" = {}
+"no dense layer" = { head_dense = false }
+"""
 # How many ended in a traceback where one line would do, by signal.
 tracebacks: Counter[str] = Counter()
 
 
 def start(experiment: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
-    script = str(ROOT / "experiments" / f"{experiment}.py")
+    own = folder / f"{experiment}.py"
+    script = str(own if own.exists() else ROOT / "experiments" / f"{experiment}.py")
     return subprocess.Popen(
         [sys.executable, script, *arguments],
         cwd=folder,
@@ -150,9 +170,46 @@ def records(experiment: str, folder: Path, kills: int, draw: random.Random) -> C
     return counted
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """What a ledger found; how long it took is another matter."""
+    table = json.loads(path.read_text("utf-8"))["table"]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in table]
+
+
+def ledger(experiment: str, folder: Path, kills: int, draw: random.Random) -> Counter[tuple[str, bool]]:
+    """Kills a small claim and starts it again until its ledger is full, with new ledgers up to `kills`."""
+    shutil.copy(ROOT / "experiments" / "claims.py", folder)
+    (folder / "claims.toml").write_text(CLAIM)
+    seconds = finish(experiment, "head", "--record=whole", folder=folder)
+    expected = rows(folder / "whole" / "claims" / "head.json")
+    counted: Counter[tuple[str, bool]] = Counter()
+    attempt = 0
+    while counted.total() < kills:
+        attempt += 1
+        record = folder / f"killed{attempt}" / "claims" / "head.json"
+        met: list[str] = []
+        there: list[dict[str, Any]] = []
+        kept, ended = True, False
+        while not ended:
+            process = start(experiment, "head", f"--record=killed{attempt}", folder=folder)
+            if counted.total() + len(met) == kills:
+                process.communicate()
+                ended = True
+            elif disturbed(process, SIGNALS[len(met) % len(SIGNALS)], draw.uniform(0, seconds)):
+                met.append(SIGNALS[len(met) % len(SIGNALS)].name)
+            else:
+                ended = True
+            now = rows(record) if record.exists() else []
+            kept = kept and all(row in now for row in there)
+            there = now
+        for name in met:
+            counted[name, kept and there == expected] += 1
+    return counted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("experiments", nargs="*", default=[*WITH_CHECKPOINTS, *WITHOUT])
+    parser.add_argument("experiments", nargs="*", default=[*WITH_CHECKPOINTS, *WITHOUT, "claims"])
     parser.add_argument("--kills", type=int, default=20, help="for each experiment (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -178,7 +235,7 @@ def main() -> None:
                 (folder / "model").rmdir()
                 (folder / "made").rename(folder / "model")
             trial = checkpoints if experiment in WITH_CHECKPOINTS else records
-            counted = trial(experiment, folder, given.kills, draw)
+            counted = (ledger if experiment == "claims" else trial)(experiment, folder, given.kills, draw)
         for number in SIGNALS:
             survived, lost = counted[number.name, True], counted[number.name, False]
             line = f"{experiment:<22}{number.name:<10}{survived + lost:>6}{survived:>10}{lost:>6}"
