@@ -27,7 +27,9 @@ What costs more reading than it gains is left out.
 
 Drawing the next batch in a thread of its own is not in the list: the share of a step that drawing takes is
 printed, and is all that could be saved. Nor is `torch.compile`, which needs a C++ compiler on the reader's
-machine and gave nothing on a CPU.
+machine and gave nothing on a CPU. Nor are batches without padding. Windows of a text have none. Of the pairs
+the share of padding is printed, and a step without it could at most be so much faster; all sequences would
+stand in one row, and the attention would need to be told where each ends.
 """
 
 import argparse
@@ -44,8 +46,9 @@ from unittest.mock import patch
 
 from rich.table import Table
 
-from labml_bert import bert, pretraining
+from labml_bert import bert, pair_run, pretraining
 from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, TokenMasker, masked_lm_loss
+from labml_bert.pair_run import PairJob
 from labml_bert.record import at_least_one, check_record, finish, record_head, words_of
 from labml_bert.report import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.timing import interleaved, seconds
@@ -270,6 +273,16 @@ def ledger(shape: Shape, device: torch.device, rounds: int, repeats: int) -> dic
     return {"shape": asdict(shape), "seconds": median(times["as it is"]), "drawing": drawing, "rows": rows}
 
 
+def padding(corpus: str, batches: int = 50) -> dict[str, float]:
+    """The share of padding in the pairs of `bert_tiny.py`, by length."""
+    job = PairJob(pair_run.Options("speed_ledger", corpus=corpus), torch.device("cpu"))
+    shares = {}
+    for length, drawn in job.batches.items():
+        masks = [next(drawn)["attention_mask"] for _ in range(batches)]
+        shares[str(length)] = 1 - torch.cat(masks).float().mean().item()
+    return shares
+
+
 def print_ledger(found: dict[str, Any]) -> None:
     """One shape."""
     shape = found["shape"]
@@ -301,6 +314,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", choices=[shape.name for shape in SHAPES], help="default: all")
     parser.add_argument("--rounds", type=int, default=7, help="how often each is timed (default: 7)")
     parser.add_argument("--repeats", type=int, default=3, help="steps in a row timed as one (default: 3)")
+    parser.add_argument("--corpus", default="python-docs", help="whose pairs are looked at for padding")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
@@ -327,10 +341,15 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
             with console.status(shape.name):
                 tables.append(ledger(shape, device, options.rounds, options.repeats))
             print_ledger(tables[-1])
+    with console.status("padding"):
+        shares = padding(options.corpus)
+    told = ", ".join(f"{share:.1%} at length {length}" for length, share in shares.items())
+    console.print(f"  padding     {told}")
     record = {
         **record_head("speed_ledger", words, device, arithmetic),
         "configuration": {"rounds": options.rounds, "repeats": options.repeats},
         "ledger": tables,
+        "padding": shares,
     }
     finish(options.record, record, began)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import small_text
 
 from labml_bert import bert
 from labml_bert.training import has_fast_bfloat16
@@ -87,9 +88,17 @@ def test_a_gain_is_a_number_above_one() -> None:
 def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_ledger, "SHAPES", [SHAPE])
     path = tmp_path / "ledger.json"
-    main(["--rounds", "1", "--repeats", "1", "--record", str(path)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for i in range(20):
+        (texts / f"{i}.txt").write_text(small_text(40, seed=i))
+    main(["--rounds=1", "--repeats=1", f"--corpus={texts}", "--record", str(path)])
     record = json.loads(path.read_text())
-    assert record["command"] == "python experiments/speed_ledger.py --rounds 1 --repeats 1"
+    command = f"python experiments/speed_ledger.py --rounds=1 --repeats=1 --corpus={texts}"
+    assert record["command"] == command
+    # One pair in ten is cut short on purpose, and few fill their length to the last token.
+    assert all(0 < share < 0.9 for share in record["padding"].values())
     assert record["ledger"][0]["shape"]["name"] == "small"
     assert (record["hardware"]["precision"] == "bfloat16") == has_fast_bfloat16(CPU)
 

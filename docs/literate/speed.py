@@ -167,6 +167,11 @@ def ledger(record: Record) -> str:
             f"{1000 * found['seconds']:.1f} ms a step, of which drawing and covering the batch is "
             f"{found['drawing'] / found['seconds']:.1%}.\n\n{table}\n"
         )
+    shares = [
+        f"{share:.1%} at length {length}, worth {1 / (1 - share):.2f} × at most"
+        for length, share in data["padding"].items()
+    ]
+    parts.append(f"Padding in the pairs of `bert_tiny.py`: {'; '.join(shares)}.\n")
     return "".join(parts)
 
 
