@@ -413,9 +413,9 @@ def run(
     results_table(job.floors, Floor("this model", result["loss"], result["accuracy"]))
     job.conclude(result)
     if given.record is not None:
-        seconds = time.monotonic() - began
+        record = run_record(options, defaults, job, trainer, result, time.monotonic() - began)
         with run_ends_well(run_path):
-            write_record(given.record, options, defaults, job, trainer, result, seconds)
+            write_whole(given.record, json.dumps(record, indent=1))
         console.print(f"  record      {shown(given.record)}")
     console.print(f"  run         {shown(run_path)}")
     console.print(f"  model       {shown(run_path / 'model')}\n\n  Try it:\n")
@@ -424,15 +424,14 @@ def run(
     console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(job.example)}\n")
 
 
-def write_record(
-    path: Path,
+def run_record(
     options: RunOptions,
     defaults: RunOptions,
     job: Job,
     trainer: Trainer,
     result: dict[str, float],
     wall_seconds: float,
-) -> None:
+) -> dict[str, Any]:
     """
     ## The record
 
@@ -449,7 +448,7 @@ def write_record(
     arithmetic = "bfloat16" if trainer.bfloat16 else "float32"
     record: dict[str, Any] = record_head(options.experiment, words, trainer.device, arithmetic)
     record["hardware"]["processes"] = trainer.processes
-    record |= {
+    return record | {
         "configuration": configuration,
         "corpus": {
             "name": job.corpus.name,
@@ -470,4 +469,3 @@ def write_record(
             "wall_seconds": wall_seconds,
         },
     }
-    write_whole(path, json.dumps(record, indent=1))

@@ -1,7 +1,7 @@
 """
 # Recorded runs
 
-A result in `docs/runs` is one JSON file, as `labml_bert.run.write_record` leaves it. Pages quote
+A result in `docs/runs` is one JSON file, as `labml_bert.run.run_record` leaves it. Pages quote
 these and nothing else. A record says at which commit it was made; where the code it depends on has
 changed since, the page says so.
 """
