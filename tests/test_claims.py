@@ -334,6 +334,39 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     assert searched == {"short", "long"}
 
 
+def test_a_baseline_is_trained_once_for_all_claims(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the job, the options and the seed are the same, and the scores are there."""
+    ran: list[tuple[str, int]] = []
+
+    def one(self: Any, options: Any, seed: int) -> Any:
+        ran.append((self.claim.name, seed))
+        result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
+        return {"result": result, "lengths": [[0, 32]], "seconds": 1.0}
+
+    monkeypatch.setattr(Ledger, "one", one)
+    monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
+    grid = {"learning_rate": [1e-3, 2e-3]}
+
+    def claim(name: str, arm: str, scores: list[str], job: str = "pairs") -> Any:
+        return Claim(name, "A claim", 2, 1, {arm: {}}, job, options, grid, scores=scores)
+
+    Ledger(claim("first", "plain", ["probe", "package"]), tmp_path, CPU).run()
+    assert ran == [("first", 100), ("first", 100), ("first", 0), ("first", 1)]
+    ran.clear()
+    Ledger(claim("second", "as it is", ["probe"]), tmp_path, CPU).run()
+    assert ran == []
+    (tmp_path / "claims" / "broken.json").write_text("[")
+    table = json.loads((tmp_path / "claims" / "second.json").read_text())["table"]
+    assert {(row["arm"], row["from"]) for row in table} == {("as it is", "first")}
+    Ledger(claim("third", "plain", ["summary"]), tmp_path, CPU).run()
+    assert ran == [("third", 0), ("third", 1)]
+    ran.clear()
+    Ledger(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).run()
+    assert len(ran) == 4
+
+
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

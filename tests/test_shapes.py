@@ -145,6 +145,12 @@ def run_bag_of_words(checker: Checker) -> None:
     bag.predict(examples)
 
 
+def run_variations(checker: Checker) -> None:
+    m = checker.module
+    m.CausalEncoder(sizes())(torch.randn(B, T, D), None, False)
+    m.NextToken(V, 0, [0], 0.5)(torch.randint(1, V, (B, T)))
+
+
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
@@ -156,6 +162,7 @@ SCENARIOS = {
     "pair_batches.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "bag_of_words.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
+    "variations.py": (run_variations, {"B": B, "T": T}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
 }
 

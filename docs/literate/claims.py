@@ -385,12 +385,18 @@ def details(claim: Claim) -> str:
     if claim.record is not None and claim.rows:
         data = claim.record.data
         seconds = (
-            data["result"]["wall_seconds"] if "record" in about else sum(r["seconds"] for r in data["table"])
+            data["result"]["wall_seconds"]
+            if "record" in about
+            else sum(r["seconds"] for r in data["table"] if "from" not in r)
         )
         cost = (
             f"took {seconds / 60:.0f} minutes on {claim.record.machine()}, {data['date']}, commit "
             f"`{(data.get('commit') or 'unknown')[:7]}`"
         )
+        shared = sorted({row["from"] for row in claim.rows if "from" in row})
+        if shared:
+            links = ", ".join(f"[{name}](#{name})" for name in shared)
+            cost += f"; the runs that it shares with {links} are counted there"
     return f"{wide(table)}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
 
 
