@@ -61,8 +61,8 @@ def addresses(site: Path) -> list[str]:
     return [address.removesuffix("index.html") for address in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+# Layout depends on the width and colours on the scheme, so two of the four see all of both.
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_every_page_is_sound(
     site: Path, server: str, browser: "sync_api.Browser", width: int, scheme: str
 ) -> None:
