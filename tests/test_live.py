@@ -129,7 +129,7 @@ def test_the_pictures_are_of_the_last_file(written: Path) -> None:
     for arm in ("without", "with"):
         assert sum(found[arm]["ranks"]) == found["places"] > 0
         assert found[arm]["ranks"][0] / found["places"] == pytest.approx(found[arm]["right"], abs=1e-4)
-    about, model = model_of(written / "web", -1)
+    _, model = model_of(written / "web", -1)
     options = Options("live", corpus=str(written / "text.txt"), minutes=None, **SIZES)
     held_out = MaskedLMJob(options, torch.device("cpu")).held_out
     asked = held_out.labels != -100

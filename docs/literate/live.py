@@ -151,9 +151,9 @@ def positions(record: Record) -> str:
     shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
     rows = "".join(f'<tr><th scope="row">{d}</th><td>{by_distance[d]:+.2f}</td></tr>' for d in shown)
     caption = (
-        f"How alike the vectors of two positions are, for every {step}th of {len(by_distance)}. A full "
-        "square is for vectors that point the same way, a hollow one for opposed ones, and the area is the "
-        "cosine."
+        f"How alike the vectors of two positions are, in steps of {step} from 0 to {len(by_distance)}. A "
+        "full square is for vectors that point the same way, a hollow one for opposed ones, and the area is "
+        "the cosine."
     )
     return framed(
         "".join(parts),
