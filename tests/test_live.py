@@ -161,10 +161,17 @@ def test_the_site_has_the_weights_of_the_record() -> None:
     check_pictures(folder, record)
 
 
+def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = next((written / "logs").glob("*/*"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["--resume", str(run)])
+    assert stopped.value.code == 2
+    assert re.fullmatch("error: these are two runs .+ without --resume.+\n", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--resume", "logs"], "start without --resume"),
         (["--output", "text.txt"], "cannot write to text.txt"),
         (["--schedule", "32,8"], "lengths must grow"),
         (
