@@ -155,20 +155,18 @@ def to_list(tensor: Tensor, digits: int) -> Any:
 
 
 @torch.no_grad()
-def positions(job: LiveJob, lines: int = 32) -> dict[str, Any]:
+def positions(job: LiveJob, most: int = 40) -> dict[str, Any]:
     """
     ## Which positions are alike
 
-    The cosine of the angle between the vectors of two positions: for `lines` of them with each other, evenly
-    over all, and the mean over all pairs at each distance.
+    The cosine of the angle between the vectors of two positions: for the first `most` with each other, and
+    the mean over all pairs at each distance.
     """
     vectors = F.normalize(job.model.bert.embeddings.position_embeddings.weight, dim=-1)
     cosines = vectors @ vectors.T
-    step = max(1, len(vectors) // lines)
     distances = [cosines.diagonal(distance).mean() for distance in range(len(vectors))]
     return {
-        "step": step,
-        "cosines": to_list(cosines[::step, ::step], 2),
+        "cosines": to_list(cosines[:most, :most], 2),
         "by_distance": to_list(torch.stack(distances), 3),
     }
 

@@ -128,7 +128,7 @@ def history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, {}
     about = load_checkpoint(run_path)[0]
-    arm = about["configuration"]["experiment"]
+    arm = about["configuration"].get("experiment", run_path.resolve().name)
     metrics = read_metrics(run_path)
     seconds = dict(metrics.get("seconds", []))
     curve = [[round(seconds[step], 1), round(loss, 4)] for step, loss in metrics.get("valid.loss", [])]

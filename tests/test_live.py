@@ -109,8 +109,7 @@ def check_pictures(folder: Path, record: dict[str, Any]) -> None:
 
     places = F.normalize(model.bert.embeddings.position_embeddings.weight.detach(), dim=-1)
     cosines, found = places @ places.T, pictures["positions"]
-    step = found["step"]
-    assert torch.allclose(torch.tensor(found["cosines"]), cosines[::step, ::step], atol=6e-3)
+    assert torch.allclose(torch.tensor(found["cosines"]), cosines[:40, :40], atol=6e-3)
     assert found["by_distance"][3] == pytest.approx(cosines.diagonal(3).mean().item(), abs=6e-4)
 
     E = F.normalize(model.bert.embeddings.word_embeddings.weight.detach(), dim=-1)

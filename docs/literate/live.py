@@ -130,7 +130,7 @@ def square_at(x: float, y: float, side: float) -> str:
 def positions(record: Record) -> str:
     """The cosines between the vectors of positions: full squares for alike, hollow ones for opposed."""
     found = picture(record, "positions")
-    step, cosines, by_distance = found["step"], found["cosines"], found["by_distance"]
+    cosines, by_distance = found["cosines"], found["by_distance"]
     left, top = 56, 26
     cell = (WIDTH - left - 2) / len(cosines)
     full, hollow, parts = "", "", []
@@ -142,18 +142,16 @@ def positions(record: Record) -> str:
             elif cosine <= -0.05:
                 hollow += square_at(x, y, max(1.0, (cell - 1) * math.sqrt(-cosine) - 2))
         if a % 8 == 0:
-            name, middle = a * step, top + (a + 0.5) * cell
-            parts.append(f'<text x="{left - 8}" y="{middle + 5:.1f}" text-anchor="end">{name}</text>')
-            parts.append(
-                f'<text x="{left + (a + 0.5) * cell:.1f}" y="{top - 8}" text-anchor="middle">{name}</text>'
-            )
+            middle = (a + 0.5) * cell
+            parts.append(f'<text x="{left - 8}" y="{top + middle + 5:.1f}" text-anchor="end">{a}</text>')
+            parts.append(f'<text x="{left + middle:.1f}" y="{top - 8}" text-anchor="middle">{a}</text>')
     parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
     shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
     rows = "".join(f'<tr><th scope="row">{d}</th><td>{by_distance[d]:+.2f}</td></tr>' for d in shown)
     caption = (
-        f"How alike the vectors of two positions are, in steps of {step} from 0 to {len(by_distance)}. A "
-        "full square is for vectors that point the same way, a hollow one for opposed ones, and the area is "
-        "the cosine."
+        f"How alike the vectors of the first {len(cosines)} of {len(by_distance)} positions are. A full "
+        "square is for vectors that point the same way, a hollow one for opposed ones, and the area is the "
+        "cosine."
     )
     return framed(
         "".join(parts),

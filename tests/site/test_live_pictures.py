@@ -29,7 +29,6 @@ def small() -> Record:
     pictures = {
         "attention": {"tokens": ["a", "[MASK]", HOSTILE], "masks": [1], "attentions": [[itself, left]]},
         "positions": {
-            "step": 2,
             "cosines": [[1.0, -0.25], [-0.25, 1.0]],
             "by_distance": [1.0, 0.5, -0.25, 0.125],
         },
@@ -89,7 +88,7 @@ def test_positions_that_are_opposed_are_hollow() -> None:
     assert len(squares(full)) == len(squares(hollow)) == 2
     assert max(squares(hollow)) < max(squares(full)) / 1.9
     assert cells(page) == [["1", "+0.50"], ["2", "-0.25"]]
-    assert "in steps of 2 from 0 to 4" in page.find("figcaption").get_text()
+    assert "the first 2 of 4 positions" in page.find("figcaption").get_text()
 
 
 def test_what_the_dense_layer_does() -> None:
