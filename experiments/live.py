@@ -290,8 +290,10 @@ def main(argv: list[str] | None = None) -> None:
     )
     options, given = parse(DEFAULTS, description, rest, HELP, {"tokenizer": [*UNITS]})
     with bad_input_ends_here():
-        if given.resume or launcher():
-            raise ValueError("these are two runs of one process; start without --resume and torchrun")
+        if given.resume:
+            raise ValueError("the moments of a run that was stopped are lost; start again, without --resume")
+        if launcher():
+            raise ValueError("the moments of a run are in one process; start it without torchrun")
         if given.record is not None:
             check_record(given.record)
         longest = parse_schedule(options.schedule)[-1].length

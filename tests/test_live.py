@@ -165,7 +165,18 @@ def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as stopped:
         main(["--resume", str(run)])
     assert stopped.value.code == 2
-    assert re.fullmatch("error: these are two runs .+ without --resume.+\n", capsys.readouterr().err)
+    assert capsys.readouterr().err == (
+        "error: the moments of a run that was stopped are lost; start again, without --resume\n"
+    )
+
+
+def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+    assert re.fullmatch("error: .+ without torchrun\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
