@@ -56,8 +56,7 @@ def rounded(model: nn.Module) -> dict[str, Tensor]:
     ## Half the bytes
 
     The parameters as float16, a tied one once. It has 11 bits of precision, so a weight moves by $2^{-11}$ of
-    itself at most, which is less than a step of the training moved it. What it lacks is range: it ends at
-    65,504, and below $6 \cdot 10^{-5}$ it gets coarser.
+    itself at most. What it lacks is range: it ends at 65,504, and below $6 \cdot 10^{-5}$ it gets coarser.
 
     Raises `ValueError` where a weight is too large.
     """
@@ -167,7 +166,7 @@ class Graph(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        """All are integers `(B, T)`. Returns the logits `(B, T, V)`."""
+        """All three are integers `(B, T)`. Returns the logits `(B, T, V)`."""
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self.model(input_ids, **inputs).logits  # (B, T, V)
 
