@@ -48,6 +48,13 @@ WITHOUT = {
     "speed": ["--shapes=characters", "--dropout=0", "--rounds=1", "--batch-size=2", "--length=16"],
     "speed_ledger": ["--shapes=short", "--rounds=1", "--repeats=1"],
     "cost": ["--letters=B", "--rounds=1", "--batches=2", "--megabytes=0.2"],
+    "live": [
+        "--corpus=text.txt",
+        *SIZES,
+        "--schedule=16:3,32:1",
+        "--max-position-embeddings=32",
+        "--steps=40",
+    ],
     "finetune_docstrings": ["--model=model/model", "--labels=20", "--pairs=20", "--seeds=1", "--steps=2"],
 }
 RECORD = "record.json"
