@@ -18,7 +18,6 @@ end a step of each arm is timed, all in turn; a time to reach a loss is the numb
 
 import json
 import math
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -29,11 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from labml_bert.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
-from labml_bert.files import write_whole
+from labml_bert.files import lock, write_whole
 from labml_bert.finetuning import (
     BertForSequenceClassification,
     Example,
@@ -52,6 +48,9 @@ from labml_bert.timing import interleaved
 from labml_bert.training import Trainer, choose_device
 from labml_bert.variations import Growing, Options, TextPairJob, WindowJob, build
 
+import torch  # isort: skip
+from torch import Tensor, nn  # isort: skip
+
 CLAIMS = Path(__file__).with_name("claims.toml")
 # No final run uses it, so what was chosen with it was not chosen for them.
 TUNING_SEED = 100
@@ -65,7 +64,10 @@ FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
 def trainer_of(job: WindowJob | TextPairJob) -> Trainer:
     """Of the one loop of this project only its step: a run of minutes needs no checkpoint and no folder."""
     bfloat16 = PRECISIONS[job.options.precision]
-    return Trainer(job.model, job.arguments, Path(), {}, job.generator, job.device, bfloat16)
+    trainer = Trainer(job.model, job.arguments, Path(), {}, job.generator, job.device, bfloat16)
+    # One of the claims is about losses that begin above what a run of one's own should have.
+    trainer.largest_loss = math.inf
+    return trainer
 
 
 def number(value: float) -> float | None:
@@ -92,14 +94,16 @@ def train(job: WindowJob | TextPairJob) -> tuple[Trainer, dict[str, Any]]:
         if not lengths or lengths[-1][1] != length:
             lengths.append([trainer.step, length])
         trainer.set_rate()
-        loss = trainer.train_step(job.next_batch(trainer.progress), lambda *_: {})["loss"]
+        values = trainer.train_step(job.next_batch(trainer.progress), lambda *_: {})
         trainer.step += 1
         if growing:
             assert isinstance(job, WindowJob) and isinstance(job.curriculum, Growing)
-            job.curriculum.saw(loss.item())
+            job.curriculum.saw(values["loss"].item())
         if trainer.step in marks:
-            curve.append([trainer.step, number(job.evaluate(trainer, quick=True)["loss"])])
-    end = number(job.evaluate(trainer)["loss"])
+            # After a step that came to no good the weights no longer change, and their loss says nothing.
+            loss = math.nan if trainer.failed else job.evaluate(trainer, quick=True)["loss"]
+            curve.append([trainer.step, number(loss)])
+    end = None if trainer.failed else number(job.evaluate(trainer)["loss"])
     floor = next(floor.loss for floor in job.floors if floor.name == "frequencies")
     return trainer, {
         "curve": curve,
@@ -220,6 +224,7 @@ class Claim:
     grid: dict[str, list[Any]] | None = None
     over_grid: bool = False
     scores: list[str] | None = None
+    tests: list[Options] | None = None
     record: str | None = None
 
     def points(self) -> list[Options]:
@@ -262,6 +267,10 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.record = json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.new()
             self.before = {self.key(row): row for row in self.record["table"]}
+            self.check()
+            self.held = lock(self.path.parent, name=f".{claim.name}.lock")
+        except BlockingIOError:
+            raise ValueError(f"another process runs this claim in {self.path}; wait until it ends") from None
         except OSError as error:
             raise ValueError(f"cannot use {self.path}: {error.strerror}; choose another --record") from None
         except (ValueError, KeyError, TypeError):
@@ -275,6 +284,13 @@ class Ledger:
             "table": [],
             "step_seconds": {},
         }
+
+    def check(self) -> None:
+        """Raises `ValueError` where something is missing that will be needed."""
+        heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
+        parts = {"arm", "seed", "options", "result", "seconds", "curve", "lengths"}
+        if heads - self.record.keys() or any(parts - row.keys() for row in self.before.values()):
+            raise ValueError("something is missing")
 
     @staticmethod
     def key(row: dict[str, Any]) -> str:
@@ -301,7 +317,8 @@ class Ledger:
         elif key not in self.rows:
             self.rows[key] = {**row, **(self.elsewhere(row) or self.one(row["options"], seed))}
             self.write()
-            console.print(f"  {arm}, seed {seed}{named(point)}: {told(self.rows[key])}", soft_wrap=True)
+            said = f"  {arm}, seed {seed}{named(point)}: {told(self.rows[key])}"
+            console.print(said, soft_wrap=True, markup=False)
         return self.rows[key]
 
     def elsewhere(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
@@ -316,13 +333,14 @@ class Ledger:
             try:
                 other = json.loads(path.read_text("utf-8"))
                 for row in other["table"]:
-                    same = (
-                        other["claim"]["job"] == self.claim.job
-                        and other["hardware"] == self.record["hardware"]
+                    same = other["claim"]["job"] == self.claim.job
+                    same = same and all(
+                        other[key] == self.record[key] for key in ("commit", "versions", "hardware")
                     )
-                    same = same and (row["seed"], row["options"]) == (wanted["seed"], wanted["options"])
+                    same = same and all(row[key] == wanted[key] for key in ("seed", "options"))
                     if same and (row["result"]["loss"] is None or scores <= row["result"].keys()):
-                        return {**row, "arm": wanted["arm"], "point": wanted["point"], "from": path.stem}
+                        source = row.get("from", path.stem)
+                        return {**row, "arm": wanted["arm"], "point": wanted["point"], "from": source}
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return None
@@ -437,23 +455,23 @@ def main(argv: list[str] | None = None) -> None:
             )
         console.print(f"together about {sum(claim.minutes for claim in chosen) / 60:.1f} hours")
         return
-    try:
-        for claim in chosen:
-            console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
-            if claim.record:
-                console.print(f"  recorded by: python experiments/{claim.record}.py", soft_wrap=True)
-                continue
-            with bad_input_ends_here():
-                ledger = Ledger(claim, given.record, device)
-                if given.arm is None:
-                    ledger.run()
-                    console.print(f"  record      {shown(ledger.path)}")
-                    continue
+    for claim in chosen:
+        console.print(f"{claim.name}: {claim.title}", soft_wrap=True, markup=False)
+        if claim.record:
+            console.print(f"  recorded by: python experiments/{claim.record}.py", soft_wrap=True)
+            continue
+        with bad_input_ends_here():
+            ledger = Ledger(claim, given.record, device)
+            if given.arm is not None:
                 for before, now in ledger.repeat(given.arm, given.seed):
                     console.print(f"  recorded  {told(before)}\n  now       {told(now)}", soft_wrap=True)
-    except KeyboardInterrupt:
-        console.print("  stopped; the same command goes on from the last run that was finished")
-        sys.exit(130)
+                continue
+            try:
+                ledger.run()
+            except KeyboardInterrupt:
+                console.print("  stopped; the same command goes on from the last run that was finished")
+                raise
+            console.print(f"  record      {shown(ledger.path)}", markup=False)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Dropout(nn.Module):
     that the sum stays what it was on average. It is what `nn.Dropout` does, which draws one random number
     for each place. On a CPU those draws come one after another and took a third of a whole step. But to
     say yes or no with probability 0.1, 16 bits are enough: a draw of 64 serves four places, and $p$ is
-    met to $2^{-17}$.
+    met to $2^{-17}$. The factor is that of the share that is really met.
     """
 
     def __init__(self, p: float):
@@ -114,9 +114,11 @@ class Dropout(nn.Module):
             return F.dropout(x, self.p, self.training)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = bits >= round(self.p * 2**16) - 2**15
+        # The smallest and the largest p still drop something, and not everything.
+        dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
+        keep = bits >= dropped - 2**15
         # The bytes of a boolean are 0 and 1, and convert five times faster when they are read as numbers.
-        return x * keep.view(torch.uint8).to(x.dtype).mul_(1 / (1 - self.p))
+        return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 class BertEmbeddings(nn.Module):

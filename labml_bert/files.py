@@ -90,15 +90,16 @@ def fingerprint(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def lock(folder: Path, wait: Callable[[], None] | None = None) -> IO[str]:
+def lock(folder: Path, wait: Callable[[], None] | None = None, name: str = ".lock") -> IO[str]:
     """
     ## One at a time
 
     Two programs that write into one folder would undo each other's work. This holds the folder until the file
     that it returns is closed, or the process ends, in whatever way. Where another has it, `wait` is called
-    and then the other waited for; without `wait` this raises `BlockingIOError`.
+    and then the other waited for; without `wait` this raises `BlockingIOError`. With a `name` of its own it
+    holds a part of the folder, whatever the two programs take that to be.
     """
-    file = open(folder / ".lock", "w")  # noqa: SIM115
+    file = open(folder / name, "w")  # noqa: SIM115
     # Windows has no such lock; there it is left to the user.
     if sys.platform != "win32":
         import fcntl

@@ -261,6 +261,8 @@ class Trainer:
         # In how many of the steps since the last look.
         self.failures = torch.zeros((), device=device)
         self.attempts: list[Attempt] = []
+        # A loss of this size is no good either.
+        self.largest_loss = LARGEST_LOSS
         self.step = 0
         self.seconds = 0.0
         self.stop_signal: int | None = None
@@ -410,7 +412,7 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.arguments.max_grad_norm)
         # Every comparison with NaN is false. A finite loss can have a gradient that is not, and clipping by
         # such a norm makes every weight NaN.
-        good = (norm < math.inf) & (self.processes * values["loss"] < LARGEST_LOSS)
+        good = (norm < math.inf) & (self.processes * values["loss"] < self.largest_loss)
         self.failed.logical_or_(~good)
         self.failures += self.failed
         self.optimizer.step()

@@ -247,6 +247,33 @@ def test_a_run_that_diverges_ends_and_says_so(options: dict[str, Any]) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_a_run_whose_step_goes_wrong_ends_and_says_so(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From that step on the weights would no longer change, and their loss would look like a result."""
+    job = build("masked", {**options, "tokens": 64 * 400}, 0, CPU)
+    draw, step = job.next_batch, 0
+
+    def poisoned(progress: float) -> Any:
+        nonlocal step
+        step += 1
+        if step == 250:
+            with torch.no_grad():
+                job.model.cls.predictions.bias.fill_(float("inf"))
+        return draw(progress)
+
+    monkeypatch.setattr(job, "next_batch", poisoned)
+    _, found = train(job)
+    assert found["result"] == {"loss": None, "failed": 1.0}
+    assert found["curve"][-1] == [250, None] and all(loss for _, loss in found["curve"][:-1])
+
+
+def test_a_loss_that_begins_high_is_no_failure(options: dict[str, Any]) -> None:
+    options = {**options, "tokens": 64 * 40, "embedding_std": 30.0}
+    _, found = train(build("masked", options, 0, CPU))
+    assert found["curve"][0][1] > 100 and found["result"]["loss"] is not None
+
+
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
     arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
@@ -301,7 +328,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
 
     def one(self: Any, options: Any, seed: int) -> Any:
         again.append(options)
-        return {"result": {"loss": 2.0}, "seconds": 0.0}
+        return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "seconds": 0.0}
 
     claim = small_claim(options)
     monkeypatch.setattr(Ledger, "one", one)
@@ -322,7 +349,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     def one(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
-        return {"result": {"loss": loss}, "lengths": [[0, 32]], "seconds": 0.0}
+        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "seconds": 0.0}
 
     monkeypatch.setattr(Ledger, "one", one)
     monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
@@ -343,7 +370,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     def one(self: Any, options: Any, seed: int) -> Any:
         ran.append((self.claim.name, seed))
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
-        return {"result": result, "lengths": [[0, 32]], "seconds": 1.0}
+        return {"result": result, "curve": [], "lengths": [[0, 32]], "seconds": 1.0}
 
     monkeypatch.setattr(Ledger, "one", one)
     monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
@@ -389,6 +416,26 @@ def test_bad_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
         claims.main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
+    held = Ledger(small_claim(options), tmp_path, CPU)
+    with pytest.raises(ValueError, match="another process runs this claim"):
+        Ledger(small_claim(options), tmp_path, CPU)
+    Ledger(CLAIMS["head"], tmp_path, CPU)
+    held.held.close()
+    Ledger(small_claim(options), tmp_path, CPU)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"table": []}', '{"table": [{"arm": "both", "seed": 0, "options": {}}]}', "[]"]
+)
+def test_a_record_without_its_parts_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "head.json").write_text(text)
+    with pytest.raises(ValueError, match="is no record of a claim"):
+        Ledger(CLAIMS["head"], tmp_path, CPU)
+    assert (tmp_path / "claims" / "head.json").read_text() == text
 
 
 def test_a_damaged_record_is_named_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,14 +305,23 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
     return "\n\n".join(parts)
 
 
+# What a claim has that leaves a part out.
+DEFAULTS: dict[str, Any] = {
+    **{key: {} for key in ("arms", "options", "grid")},
+    **{key: [] for key in ("scores", "tests")},
+    "job": "",
+    "seeds": 0,
+    "over_grid": False,
+}
+
+
 def changed(claim: Claim) -> bool:
-    """Whether the record was made for other arms, options or seeds."""
+    """Whether the record was made for another question."""
     if claim.record is None or "record" in claim.about:
         return False
     ran = claim.record.data["claim"]
     return any(
-        claim.about.get(key, default) != (ran.get(key) or default)
-        for key, default in (("arms", {}), ("options", {}), ("grid", {}), ("seeds", 0), ("over_grid", False))
+        claim.about.get(key, default) != (ran.get(key) or default) for key, default in DEFAULTS.items()
     )
 
 
@@ -365,7 +374,7 @@ def details(claim: Claim) -> str:
         grid = "; ".join(
             f"{key} {', '.join(f'{v:g}' for v in values)}" for key, values in about["grid"].items()
         )
-        search = "each seed runs all of" if about.get("over_grid") else "each arm is searched over"
+        search = "each seed runs all of" if about.get("over_grid") else "searched over"
         budget = (
             f"{about['seeds']} seeds an arm, {about['options']['tokens']:,} tokens a run; {search} {grid}"
         )
@@ -375,12 +384,17 @@ def details(claim: Claim) -> str:
     table += f"|---|---|---|---:|{'---:|' * len(metrics)}\n"
     for arm, options in about["arms"].items():
         rows = claim.of(arm)
-        changes = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in options.items()) or "–"
+        changes = ", ".join(
+            f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "rate_of"
+        )
         points = [] if about.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
-        taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items()) or "–"
+        taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items())
+        if "rate_of" in options:
+            taken += f"{', ' if taken else ''}chosen for {html.escape(options['rate_of'])}"
         cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        table += f"| {html.escape(arm)} | {changes} | {taken} | {seeds} of {about['seeds']} |{cells}\n"
+        words = f"{html.escape(arm)} | {changes or '–'} | {taken or '–'}"
+        table += f"| {words} | {seeds} of {about['seeds']} |{cells}\n"
     cost = f"about {about['minutes']} minutes on two cores"
     if claim.record is not None and claim.rows:
         data = claim.record.data
