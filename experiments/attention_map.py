@@ -70,7 +70,7 @@ def print_map(found: dict[str, Any], top: int = 3) -> None:
             best = sorted(range(len(row)), key=lambda at: -row[at])[:top]
             looks = [f"{printable(found['tokens'][at])!r} {at - place:+d} {row[at]:.0%}" for at in best]
             table.add_row(str(i + 1), str(j + 1), *looks)
-    console.print(table, markup=False)
+    console.print(table)
 
 
 def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
@@ -101,10 +101,10 @@ def main(argv: list[str] | None = None) -> None:
         found = attention_map(model, tokenizer, options.text)
         if options.record is not None:
             write_record(options.record, found, load_checkpoint(run_path)[0])
-    console.print(f"\n  model {shown(run_path)}\n", style="dim", markup=False)
+    console.print(f"\n  model {shown(run_path)}\n", style="dim")
     print_map(found)
     guesses = ", ".join(f"{token!r} {p:.0%}" for token, p in found["guesses"][0])
-    console.print(f"\n  answers  {guesses}\n", markup=False)
+    console.print(f"\n  answers  {guesses}\n")
 
 
 if __name__ == "__main__":

@@ -318,7 +318,7 @@ class Ledger:
             self.rows[key] = {**row, **(self.elsewhere(row) or self.one(row["options"], seed))}
             self.write()
             said = f"  {arm}, seed {seed}{named(point)}: {told(self.rows[key])}"
-            console.print(said, soft_wrap=True, markup=False)
+            console.print(said, soft_wrap=True)
         return self.rows[key]
 
     def elsewhere(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
@@ -456,7 +456,7 @@ def main(argv: list[str] | None = None) -> None:
         console.print(f"together about {sum(claim.minutes for claim in chosen) / 60:.1f} hours")
         return
     for claim in chosen:
-        console.print(f"{claim.name}: {claim.title}", soft_wrap=True, markup=False)
+        console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
         if claim.record:
             console.print(f"  recorded by: python experiments/{claim.record}.py", soft_wrap=True)
             continue
@@ -471,7 +471,7 @@ def main(argv: list[str] | None = None) -> None:
             except KeyboardInterrupt:
                 console.print("  stopped; the same command goes on from the last run that was finished")
                 raise
-            console.print(f"  record      {shown(ledger.path)}", markup=False)
+            console.print(f"  record      {shown(ledger.path)}")
 
 
 if __name__ == "__main__":

@@ -259,7 +259,8 @@ def print_table(found: dict[str, Any], peaks: dict[str, float]) -> None:
     shape = found["shape"]
     console.print(
         f"  [bold]{shape['name']}[/bold], {found['parameters']:,} parameters, batch "
-        f"{shape['batch_size']} × {shape['length']}, dropout {found['dropout']:g}"
+        f"{shape['batch_size']} × {shape['length']}, dropout {found['dropout']:g}",
+        markup=True,
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("arm", min_width=28)

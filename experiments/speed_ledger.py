@@ -290,7 +290,8 @@ def print_ledger(found: dict[str, Any]) -> None:
         f"  [bold]{shape['name']}[/bold]: {1000 * found['seconds']:.1f} ms a step, "
         f"{found['drawing'] / found['seconds']:.1%} of it to draw and cover the batch\n  batch "
         f"{shape['batch_size']} × {shape['length']}, {shape['hidden_size']} wide, "
-        f"dropout {shape['dropout']:g}"
+        f"dropout {shape['dropout']:g}",
+        markup=True,
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("trick", min_width=38)

@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     console.print()
     for name, value in rows.items():
-        console.print(f"  {name:<10}  {value}", markup=False)
+        console.print(f"  {name:<10}  {value}")
     console.print()
 
 

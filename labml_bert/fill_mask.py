@@ -112,21 +112,21 @@ def main(argv: list[str] | None = None) -> None:
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         answers = fill_mask(model, tokenizer, options.text, options.top_k)
-    console.print(f"\n  model {shown(run_path)}\n", style="dim", markup=False)
-    for number, guesses in enumerate(answers, 1):
-        table = Table(box=None, padding=(0, 2), header_style="dim")
-        table.add_column(f"mask {number}" if len(answers) > 1 else "token")
-        table.add_column("probability", justify="right")
-        table.add_column("in its place", overflow="fold")
-        for guess in guesses:
-            token = repr(guess.token) if not guess.token.strip() else printable(guess.token)
-            table.add_row(token, f"{guess.probability:.1%}", printable(guess.sequence))
-        console.print(table, markup=False, soft_wrap=False)
-        console.print()
-    pieces = options.text.split("[MASK]")
-    best = [guesses[0].token for guesses in answers] + [""]
-    filled = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
-    console.print(f"  all in place: {printable(filled)}\n", markup=False, soft_wrap=False)
+        console.print(f"\n  model {shown(run_path)}\n", style="dim")
+        for number, guesses in enumerate(answers, 1):
+            table = Table(box=None, padding=(0, 2), header_style="dim")
+            table.add_column(f"mask {number}" if len(answers) > 1 else "token")
+            table.add_column("probability", justify="right")
+            table.add_column("in its place", overflow="fold")
+            for guess in guesses:
+                token = repr(guess.token) if not guess.token.strip() else printable(guess.token)
+                table.add_row(token, f"{guess.probability:.1%}", printable(guess.sequence))
+            console.print(table, soft_wrap=False)
+            console.print()
+        pieces = options.text.split("[MASK]")
+        best = [guesses[0].token for guesses in answers] + [""]
+        filled = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
+        console.print(f"  all in place: {printable(filled)}\n", soft_wrap=False)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def check_record(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is there and is no file")
-        part = path.with_name(path.name + ".part")
-        part.touch()
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.touch(exist_ok=False)
         part.unlink()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -33,7 +33,8 @@ from labml_bert.mlm import IGNORE
 from labml_bert.training import NonFiniteLossError, Update
 
 # Of the processes of `torchrun`, one speaks.
-console = Console(highlight=False, soft_wrap=True, emoji=False, quiet=rank() > 0)
+# Text and paths may have brackets, which are no markup.
+console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=rank() > 0)
 
 # A sign that the terminal does not have becomes a `?`, and does not end a run.
 for stream in (sys.stdout, sys.stderr):

@@ -46,6 +46,7 @@ from labml_bert.report import (
     command,
     console,
     header,
+    printable,
     results_table,
     run_ends_well,
     shown,
@@ -421,7 +422,9 @@ def run(
     console.print(f"  model       {shown(run_path / 'model')}\n\n  Try it:\n")
     # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
     where = "" if run_path.parent.parent == Path("logs") else f"  --run {shlex.quote(shown(run_path))} \\\n"
-    console.print(f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(job.example)}\n")
+    console.print(
+        f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(printable(job.example))}\n"
+    )
 
 
 def run_record(

@@ -434,6 +434,10 @@ sys.meta_path.insert(0, Finder())
         ([str(ROOT / "experiments" / "own_language.py")], "labml_bert.training"),
         ([str(ROOT / "experiments" / "attention_map.py")], "torch"),
         ([str(ROOT / "experiments" / "finetune_docstrings.py")], "torch"),
+        *(
+            ([str(ROOT / "experiments" / f"{name}.py")], "torch")
+            for name in ("claims", "cost", "live", "speed", "speed_ledger")
+        ),
         (["-m", "labml_bert.fill_mask", "[MASK]"], "torch"),
     ],
 )

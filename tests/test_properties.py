@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.bert import BertConfig, BertModel
+from labml_bert.bert import BertConfig, BertModel, Dropout
 from labml_bert.curriculum import Curriculum, framed, parse_schedule
 from labml_bert.mlm import (
     IGNORE,
@@ -69,6 +69,32 @@ def grid(draw: st.DrawFn, B: int, T: int, values: st.SearchStrategy[int]) -> Ten
 def rounded(x: float) -> int:
     """To the nearest whole number, as `round` of the original."""
     return round(x)
+
+
+# Dropout
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 2**32), st.integers(0, 5))
+@example(7e-6, 0, 0)
+@example(0.999995, 0, 0)
+def test_dropout_keeps_or_drops_and_the_mean_stays(p: float, seed: int, dims: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.full((4,) * dims + (4**6,), 3.0) if dims < 2 else torch.full((2,) * dims + (3,), 3.0)
+    before = x.clone()
+    y = Dropout(p).train()(x)
+    assert y.shape == x.shape and torch.equal(x, before)
+    if p == 0:
+        assert torch.equal(y, x)
+        return
+    kept = y[y != 0].double() / 3
+    if len(kept):
+        # The factor is that of the share that is dropped, which is near p and is neither all nor nothing.
+        share = 1 - 1 / kept[0].item()
+        assert bool((kept == kept[0]).all())
+        assert 0 < share < 1 and abs(share - p) < 1.1 / 2**16
+    n, dropped = x.numel(), x.numel() - len(kept)
+    expected = min(max(p, 2**-16), 1 - 2**-16)
+    assert abs(dropped - n * expected) < 7 * math.sqrt(n * expected * (1 - expected)) + n * 2**-16 + 7
 
 
 # Masking

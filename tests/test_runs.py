@@ -115,6 +115,20 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     assert sum(g.probability for g in second) <= 1
 
 
+def test_brackets_are_no_markup(tmp_path: Path) -> None:
+    """A text and a path of brackets are printed as they are."""
+    (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
+    out = run(
+        "--corpus=text.txt",
+        "--steps=2",
+        "--runs=d[bold]",
+        "--record=r[red].json",
+        "--tokenizer=word",
+        cwd=tmp_path,
+    )
+    assert "d[bold]/mlm_tiny" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
+
+
 def test_words(corpus_file: Path, tmp_path: Path) -> None:
     # A vocabulary of thirty words can take the rate of characters.
     options = ["--corpus", corpus_file, "--steps", 800, "--learning-rate", 3e-3, "--record", "r.json"]
