@@ -33,6 +33,8 @@ TINY_SHAKESPEARE_URL = (
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
+# A commit of the data set, which is the fingerprint of all of its files.
+WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
 
 
@@ -302,7 +304,7 @@ def wikitext(name: str) -> Corpus:
     from datasets import load_dataset
 
     try:
-        parts = load_dataset("Salesforce/wikitext", WIKITEXT[name])
+        parts = load_dataset("Salesforce/wikitext", WIKITEXT[name], revision=WIKITEXT_REVISION)
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"cannot download {name}: {first}") from None

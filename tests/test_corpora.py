@@ -195,3 +195,20 @@ def test_tiny_shakespeare_comes_by_name(server, cache: Path, monkeypatch: pytest
 def test_wikitext_lines_become_articles() -> None:
     lines = ["", " = One = \n", "", " = = Part = = \n", " text \n", " = Two = \n", " more \n"]
     assert articles(lines) == [" = One = \n = = Part = = \n text \n", " = Two = \n more \n"]
+
+
+def test_wikitext_is_asked_for_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[object] = []
+
+    def load_dataset(*words: str, **options: str) -> dict[str, dict[str, list[str]]]:
+        asked.extend([*words, options["revision"]])
+        part = {"text": [" = A = \n", "one\n", " = B = \n", "two\n"]}
+        return {"train": part, "validation": part}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    corpus = load_corpus("wikitext-2")
+    assert asked[:2] == ["Salesforce/wikitext", "wikitext-2-raw-v1"]
+    assert len(str(asked[2])) == 40 and int(str(asked[2]), 16)
+    assert corpus.train == [" = A = \none\n", " = B = \ntwo\n"]
