@@ -127,10 +127,10 @@ def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot download .* timed out.*give the file as the corpus"):
         download(server.url, sha, timeout=0.1)
     # Never silent for long enough, and never done.
-    server.pause = 0.04
+    server.body, server.pause = b"x" * 200, 0.03
     with pytest.raises(ValueError, match="it comes too slowly"):
-        download(server.url, sha, timeout=0.05)
-    server.pause, server.more = 0.0, 7
+        download(server.url, sha, timeout=0.2)
+    server.body, server.pause, server.more = b"x" * 50, 0.0, 7
     with pytest.raises(ValueError, match="cut off after 50 of 57 bytes"):
         download(server.url, sha)
     server.more = 0
