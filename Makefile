@@ -22,8 +22,9 @@ peers: $(VENV)/.peers
 live: $(VENV)/.run
 	$(BIN)/python experiments/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
 
+# Two files at a time: most of the work is in processes that the tests start.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --ignore tests/site $(ARGS)
+	$(BIN)/python -m pytest --ignore tests/site --numprocesses 2 --dist loadfile $(ARGS)
 
 # Ten thousand new examples for each property, in place of the same hundred.
 test-long: $(VENV)/.test

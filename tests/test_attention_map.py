@@ -38,7 +38,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["a[MASK]c", "--run", str(run_folder), "--record", str(tmp_path / "map.json")])
     out = capsys.readouterr().out
-    assert "answers" in out and max(map(len, out.splitlines())) <= 80
+    # Where the model lies is as long as it is.
+    lines = [line for line in out.splitlines() if "  model " not in line]
+    assert "answers" in out and max(map(len, lines)) <= 80
     record = json.loads((tmp_path / "map.json").read_text())
     found = record["result"]
     assert record["experiment"] == "attention_map" and found["tokens"] == ["a", "[MASK]", "c"]
