@@ -37,7 +37,10 @@ export class Linear {
       const [a, b, c, d] = [t, t + 1, t + 2, t + 3].map((row) => Math.min(row, T - 1));
       const [ia, ib, ic, id] = [a * I, b * I, c * I, d * I];
       for (let o = 0; o < O; o++) {
-        let ya = bias[o], yb = ya, yc = ya, yd = ya;
+        let ya = bias[o];
+        let yb = ya;
+        let yc = ya;
+        let yd = ya;
         for (let i = 0, io = o * I; i < I; i++, io++) {
           const w = weight[io];
           ya += x[ia + i] * w;
@@ -66,14 +69,15 @@ export class LayerNorm {
 
   forward(x) {
     const D = this.weight.length;
-    const y = new Float32Array(x.length); // (T, D)
-    for (let start = 0; start < x.length; start += D) {
+    const T = x.length / D;
+    const y = new Float32Array(T * D); // (T, D)
+    for (let t = 0; t < T; t++) {
       let mean = 0;
-      for (let i = 0; i < D; i++) mean += x[start + i] / D;
+      for (let i = 0; i < D; i++) mean += x[t * D + i] / D;
       let variance = 0;
-      for (let i = 0; i < D; i++) variance += (x[start + i] - mean) ** 2 / D;
+      for (let i = 0; i < D; i++) variance += (x[t * D + i] - mean) ** 2 / D;
       const scale = 1 / Math.sqrt(variance + this.eps);
-      for (let i = 0; i < D; i++) y[start + i] = (x[start + i] - mean) * scale * this.weight[i] + this.bias[i];
+      for (let i = 0; i < D; i++) y[t * D + i] = (x[t * D + i] - mean) * scale * this.weight[i] + this.bias[i];
     }
     return y;
   }

@@ -3,9 +3,9 @@
 import { choice, make, percent, progress, spoken, visible } from "./live.js";
 
 const WIDTH = 640;
-const HEIGHT = 250;
+const HEIGHT = 340;
 const LEFT = 44;
-const BOTTOM = 44;
+const BOTTOM = 64;
 
 function draw(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -91,10 +91,10 @@ export class Inside {
     const step = most > 120 ? 60 : most > 40 ? 20 : 10;
     for (let seconds = 0; seconds <= most; seconds += step) {
       const unit = seconds + step > most ? " s" : "";
-      this.plot.append(draw("text", { x: x(seconds), y: HEIGHT - BOTTOM + 22, "text-anchor": "middle" }, seconds + unit));
+      this.plot.append(draw("text", { x: x(seconds), y: HEIGHT - BOTTOM + 24, "text-anchor": "middle" }, seconds + unit));
     }
-    const title = "held-out loss in nats, by seconds of training";
-    this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle", class: "level" }, title));
+    const title = "held-out loss by seconds of training";
+    this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle", class: "level" }, title));
     this.lines.forEach(([, curve], n) => {
       const d = `M${curve.map(([seconds, loss]) => `${x(seconds).toFixed(1)},${y(loss).toFixed(1)}`).join("L")}`;
       if (curve.length) this.plot.append(draw("path", { class: `line n${n + 1}`, d }));

@@ -3,10 +3,10 @@
 
 // Letters between brackets are hidden.
 const SAMPLES = [
-  "To be, or n[o]t to be: that is the que[st]ion",
-  "What [light] through yonder window breaks?",
-  "I pray you, give me lea[v]e to go from hence",
-  "The king is dead, and all his sold[i]ers fle[d]",
+  "Return a copy of the [l]ist.",
+  "Raise an error if the f[il]e does not exist.",
+  "The function ret[urn]s the number of items.",
+  "A string that can be [used] as a name.",
 ];
 const SHOWN = 5;
 const SPOKEN = {
@@ -156,7 +156,7 @@ export class Live {
     this.field = make("textarea", { rows: 2, spellcheck: false, autocomplete: "off", autocapitalize: "off" });
     this.field.addEventListener("input", (event) => event.isComposing || this.type(this.field.value));
     this.field.addEventListener("compositionend", () => this.type(this.field.value));
-    this.pick = make("select", {}, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
+    this.pick = make("select", { name: "sentence" }, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
     this.pick.addEventListener("change", () => this.sample(SAMPLES[this.pick.selectedIndex]));
     const clear = make("button", { type: "button" }, "Show all");
     clear.addEventListener("click", () => this.hide([]));
@@ -185,11 +185,11 @@ export class Live {
 
   mount() {
     this.place.classList.add("running");
+    const told = make("div", { className: "told" }, this.summary, this.answers, this.heard);
     this.place.replaceChildren(
-      this.letters, this.controls, this.text, this.note,
-      make("div", { className: "told" }, this.summary, this.answers, this.heard),
-      ...(this.inside ? this.inside.elements : []),
-      ...this.place.querySelectorAll(".more"),
+      ...(this.inside
+        ? [this.letters, this.controls, this.text, this.note, told, ...this.inside.elements]
+        : [this.letters, told, this.controls, this.text, this.note, ...this.place.querySelectorAll(".more")]),
     );
     this.sample(SAMPLES[0]);
   }
