@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed test test-long trials coverage site serve test-site records claims lint format clean
+.PHONY: train peers speed live test test-long trials coverage site serve test-site records claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -17,6 +17,10 @@ speed: $(VENV)/.run
 	$(BIN)/python experiments/speed.py $(ARGS)
 
 peers: $(VENV)/.peers
+
+# The weights that the site's page runs, at several moments of two runs of three minutes.
+live: $(VENV)/.run
+	$(BIN)/python experiments/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --ignore tests/site $(ARGS)

@@ -43,6 +43,13 @@ WITH_CHECKPOINTS = {
 WITHOUT = {
     "attention_map": ["--run=model", "the cat [MASK] the dog"],
     "speed": ["--shapes=characters", "--dropout=0", "--rounds=1", "--batch-size=2", "--length=16"],
+    "live": [
+        "--corpus=text.txt",
+        *SIZES,
+        "--schedule=16:3,32:1",
+        "--max-position-embeddings=32",
+        "--steps=40",
+    ],
     "finetune_docstrings": ["--model=model/model", "--labels=20", "--pairs=20", "--seeds=1", "--steps=2"],
 }
 RECORD = "record.json"

@@ -92,6 +92,14 @@ def run_fill_mask(checker: Checker) -> None:
     m.fill_mask(model, tokenizer, "ab[MASK]defg")
 
 
+def run_export(checker: Checker) -> None:
+    m = checker.module
+    model = BertForMaskedLM(sizes())
+    m.Graph(model)(*m.example_inputs(model, B, T))
+    checker.fixed = {"V": V}
+    m.rounding_error(model)
+
+
 def run_pretraining(checker: Checker) -> None:
     m = checker.module
     ids = torch.randint(1, V, (B, T))
@@ -157,6 +165,7 @@ SCENARIOS = {
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "bag_of_words.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
+    "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }
 
 

@@ -8,10 +8,11 @@ below and nothing else; `quotable` is the whole list.
 import html
 import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from docs.literate import attention, claims
+from docs.literate import attention, claims, live
 from docs.literate.chart import Line, line_chart
 from docs.literate.highlight import line_bodies, numbered
 from docs.literate.maths import safe_in_markdown
@@ -217,6 +218,10 @@ def quotable(
         "filled": with_provenance(attention.filled),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
+        **{
+            f"live_{picture.__name__}": partial(with_provenance(picture), "live")
+            for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbours)
+        },
         "claim": lambda name: claims.row(claims.read_claim(name), sources),
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
         "claim_details": lambda name: claims.details(claims.read_claim(name)),

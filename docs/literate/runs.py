@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from docs.literate import attention
+from docs.literate import attention, live
 from docs.literate.chart import Line, line_chart
 from docs.literate.cost import cost
 from docs.literate.names import Source
@@ -146,7 +146,17 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
     for record in mine:
         stale = age(record, sources)
         mark = f'!!! warning ""\n    {stale}\n\n' if stale else ""
-        if "history" in record.data:
+        if "pictures" in record.data:
+            drawn = (live.attention, live.positions, live.dense_layer, live.neighbours)
+            shown = "\n\n".join(
+                [
+                    live.curves(record),
+                    live.moments(record, records.get("mlm_tiny")),
+                    facts(record),
+                    *(picture(record) for picture in drawn),
+                ]
+            )
+        elif "history" in record.data:
             shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
         elif "table" in record.data:
             shown = comparison(record)

@@ -1,0 +1,239 @@
+"""
+# Pictures of the page's model
+
+What stands in a record of `experiments/live.py`, drawn: the curves of its two runs, where each head looks in
+one sentence, which positions are alike, what the dense layer of the head is for, and which tokens are
+neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
+"""
+
+import html
+import math
+from collections import Counter
+from typing import Any
+
+from docs.literate.attention import framed, strongest, visible
+from docs.literate.chart import WIDTH, Bar, Line, bar_chart, figure, line_chart, numbers
+from docs.literate.records import Record
+from docs.literate.rows import PageError
+
+
+def picture(record: Record, name: str) -> Any:
+    """What one picture shows. Raises `PageError` where the record has none."""
+    try:
+        return record.data["pictures"][name]
+    except KeyError:
+        raise PageError(
+            f"the run {record.name} has no picture {name!r}; experiments/live.py makes them"
+        ) from None
+
+
+def both(record: Record) -> dict[str, Record]:
+    """The two runs by the name of their lengths."""
+    arms = list(dict.fromkeys(entry["arm"] for entry in reversed(record.data["checkpoints"])))
+    return {arms[0]: record, arms[1]: Record(record.name, record.data["fixed"])}
+
+
+def curves(record: Record) -> str:
+    """Held-out loss over seconds, of both runs."""
+    lines = [Line(arm, run.curve("valid.loss")) for arm, run in both(record).items()]
+    floors = [(floor["name"], floor["loss"]) for floor in record.data["floors"]]
+    title = "Held-out loss of the page's two models"
+    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", floors)
+
+
+def moments(record: Record, full: Record | None) -> str:
+    """The files of weights as a Markdown table, with the result of `full`, a larger model, below."""
+    rows = "".join(
+        f"| {entry['arm']} | {entry['seconds']:.0f} | {entry['steps']:,} | {entry['loss']:.3f} "
+        f"| {entry['accuracy']:.1%} | {entry['bytes'] / 1e3:,.0f} |\n"
+        for entry in record.data["checkpoints"]
+    )
+    if full is not None:
+        ours = full.data["result"]
+        rows += (
+            f"| `{full.name}.py`, {full.data['parameters']:,} parameters | {ours['training_seconds']:.0f} "
+            f"| {ours['steps']:,} | {ours['loss']:.3f} | {ours['accuracy']:.1%} | – |\n"
+        )
+    return (
+        "| lengths | seconds | steps | held-out loss, nats | right | kB |\n|---|---:|---:|---:|---:|---:|\n"
+        + rows
+    )
+
+
+def where(offset: int) -> str:
+    """A place beside another, in words."""
+    side = "left" if offset < 0 else "right"
+    return "itself" if offset == 0 else f"{abs(offset)} to the {side}"
+
+
+def attention(record: Record) -> str:
+    """One small map for each head: a line is a token that looks, a column one that is looked at."""
+    found = picture(record, "attention")
+    tokens, layers, hole = found["tokens"], found["attentions"], found["masks"][0]
+    wide, top = WIDTH / len(layers[0]), 26
+    cell = (wide - 12) / len(tokens)
+    size = cell * len(tokens)
+    parts, rows = [], ""
+    for i, layer in enumerate(layers):
+        for j, head in enumerate(layer):
+            x, y = j * wide + 1, i * (size + top + 10) + top
+            parts.append(f'<text x="{x:.1f}" y="{y - 6:.1f}">head {i + 1}.{j + 1}</text>')
+            parts.append(
+                f'<path class="grid" fill="none" d="M{x:.1f},{y:.1f}h{size:.1f}v{size:.1f}h-{size:.1f}z"/>'
+            )
+            parts.append(
+                f'<path class="hole" d="M{x:.1f},{y + hole * cell:.1f}h{size:.1f}v{cell:.1f}h-{size:.1f}z"/>'
+            )
+            # One path for a head: a page of a thousand squares should not have a thousand elements.
+            marks = "".join(
+                square_at(x + (b + 0.5) * cell, y + (a + 0.5) * cell, cell * math.sqrt(share))
+                for a, line in enumerate(head)
+                for b, share in enumerate(line)
+                if share >= 0.03
+            )
+            parts.append(f'<path class="share n{i % 4 + 1}" d="{marks}"/>')
+            offsets = Counter(strongest(line, 1)[0] - a for a, line in enumerate(head))
+            offset, times = offsets.most_common(1)[0]
+            best = strongest(head[hole], 1)[0]
+            rows += (
+                f'<tr><th scope="row">layer {i + 1}, head {j + 1}</th>'
+                f"<td>{where(offset)}, {times} of {len(tokens)}</td>"
+                f"<td>{html.escape(visible(tokens[best]))}, {where(best - hole)}: {head[hole][best]:.0%}</td>"
+                "</tr>"
+            )
+    sentence = "".join(map(visible, tokens))
+    caption = (
+        f"Where each head looks in “{sentence}”; head 1.2 is the second of the first layer. A line is a "
+        "token that looks, a column one that it looks at, and the area of a square is the share. The dashed "
+        "line is that of the hidden letter."
+    )
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in ("head", "the largest share is most often that of", "of the hidden letter's line")
+    )
+    return framed(
+        "".join(parts),
+        WIDTH,
+        round(len(layers) * (size + top + 10)),
+        "Attention weights of every head on one sentence",
+        f"{len(layers)} layers of {len(layers[0])} heads. Where the largest shares go is in the table.",
+        caption,
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>",
+    )
+
+
+def square_at(x: float, y: float, side: float) -> str:
+    """A square around a point, as a part of a path."""
+    return f"M{x - side / 2:.1f},{y - side / 2:.1f}h{side:.1f}v{side:.1f}h-{side:.1f}z"
+
+
+def positions(record: Record) -> str:
+    """The cosines between the vectors of positions: full squares for alike, hollow ones for opposed."""
+    found = picture(record, "positions")
+    cosines, by_distance = found["cosines"], found["by_distance"]
+    left, top = 56, 26
+    cell = (WIDTH - left - 2) / len(cosines)
+    full, hollow, parts = "", "", []
+    for a, line in enumerate(cosines):
+        for b, cosine in enumerate(line):
+            x, y = left + (b + 0.5) * cell, top + (a + 0.5) * cell
+            if cosine >= 0.05:
+                full += square_at(x, y, (cell - 1) * math.sqrt(cosine))
+            elif cosine <= -0.05:
+                hollow += square_at(x, y, max(1.0, (cell - 1) * math.sqrt(-cosine) - 2))
+        if a % 8 == 0:
+            middle = (a + 0.5) * cell
+            parts.append(f'<text x="{left - 8}" y="{top + middle + 5:.1f}" text-anchor="end">{a}</text>')
+            parts.append(f'<text x="{left + middle:.1f}" y="{top - 8}" text-anchor="middle">{a}</text>')
+    parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
+    shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
+    rows = "".join(f'<tr><th scope="row">{d}</th><td>{by_distance[d]:+.2f}</td></tr>' for d in shown)
+    caption = (
+        f"How alike the vectors of the first {len(cosines)} of {len(by_distance)} positions are. A full "
+        "square is for vectors that point the same way, a hollow one for opposed ones, and the area is the "
+        "cosine."
+    )
+    return framed(
+        "".join(parts),
+        WIDTH,
+        round(top + len(cosines) * cell + 4),
+        "Cosines between position embeddings",
+        f"The mean cosine of neighbours is {by_distance[1]:.2f}; other distances are in the table.",
+        caption,
+        '<thead><tr><th scope="col">positions apart</th><th scope="col">mean cosine</th></tr></thead>'
+        f"<tbody>{rows}</tbody>",
+    )
+
+
+def dense_layer(record: Record) -> str:
+    """At which rank the right token stands, with the dense layer of the head and without it."""
+    found = picture(record, "dense_layer")
+    count, bars = found["places"], []
+    for i, (low, high) in enumerate(found["rank_bounds"]):
+        rank = (
+            f"rank {low}"
+            if low == high
+            else f"ranks {low} to {high}"
+            if high < 1000
+            else f"rank {low} or lower"
+        )
+        for kind, arm in ((2, "without"), (1, "with")):
+            share = found[arm]["ranks"][i] / count
+            bars.append(Bar(f"{rank}, {arm} the dense layer", share, f"{share:.1%}", kind))
+    rows = [
+        ["the best answer is right", *(f"{found[arm]['right']:.1%}" for arm in ("without", "with"))],
+        ["median rank of the right token", *(f"{found[arm]['median_rank']}" for arm in ("without", "with"))],
+        ["entropy of the answers, nats", *(f"{found[arm]['entropy']:.2f}" for arm in ("without", "with"))],
+        [
+            "cosine to the right embedding",
+            *(f"{found[arm]['cosine_right']:+.2f}" for arm in ("without", "with")),
+        ],
+        [
+            "mean cosine to all embeddings",
+            *(f"{found[arm]['cosine_all']:+.2f}" for arm in ("without", "with")),
+        ],
+    ]
+    title = f"Rank of the right token at {count:,} hidden places"
+    caption = (
+        f"{title}: the hidden vector held against the embeddings as it leaves the last layer, and after the "
+        f"dense layer and norm of the head. The best answer is right at {found['without']['right']:.0%} and "
+        f"at {found['with']['right']:.0%} of the places."
+    )
+    return bar_chart(bars, title, caption, numbers(["", "without", "with"], rows))
+
+
+def neighbours(record: Record) -> str:
+    """Some tokens, and those whose embeddings point most nearly the same way."""
+    found = picture(record, "neighbours")
+    row, left = 54, 72
+    many = max(len(entry["nearest"]) for entry in found)
+    wide = (WIDTH - left) / many
+    parts, rows = [], []
+    for i, entry in enumerate(found):
+        y = i * row + 26
+        parts.append(f'<text class="token" x="8" y="{y}">{html.escape(visible(entry["token"]))}</text>')
+        for j, (token, cosine) in enumerate(entry["nearest"]):
+            x, length = left + j * wide, (wide - 14) * max(0.0, cosine)
+            parts.append(f'<text class="token" x="{x:.1f}" y="{y}">{html.escape(visible(token))}</text>')
+            parts.append(f'<path class="grid" d="M{x:.1f},{y + 11}h{wide - 14:.1f}"/>')
+            parts.append(f'<path class="bar n1" d="M{x:.1f},{y + 8}h{length:.1f}v6h-{length:.1f}z"/>')
+        nearest = (f"{visible(token)} {cosine:.2f}" for token, cosine in entry["nearest"])
+        rows.append([visible(entry["token"]), *nearest])
+    first = found[0]
+    caption = (
+        "Tokens on the left, and those with the nearest embeddings. A bar is the cosine, its line is as long "
+        "as 1. The dot is a blank."
+    )
+    names = [
+        "token",
+        "nearest",
+        *(f"{n}th" if n > 3 else ("second", "third")[n - 2] for n in range(2, many + 1)),
+    ]
+    return figure(
+        "".join(parts),
+        row * len(found),
+        "Nearest neighbours of some token embeddings",
+        f"The nearest to {visible(first['token'])} is {visible(first['nearest'][0][0])}; more in the table.",
+        caption,
+        below=numbers(names, rows),
+    )

@@ -1,0 +1,312 @@
+"""What leaves Python is what was in the model: the bytes of the page, and the graph."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_text
+from torch import Tensor, nn
+
+from labml_bert import export
+from labml_bert.bert import BertConfig
+from labml_bert.files import write_tensors
+from labml_bert.fill_mask import load_model
+from labml_bert.mlm_run import Options
+from labml_bert.mlm_run import main as train
+from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
+from labml_bert.tokenizers import character_tokenizer, wordpiece_tokenizer
+from labml_bert.training import CHECKPOINT
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+
+
+def random_model(**sizes: int) -> BertForMaskedLM:
+    """With weights as large as those of a trained one: nothing is near zero, and no two heads are alike."""
+    torch.manual_seed(0)
+    options = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    options |= {"vocab_size": len(LETTERS) + 5, "max_position_embeddings": 24}
+    model = BertForMaskedLM(BertConfig(**(options | sizes), initializer_range=0.3)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def saved(model: BertForMaskedLM, folder: Path) -> Path:
+    """In the format of `transformers`."""
+    model.save_pretrained(folder)
+    character_tokenizer([LETTERS]).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "text.txt").write_text(small_text(400))
+    options = Options(
+        "mlm_tiny",
+        corpus=str(folder / "text.txt"),
+        schedule="8",
+        minutes=None,
+        steps=4,
+        batch_tokens=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    train(options, "", ["--runs", str(folder / "logs")])
+    return next((folder / "logs").glob("*/*"))
+
+
+def read_web(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    """As a page does it: nothing but the JSON says where a tensor is."""
+    about = json.loads((folder / "model.json").read_text("utf-8"))
+    (checkpoint,) = about["checkpoints"]
+    data = (folder / checkpoint["file"]).read_bytes()
+    assert len(data) == checkpoint["bytes"]
+    assert hashlib.sha256(data).hexdigest() == checkpoint["sha256"]
+    found, at = {}, 0
+    for tensor in about["tensors"]:
+        size = int(np.prod(tensor["shape"]))
+        found[tensor["name"]] = np.frombuffer(data, "<f2", size, at).reshape(tensor["shape"])
+        at += 2 * size
+    assert at == len(data), "nothing is left over"
+    return about, found
+
+
+def test_the_bytes_of_the_page_are_the_weights_of_the_run(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export.main([str(run_folder), "--to", "web", "--output", str(tmp_path / "web")])
+    out = capsys.readouterr().out
+    about, found = read_web(tmp_path / "web")
+    model, tokenizer = load_model(run_folder)
+    weights = dict(model.named_parameters())
+    assert list(found) == list(weights), "each once, the tied one too"
+    for name, tensor in weights.items():
+        assert np.array_equal(found[name], tensor.detach().numpy().astype(np.float16)), name
+    assert about["checkpoints"][0]["sha256"] in out
+    assert about["format"] == 1 and about["dtype"] == "float16"
+    assert (
+        about["config"].items() >= {"hidden_size": 16, "num_attention_heads": 2, "hidden_act": "gelu"}.items()
+    )
+    assert about["tokens"] == [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)]
+    assert about["tokens"][about["mask_id"]] == "[MASK]" and about["tokens"][about["unk_id"]] == "[UNK]"
+    assert about["cls_id"] is about["sep_id"] is None, "characters are learned without a frame"
+    checkpoint = about["checkpoints"][0]
+    assert (checkpoint["arm"], checkpoint["steps"]) == ("mlm_tiny", 4)
+    assert about["curves"]["mlm_tiny"][-1][1] == checkpoint["loss"] > 0
+    assert checkpoint["seconds"] == pytest.approx(about["curves"]["mlm_tiny"][-1][0], abs=0.2)
+
+
+def test_the_rounding_that_is_printed_is_that_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model()
+    export.main([str(saved(model, tmp_path / "model")), "--to", "web"])
+    printed = float(re.search(r"by (\S+) at most", capsys.readouterr().out)[1])
+    about, found = read_web(tmp_path / "model" / "web")
+    assert about["checkpoints"][0]["seconds"] is None and about["curves"] == {}
+    again = random_model()
+    again.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in found.items()})
+    ids = torch.randint(33, (8, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        moved = (again(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)).abs().max().item()
+    assert 0 < moved < 0.02
+    assert printed == float(f"{moved:.1g}")
+
+
+def test_a_model_of_pairs_leaves_its_other_head_behind(tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer([small_text(50)], 60)
+    config = BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    torch.manual_seed(0)
+    tensors = {f"model.{name}": p for name, p in BertForPreTraining(config).named_parameters()}
+    about = {
+        "step": 7,
+        "seconds": 1.25,
+        "configuration": {"experiment": "bert_tiny", "model": asdict(config)},
+    }
+    (tmp_path / "run").mkdir()
+    write_tensors(tmp_path / "run" / CHECKPOINT, tensors, {"about": json.dumps(about)})
+    tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
+    export.main([str(tmp_path / "run"), "--to", "web"])
+    written, found = read_web(tmp_path / "run" / "web")
+    assert not [name for name in found if "pooler" in name or "seq_relationship" in name]
+    assert found["bert.embeddings.token_type_embeddings.weight"].shape == (2, 16)
+    assert [written["tokens"][written[key]] for key in ("cls_id", "sep_id")] == ["[CLS]", "[SEP]"]
+    assert written["checkpoints"][0].items() >= {"arm": "bert_tiny", "steps": 7, "loss": None}.items()
+
+
+@pytest.mark.parametrize(
+    ("weight", "fits"), [(65504.0, True), (-65519.0, True), (65520.0, False), (-7e4, False)]
+)
+def test_a_weight_beyond_float16_is_refused(
+    weight: float, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model()
+    with torch.no_grad():
+        model.cls.predictions.bias[3] = weight
+    folder = saved(model, tmp_path / "model")
+    if fits:
+        export.main([str(folder), "--to", "web"])
+        assert abs(read_web(folder / "web")[1]["cls.predictions.bias"][3]) == 65504
+        return
+    with pytest.raises(SystemExit) as stopped:
+        export.main([str(folder), "--to", "web"])
+    assert stopped.value.code == 2
+    assert re.fullmatch("error: cls.predictions.bias has a weight beyond 65504.+\n", capsys.readouterr().err)
+    assert not (folder / "web").exists()
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[BertForMaskedLM, Path]:
+    """A model, and its graph in a folder with nothing else."""
+    folder = tmp_path_factory.mktemp("onnx")
+    model = random_model()
+    export.main([str(saved(model, folder / "model")), "--to", "onnx", "--output", str(folder / "graph")])
+    return model, folder / "graph"
+
+
+def answers(path: Path, *inputs: Tensor) -> Tensor:
+    """Of `onnxruntime`."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    assert [entry.name for entry in session.get_inputs()] == names
+    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)})
+    return torch.from_numpy(found)
+
+
+@pytest.mark.parametrize("B", [1, 2, 7])
+@pytest.mark.parametrize("T", [1, 2, 5, 23, 24])
+def test_the_graph_and_torch_agree(graph: tuple[BertForMaskedLM, Path], B: int, T: int) -> None:
+    model, folder = graph
+    generator = torch.Generator().manual_seed(100 * B + T)
+    ids = torch.randint(33, (B, T), generator=generator)
+    types = torch.randint(2, (B, T), generator=generator)
+    lengths = torch.randint(1, T + 1, (B,), generator=generator)
+    mask = (torch.arange(T) < lengths[:, None]).long()
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, token_type_ids=types).logits
+    found = answers(folder / "model.onnx", ids, mask, types)
+    here = mask.bool()
+    assert found.shape == expected.shape == (B, T, 33)
+    assert expected[here].abs().max() > 1, "there is something to agree on"
+    assert torch.allclose(found[here], expected[here], atol=1e-4, rtol=0)
+    # What stands at padding is nobody's business, and what kind a token is of is.
+    other = torch.where(here, ids, (ids + 1) % 33)
+    assert torch.allclose(answers(folder / "model.onnx", other, mask, types)[here], expected[here], atol=1e-4)
+    assert not torch.allclose(
+        answers(folder / "model.onnx", ids, mask, 1 - types)[here], expected[here], atol=1e-2
+    )
+
+
+def test_the_graph_is_one_file_that_names_nobody(graph: tuple[BertForMaskedLM, Path]) -> None:
+    _, folder = graph
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
+    data = (folder / "model.onnx").read_bytes()
+    assert b".py" not in data and str(Path.home()).encode() + b"/" not in data
+
+
+def test_a_graph_that_disagrees_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(num_hidden_layers=1)
+    exported = export.Graph(random_model(num_hidden_layers=1))
+    with torch.no_grad():
+        exported.model.cls.predictions.bias += 2e-4
+    original = export.Graph
+    # The first is the one that is exported, those after it are torch.
+    graphs: Iterator[nn.Module] = iter([exported])
+    monkeypatch.setattr(export, "Graph", lambda model: next(graphs, None) or original(model))
+    with pytest.raises(ValueError, match=r"differ by 0\.0002 in a logit"):
+        export.write_onnx(tmp_path / "model.onnx", model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_program_that_checks_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved(random_model(num_hidden_layers=1), tmp_path / "model")
+    hide(monkeypatch, "onnxruntime")
+    export.main([str(folder), "--to", "onnx"])
+    assert "none, as onnxruntime is not installed" in capsys.readouterr().out
+    assert (folder / "onnx" / "model.onnx").is_file()
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if it were not installed."""
+    found = export.find_spec
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == package else found(name))
+
+
+# What is typed, and words of the one line that answers.
+BAD_INPUT = {
+    "no run": (["nowhere", "--to", "web"], "there is no run at nowhere"),
+    "a folder without a model": (["folder", "--to", "onnx"], "there is no run at folder"),
+    "for nobody": (["model"], "the following arguments are required: --to"),
+    "for somebody else": (["model", "--to", "coreml"], "invalid choice: 'coreml'"),
+    "no tokenizer": (["mute", "--to", "web"], "no tokenizer at mute"),
+    "half a file of weights": (["half", "--to", "web"], "is damaged"),
+    "a tokenizer of another model": (["other", "--to", "web"], "do not belong together"),
+    "output that is a file": (["model", "--to", "web", "--output", "file"], "cannot write to file"),
+    "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
+    "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "file").write_text("")
+    (folder / "folder").mkdir()
+    for name in ("model", "mute", "half", "other"):
+        saved(random_model(), folder / name)
+    saved(random_model(max_position_embeddings=2), folder / "short")
+    (folder / "mute" / "tokenizer.json").unlink()
+    weights = folder / "half" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    character_tokenizer(["abc"]).save(str(folder / "other" / "tokenizer.json"))
+    return folder
+
+
+def refused(arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stopped:
+        export.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error and re.fullmatch("error: .+\n", error)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before, "something was written or lost"
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    case: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(bad_files)
+    refused(*BAD_INPUT[case], bad_files, capsys)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_a_missing_package_gets_one_line_too(
+    package: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(bad_files)
+    hide(monkeypatch, package)
+    words = f"--to onnx needs the package {package}; install it with: pip install onnx"
+    refused(["model", "--to", "onnx"], words, bad_files, capsys)
