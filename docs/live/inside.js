@@ -35,7 +35,8 @@ export class Inside {
   }
 
   moments() {
-    const arms = [...new Set(this.card.checkpoints.map(({ arm }) => arm))];
+    // That of the last one first: it is shown when the page starts.
+    const arms = [...new Set(this.card.checkpoints.map(({ arm }) => arm).reverse())];
     this.lines = arms.map((arm) => [arm, this.card.curves[arm] ?? []]);
     this.slider = make("input", { type: "range", min: 0, step: 1, id: "moment" });
     this.slider.addEventListener("input", () => this.go(this.stops()[this.slider.value]));

@@ -4,9 +4,10 @@
 // Letters between brackets are hidden.
 const SAMPLES = [
   "Return a copy of the [l]ist.",
-  "Raise an error if the f[il]e does not exist.",
-  "The function ret[urn]s the number of items.",
-  "A string that can be [used] as a name.",
+  "If the key is not fo[u]nd, raise an e[rr]or.",
+  "This method [is] called when the object is c[re]ated.",
+  "To be, or n[o]t to be, that is the que[s]tion.",
+  "def __init__(self, na[m]e):",
 ];
 const SHOWN = 5;
 const SPOKEN = {
@@ -106,7 +107,7 @@ export async function open(place, asked) {
     button.after(arriving.element);
     if (asked) arriving.stop.focus();
     const card = await model.call("card");
-    const last = card.checkpoints.findLast((one) => one.arm === card.checkpoints[0].arm);
+    const last = card.checkpoints.at(-1);
     await model.call("fetch", { file: last.file }, arriving.tell);
     const page = new Live(place, model, card, last);
     if (place.dataset.kind === "page") {
