@@ -381,7 +381,7 @@ export class Live {
     this.summary.textContent = !this.characters.length
       ? ""
       : places.length
-        ? `${right} of ${places.length} hidden ${places.length === 1 ? "letter" : "letters"} guessed right.${time}`
+        ? `${right} of ${places.length} hidden ${places.length === 1 ? "letter" : "letters"} guessed right (✓).${time}`
         : "Nothing is hidden. Click a letter to hide it from the model.";
     clearTimeout(this.later);
     this.later = setTimeout(() => {
