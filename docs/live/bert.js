@@ -1,4 +1,4 @@
-// # The same model, in the page
+// # The same model in JavaScript
 //
 // Can a model be so small that a reader runs it while reading about it? This file is the forward pass of
 // `bert.py` and `mlm.py` in JavaScript, with no library under it. The [live page](../../live.md) runs it.

@@ -376,6 +376,8 @@ export class Live {
   tell() {
     const places = [...this.hidden].sort((a, b) => a - b);
     this.answers.replaceChildren(...places.map((at) => this.table(at)));
+    // Where it scrolls, the keyboard must get there.
+    this.answers.tabIndex = this.answers.scrollHeight > this.answers.clientHeight ? 0 : -1;
     const right = places.filter((at) => this.best(at, 1)[0]?.token === this.characters[at]).length;
     const time = this.answer ? ` Answered in ${Math.max(1, Math.round(this.answer.milliseconds))} ms, here in the page.` : "";
     this.summary.textContent = !this.characters.length

@@ -12,7 +12,7 @@ for (const place of document.querySelectorAll(".live")) {
       const { open } = await import("./live.js");
       await open(place, event?.type === "click");
     } catch (error) {
-      said.textContent = `The script of the model did not arrive (${error.message}). Try again.`;
+      said.textContent = `The script of the model did not arrive. Reload the page to try again.`;
       button.disabled = false;
     }
   };
