@@ -15,7 +15,9 @@ from docs.literate.rows import Row, split_heading
 
 COMMENT = re.compile(r"( *)// ?(.*)")
 # At the margin a class or a function; one step in, a method.
-DEFINITION = re.compile(r"(?:export )?(?:async )?(?:class|function) (\w+)|  (?:static |async )*(\w+)\(.*\) \{$")
+DEFINITION = re.compile(
+    r"(?:export )?(?:async )?(?:class|function) (\w+)|  (?:static |async )*(\w+)\(.*\) \{$"
+)
 
 
 def read_script(root: Path, path: str) -> Source:

@@ -82,7 +82,14 @@ def unpacked(text: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def compare(page: Page, card: dict[str, Any], data: bytes, model: BertForMaskedLM, count: int) -> None:
+def compare(
+    page: Page,
+    card: dict[str, Any],
+    data: bytes,
+    model: BertForMaskedLM,
+    count: int,
+    hidden_within: float = 1e-3,
+) -> None:
     """The same sentences through both."""
     every = sentences(card, count)
     answers = page.evaluate(IN_THE_PAGE, [card, base64.b64encode(data).decode(), every])
@@ -96,7 +103,7 @@ def compare(page: Page, card: dict[str, Any], data: bytes, model: BertForMaskedL
         for found, weights in zip(answer["attentions"], encoded.attentions, strict=True):
             assert torch.allclose(unpacked(found).view_as(weights[0]), weights[0], rtol=0, atol=1e-3)
         hidden = encoded.last_hidden_state[0]
-        assert torch.allclose(unpacked(answer["hidden"]).view_as(hidden), hidden, rtol=0, atol=1e-3)
+        assert torch.allclose(unpacked(answer["hidden"]).view_as(hidden), hidden, rtol=0, atol=hidden_within)
 
 
 @pytest.mark.parametrize("file", [CARD["checkpoints"][0]["file"], LAST["file"]])
@@ -121,7 +128,7 @@ def test_rounding_to_float16_stays_within_the_bound(server: str, page: Page) -> 
     data = b"".join(state[name].half().numpy().tobytes() for name in names)
     rounded = in_torch(CARD, data).state_dict()
     assert any(not torch.equal(rounded[name], state[name]) for name in names)
-    compare(page, CARD, data, model, 30)
+    compare(page, CARD, data, model, 30, hidden_within=1e-2)
 
 
 def test_float16_by_hand_is_float16(server: str, page: Page) -> None:
@@ -466,8 +473,10 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
     press("Space")
     assert focused(page, "at.getAttribute('aria-pressed')") == "true"
     until(page, "document.querySelectorAll('.answers .guesses').length === 2")
-    until(page, 
-        "at => document.querySelector('.live .told [role=status]').textContent.includes(`Letter ${at}`)", here + 2
+    until(
+        page,
+        "at => document.querySelector('.live .told [role=status]').textContent.includes(`Letter ${at}`)",
+        here + 2,
     )
     press("Home")
     assert focused(page, "at.dataset.at") == "0"
@@ -495,7 +504,17 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
             squares = page.get_attribute(".shares", "d")
             press("ArrowRight")
             assert page.get_attribute(".shares", "d") != squares
-    assert stops == ["hides", "Hide some", "Show all", "sentence", "TEXTAREA", "arm", "moment", "layer", "head"]
+    assert stops == [
+        "hides",
+        "Hide some",
+        "Show all",
+        "sentence",
+        "TEXTAREA",
+        "arm",
+        "moment",
+        "layer",
+        "head",
+    ]
     press("ArrowRight")
     assert "head 2" in page.inner_text(".reading")
     assert page.evaluate("document.querySelectorAll('.head')[1].classList.contains('chosen')")
@@ -577,4 +596,6 @@ def test_no_fault_for_axe(server: str, browser: Any, width: int, scheme: str, ad
         ".then(result => result.violations)"
     )
     context.close()
-    assert not [f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary']}" for one in found]
+    assert not [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary']}" for one in found
+    ]

@@ -14,9 +14,9 @@ from bs4 import BeautifulSoup
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("labml_bert", "experiments")
-    for path in (ROOT / folder).glob("*.py")
-) + ["docs/live/bert.js"]
+    for files in ("labml_bert/*.py", "experiments/*.py", "docs/live/bert.js")
+    for path in ROOT.glob(files)
+)
 
 
 def parsed(page: Path) -> BeautifulSoup:

@@ -1,8 +1,8 @@
 """
 How long the model in the page takes: `python -m tests.site.time_live SITE`, with SITE the built site.
 
-Prints, for some lengths and for a processor as it is and slowed four times, the median of the forward pass and
-of the whole way from a click to the answers. Chromium slows the thread of the page and not that of the
+Prints, for some lengths and for a processor as it is and slowed four times, the median of the forward pass
+and of the whole way from a click to the answers. Chromium slows the thread of the page and not that of the
 worker, so the pass is timed on the page's thread too, and the sum of the two is the time that a slow machine
 needs at most.
 """
@@ -63,7 +63,10 @@ def measure(page: Any, client: Any, slower: int, length: int) -> tuple[float, fl
 def main() -> None:
     """Serves the site and asks."""
     handler = functools.partial(Quiet, directory=sys.argv[1])
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served, sync_playwright() as playwright:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served,
+        sync_playwright() as playwright,
+    ):
         threading.Thread(target=served.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page = browser.new_page()
@@ -75,8 +78,8 @@ def main() -> None:
             for length in (32, 64, 128):
                 first, one, click = measure(page, client, slower, length)
                 print(
-                    f"{length:3} letters, slowed {slower} times: first pass {first:.0f} ms, pass {one:.0f} ms, "
-                    f"click to answers {click:.0f} ms, at most {one + click:.0f} ms"
+                    f"{length:3} letters, slowed {slower} times: first pass {first:.0f} ms, "
+                    f"pass {one:.0f} ms, click to answers {click:.0f} ms, at most {one + click:.0f} ms"
                 )
         browser.close()
         served.shutdown()
