@@ -248,7 +248,7 @@ export class Inside {
       for (const { row, column, takes } of this.maps) {
         row.setAttribute("d", "");
         column.setAttribute("d", "");
-        takes.textContent = "";
+        takes.replaceChildren();
       }
       this.reading.textContent = "";
     }
@@ -259,8 +259,14 @@ export class Inside {
     this.maps.forEach(({ label, row, column, takes }, h) => {
       row.setAttribute("d", `M0,${i}h${T}v1h-${T}z`);
       column.setAttribute("d", j === undefined ? "" : `M${j},0h1v${T}h-1z`);
-      const order = [...characters.keys()].sort((a, b) => this.share(h, i, b) - this.share(h, i, a)).slice(0, 3);
-      takes.textContent = order.map((at) => `${name(at)} ${percent(this.share(h, i, at))}`).join("  ");
+      const most = [...characters.keys()].sort((a, b) => this.share(h, i, b) - this.share(h, i, a)).slice(0, 3);
+      const shown = most.filter((at) => this.share(h, i, at) >= 0.01);
+      const list = (named, sign) => shown.map((at) => `${named(at)} ${percent(this.share(h, i, at))}`).join(sign);
+      const said = list((at) => (this.page.hidden.has(at) ? "a hidden letter" : spoken(characters[at])), ", ");
+      takes.replaceChildren(
+        make("span", { "aria-hidden": true }, list(name, "  ")),
+        make("span", { className: "sr" }, said && `takes from ${said}`),
+      );
       label.classList.toggle("chosen", h === over);
     });
     buttons.forEach((button, at) => {

@@ -414,7 +414,7 @@ export class Live {
       bar.style.width = percent(share);
       const sign = make("th", { scope: "row" }, make("span", { "aria-hidden": true }, visible(token)));
       sign.append(make("span", { className: "sr" }, spoken(token)));
-      if (token === truth) sign.append(make("b", { title: "the hidden letter" }, "✓"), make("span", { className: "sr" }, " the hidden letter"));
+      if (token === truth) sign.append(make("b", { title: "the hidden letter", "aria-hidden": true }, "✓"), make("span", { className: "sr" }, " the hidden letter"));
       const row = make("tr", {}, sign, make("td", {}, bar), make("td", {}, percent(share)));
       if (rank > SHOWN) row.className = "late";
       return row;
