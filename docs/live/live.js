@@ -331,7 +331,8 @@ export class Live {
       button.textContent = hidden ? (best ? visible(best.token) : "") : visible(character);
       button.classList.toggle("blank", character === " " && !hidden);
       button.setAttribute("aria-pressed", hidden);
-      button.setAttribute("aria-label", `${at + 1}, ${spoken(character)}`);
+      const known = this.ids.has(character) ? "" : ", unknown to the model";
+      button.setAttribute("aria-label", `${at + 1}, ${spoken(character)}${known}`);
       button.tabIndex = at === this.pinned ? 0 : -1;
     });
   }
