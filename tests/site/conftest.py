@@ -2,8 +2,6 @@
 
 import functools
 import http.server
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import CHROMIUM, FLAGS, Quiet
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 
 pytest.importorskip("mkdocs", reason="the site's own dependencies are not installed: make test-site")
 
@@ -33,11 +27,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     return out
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="session")

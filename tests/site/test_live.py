@@ -4,11 +4,14 @@ with whatever a reader may put into it.
 """
 
 import base64
+import functools
 import gzip
 import hashlib
+import http.server
 import json
 import math
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from serving import Quiet
 
 from labml_bert.bert import BertConfig
 from labml_bert.pretraining import BertForMaskedLM
@@ -331,6 +335,46 @@ def test_cancel(server: str, page: Page) -> None:
     page.unroute("**/*.bin*")
     page.keyboard.press("Enter")
     page.wait_for_selector(".live.running .guesses")
+
+
+class HalfWay(Quiet):
+    """Sends half of the weights, then waits for the word: the rest, or the end of the connection."""
+
+    goes_on = threading.Event()
+    breaks = False
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        if not self.path.partition("?")[0].endswith(".bin"):
+            super().copyfile(source, outputfile)
+            return
+        data = source.read()
+        outputfile.write(data[: len(data) // 2])
+        outputfile.flush()
+        assert self.goes_on.wait(20)
+        if not self.breaks:
+            outputfile.write(data[len(data) // 2 :])
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_bar_shows_what_has_arrived(
+    site: Path, page: Page, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HalfWay.goes_on.clear()
+    monkeypatch.setattr(HalfWay, "breaks", breaks)
+    handler = functools.partial(HalfWay, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{served.server_port}/live/", wait_until="networkidle")
+        page.click(".live .start")
+        until(page, "Math.abs(document.querySelector('.live progress')?.value - 0.5) < 0.01")
+        assert f"of {LAST['bytes'] / 1e6:.2f} MB" in page.inner_text(".live .words")
+        HalfWay.goes_on.set()
+        if breaks:
+            page.wait_for_selector("text=broke off")
+            assert page.is_enabled(".live .start")
+        else:
+            page.wait_for_selector(".live.running .guesses")
+        served.shutdown()
 
 
 # What a reader may do
