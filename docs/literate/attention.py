@@ -24,6 +24,10 @@ IDS = count(1)
 def result(record: Record) -> dict[str, object]:
     """The map in a record. Raises `PageError` where there is none."""
     found = record.data.get("result", {})
+    if "pictures" in record.data:
+        # That of the page's model has one mask, and so one list of guesses.
+        found = dict(record.data["pictures"]["attention"])
+        found["guesses"] = [found["guesses"]]
     if "attentions" not in found:
         raise PageError(
             f"the run {record.name} has no attention weights; experiments/attention_map.py makes them"

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from pygments.lexers import PythonLexer
+from pygments.lexers import JavascriptLexer, PythonLexer
 from pygments.token import Token
 
 from docs.literate.names import Place, Source, Symbol
@@ -32,7 +32,7 @@ CLASSES = (
     (Token.Name.Class, "f"),
     (Token.Name.Decorator, "d"),
 )
-SHAPE = re.compile(r"# (\([A-Z0-9][^()]*\))$")
+SHAPE = re.compile(r"(#|//) (\([A-Z0-9][^()]*\))$")
 
 
 def escape(text: str) -> str:
@@ -44,7 +44,7 @@ def token_html(kind: Any, text: str, symbol: Symbol | None, page: str) -> tuple[
     """The class and the HTML of a token within one line."""
     shape = SHAPE.match(text)
     if kind in Token.Comment and shape:
-        return "", f'<span class="shape"><i># </i>{escape(shape[1])}</span>'
+        return "", f'<span class="shape"><i>{shape[1]} </i>{escape(shape[2])}</span>'
     if symbol:
         return "", symbol.link(page, escape(text))
     return next((name for base, name in CLASSES if kind in base), "") if text.strip() else "", escape(text)
@@ -54,7 +54,8 @@ def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[s
     """The HTML of each line of the file as `page` shows it, without its number."""
     lines: list[list[tuple[str, str]]] = [[]]
     column = 0
-    lexer = PythonLexer(ensurenl=False, stripnl=False)
+    language = JavascriptLexer if source.path.endswith(".js") else PythonLexer
+    lexer = language(ensurenl=False, stripnl=False)
     for _, kind, value in lexer.get_tokens_unprocessed(source.text):
         for index, part in enumerate(value.split("\n")):
             if index:
@@ -120,7 +121,8 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
             text = text.replace(' tabindex="-1"', "", 1)
         block = f'<pre class="{kind}"><code>{text}</code></pre>'
         if kind == "fold":
-            mark = "#" if lines[first - 1].lstrip().startswith("#") else '"""'
+            begins = lines[first - 1].lstrip()
+            mark = next((sign for sign in ("#", "//") if begins.startswith(sign)), '"""')
             span = f"line {first}" if first == last else f"lines {first} to {last}"
             block = (
                 '<details class="fold" data-search-exclude>'

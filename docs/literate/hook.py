@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs.literate.rows import PageError  # noqa: E402
-from docs.literate.site import FOLDERS, write_site  # noqa: E402
+from docs.literate.site import FOLDERS, LIVE, write_site  # noqa: E402
 
 written: list[str] = []
 serving = False
@@ -44,6 +44,6 @@ def on_serve(server: Any, config: Any, builder: Any) -> Any:
     """Called by MkDocs once, before it serves."""
     # What is written follows from the rest; to watch it would build everything twice.
     server.unwatch(config.docs_dir)
-    for name in (*FOLDERS, "docs/pages", "docs/runs"):
+    for name in (*FOLDERS, LIVE, "docs/pages", "docs/runs"):
         server.watch(str(ROOT / name))
     return server

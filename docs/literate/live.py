@@ -199,7 +199,7 @@ def dense_layer(record: Record) -> str:
         f"dense layer and norm of the head. The best answer is right at {found['without']['right']:.0%} and "
         f"at {found['with']['right']:.0%} of the places."
     )
-    return bar_chart(bars, title, caption, numbers(["", "without", "with"], rows))
+    return bar_chart(bars, title, caption, numbers(["measure", "without", "with"], rows))
 
 
 def neighbours(record: Record) -> str:

@@ -62,7 +62,7 @@ class Source:
     @property
     def page(self) -> str:
         """Where its page is, without the ending."""
-        return self.path.removesuffix(".py")
+        return self.path.rpartition(".")[0]
 
     @property
     def module(self) -> str:

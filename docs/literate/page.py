@@ -32,15 +32,15 @@ def copy_button(first: int, last: int, what: str, label: str = "Copy") -> str:
 def tools(source: Source) -> str:
     """What can be done with the file, right below its title."""
     name = source.path.rpartition("/")[2]
-    notebook = name.removesuffix(".py") + ".ipynb"
+    notebook = name.replace(".py", ".ipynb")
     count = len(source.text.splitlines())
     return (
         '<div class="tools" data-search-exclude>'
         f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
         f'<a href="../{name}" download>Download</a>'
         f"{copy_button(1, count, f'file {name}', 'Copy file')}"
-        f'<a href="../{notebook}" download>Notebook</a>'
-        "</div>\n\n"
+        + (f'<a href="../{notebook}" download>Notebook</a>' if notebook != name else "")
+        + "</div>\n\n"
     )
 
 

@@ -79,7 +79,8 @@ def everywhere(sources: dict[str, Source]) -> dict[str, Symbol]:
         for name, symbol in source.symbols.items():
             known[f"{stem}.{name}"] = symbol
             first = name.partition(".")[0]
-            if "_" in first.strip("_") or first.lower() != first:
+            # A single capital is a size everywhere, whatever a file may call by it.
+            if len(first) > 1 and ("_" in first.strip("_") or first.lower() != first):
                 twice |= {name} & known.keys()
                 known[name] = symbol
     return {name: symbol for name, symbol in known.items() if name not in twice}

@@ -16,11 +16,13 @@ from docs.literate.names import Source, read_source
 from docs.literate.page import notebook, source_page
 from docs.literate.records import Record, read_records
 from docs.literate.runs import recorded_runs
+from docs.literate.scripts import read_script
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs" / "written"
 MARK = ".made"
 FOLDERS = ("labml_bert", "experiments")
+LIVE = "docs/live"
 
 
 def read_sources(root: Path = ROOT) -> dict[str, Source]:
@@ -30,11 +32,12 @@ def read_sources(root: Path = ROOT) -> dict[str, Source]:
     return {source.module: source for source in found}
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, text: str | bytes) -> None:
     """Writes a file if it is not the same already."""
-    if not path.is_file() or path.read_bytes() != text.encode():
+    data = text.encode() if isinstance(text, str) else text
+    if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
+        path.write_bytes(data)
 
 
 def write_sources(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
@@ -43,6 +46,14 @@ def write_sources(sources: dict[str, Source], records: dict[str, Record], out: P
         put(out / f"{source.page}.md", source_page(source, sources, recorded_runs(source, sources, records)))
         put(out / source.path, source.text)
         put(out / f"{source.page}.ipynb", notebook(source))
+
+
+def write_live(sources: dict[str, Source], out: Path) -> None:
+    """What runs in the page: its scripts and weights as they are, and the page of the model's script."""
+    for path in (ROOT / LIVE).glob("**/*.*"):
+        put(out / path.relative_to(ROOT), path.read_bytes())
+    model = read_script(ROOT, f"{LIVE}/bert.js")
+    put(out / f"{model.page}.md", source_page(model, sources))
 
 
 def write_chapters(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
@@ -70,6 +81,7 @@ def write_site(out: Path = OUT, reference: bool = True) -> None:
     sources = read_sources()
     records = read_records()
     write_sources(sources, records, out)
+    write_live(sources, out)
     write_chapters(sources, records, out)
     maths.write_assets(out / "assets" / "katex")
     if reference and reference_is_old(sources, out):

@@ -1,16 +1,9 @@
 """
 Every page in headless Chromium, as a reader meets it: wide and narrow, light and dark.
 
-The browser is the one of the machine (`chromium` or `google-chrome` on the path, or $CHROMIUM); without
-one these tests are skipped. axe comes from npm, with KaTeX.
+Without a browser these tests are skipped. axe comes from npm, with KaTeX.
 """
 
-import functools
-import http.server
-import os
-import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,35 +11,6 @@ import pytest
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def server(site: Path) -> Iterator[str]:
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}/"
-        served.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(server: str) -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        # Playwright gives each start an empty user-data-dir of its own.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        yield browser
-        browser.close()
 
 
 PAPER = {"light": "rgb(252, 250, 245)", "dark": "rgb(26, 25, 23)"}
@@ -88,14 +52,6 @@ def test_every_page_is_sound(
         ]
     context.close()
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.fixture
-def page(browser: "sync_api.Browser") -> Iterator["sync_api.Page"]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    yield context.new_page()
-    context.close()
 
 
 def type_in_search(page: "sync_api.Page", words: str) -> None:

@@ -18,6 +18,7 @@ from docs.literate.records import Record, age
 from docs.literate.rows import PageError, read_rows
 from docs.literate.runs import recorded_runs
 from docs.literate.samples import rewritten, run_samples
+from docs.literate.scripts import script_rows
 from docs.literate.site import ROOT, read_sources
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.mlm import BertLMPredictionHead
@@ -286,3 +287,20 @@ def test_a_record_older_than_its_code_is_marked() -> None:
     sources = read_sources()
     assert "not known" in age(record(), sources)
     assert "not known" in age(record(commit="0" * 40), sources)
+
+
+def test_a_script_has_rows_too() -> None:
+    text = (
+        "// # Title\n//\n// Words.\n\n// ## Part\n//\n// More.\nexport class A {\n  constructor(x) {\n"
+        "    this.x = x;\n  }\n\n  // Why.\n  go() {\n    // Here.\n    return 1; // (T, D)\n  }\n}\n\n"
+        "function bare() {\n}\n"
+    )
+    rows = script_rows(text)
+    assert [(row.first, row.last, row.ends, row.name, row.heading, row.prose) for row in rows] == [
+        (1, 4, 0, "", "Title", "Words."),
+        (5, 12, 18, "A", "Part", "More."),
+        (13, 14, 17, "A.go", "", "Why."),
+        (15, 19, 0, "", "", "Here."),
+        (20, 21, 21, "bare", "", ""),
+    ]
+    assert [row.folded for row in rows] == [[(1, 3)], [(5, 7)], [(13, 13)], [(15, 15)], []]

@@ -1,0 +1,62 @@
+"""
+# A JavaScript file as rows
+
+The model that runs in the page has a page of its own beside the Python it mirrors. Its file is read
+line by line, without a grammar: a row begins at each comment that has lines of its own and at each
+definition at the margin, and the words of a row are its comment, which is Markdown as in a docstring.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+from docs.literate.names import Source, Symbol, summary
+from docs.literate.rows import Row, split_heading
+
+COMMENT = re.compile(r"( *)// ?(.*)")
+# At the margin a class or a function; one step in, a method.
+DEFINITION = re.compile(
+    r"(?:export )?(?:async )?(?:class|function) (\w+)|  (?:static |async )*(\w+)\(.*\) \{$"
+)
+
+
+def read_script(root: Path, path: str) -> Source:
+    """Reads the file at `path` under `root`."""
+    text = (root / path).read_text("utf-8")
+    # There is no Python in it to follow names through.
+    source = Source(path, text, script_rows(text), ast.Module([], []))
+    for row in source.rows:
+        if row.name:
+            source.symbols[row.name] = Symbol(source.page, row.name, summary(row.prose))
+    return source
+
+
+def script_rows(text: str) -> list[Row]:
+    """The rows of a file. A comment right above a definition is about it."""
+    lines = text.splitlines()
+    rows = [Row(1)]
+    owner = indent = ""
+    for number, line in enumerate(lines, 1):
+        comment, definition = COMMENT.fullmatch(line), DEFINITION.match(line)
+        above = COMMENT.fullmatch(lines[number - 2]) if number > 1 else None
+        if comment:
+            if not above or above[1] != comment[1]:
+                if number > 1:
+                    rows.append(Row(number))
+                rows[-1].folded = [(number, number)]
+            row = rows[-1]
+            row.prose = f"{row.prose}\n{comment[2]}".lstrip("\n")
+            row.folded = [(row.folded[0][0], number)]
+        elif definition and (above or definition[1]):
+            if not above:
+                rows.append(Row(number))
+            if definition[1]:
+                owner, indent = definition[1], ""
+                rows[-1].name = owner
+            else:
+                rows[-1].name, indent = f"{owner}.{definition[2]}", "  "
+            rows[-1].ends = lines.index(f"{indent}}}", number) + 1
+    for row, following in zip(rows, [*(row.first for row in rows[1:]), len(lines) + 1], strict=True):
+        row.last = following - 1
+        row.level, row.heading, row.prose = split_heading(row.prose)
+    return rows

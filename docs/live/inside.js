@@ -1,0 +1,280 @@
+// What the page of the model shows beyond its answers: the moments of its training, and where its heads look.
+
+import { choice, make, percent, progress, spoken, visible } from "./live.js";
+
+const WIDTH = 640;
+const HEIGHT = 340;
+const LEFT = 44;
+const BOTTOM = 64;
+
+function draw(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export class Inside {
+  constructor(page) {
+    this.page = page;
+    this.wanted = page.checkpoint;
+    this.here = new Set([page.checkpoint.file]);
+    this.card = page.card;
+    this.layer = 0;
+    this.head = 0;
+    this.seen = null;
+    this.elements = [];
+    if (this.card.checkpoints.length > 1) this.elements.push(this.moments());
+    this.elements.push(this.attention());
+  }
+
+  // ## Moments
+
+  stops(arm = this.wanted.arm) {
+    return this.card.checkpoints.filter((one) => one.arm === arm);
+  }
+
+  moments() {
+    // That of the last one first: it is shown when the page starts.
+    const arms = [...new Set(this.card.checkpoints.map(({ arm }) => arm).reverse())];
+    this.lines = arms.map((arm) => [arm, this.card.curves[arm] ?? []]);
+    this.slider = make("input", { type: "range", min: 0, step: 1, id: "moment" });
+    this.slider.addEventListener("input", () => this.go(this.stops()[this.slider.value]));
+    this.when = make("output", { htmlFor: "moment" });
+    this.plot = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": this.story() });
+    // A shortcut for the mouse; the slider does the same.
+    this.plot.addEventListener("click", (event) => {
+      const box = this.plot.getBoundingClientRect();
+      const seconds = this.at.time((event.clientX - box.left) * (WIDTH / box.width));
+      this.go(this.nearest(this.wanted.arm, seconds));
+    });
+    this.scale();
+    const samples = (n) => {
+      const line = draw("path", { class: `line n${n + 1}`, d: "M0,5H36" });
+      return draw("svg", { viewBox: "0 0 36 10", "aria-hidden": "true" }, line);
+    };
+    const options = arms.map((arm, n) => [arm, samples(n), arm]);
+    this.toggle = choice("Sequence length", "arm", options, this.wanted.arm, (arm) => {
+      this.go(this.nearest(arm, this.wanted.seconds));
+    });
+    this.state = make("div", { className: "state" });
+    this.failed = make("p", { className: "note", role: "status" });
+    this.showMoment();
+    return make(
+      "section", { className: "moments chart", ariaLabel: "The moment of the training" },
+      make("div", { className: "controls" }, arms.length > 1 ? this.toggle : ""),
+      this.plot,
+      make("label", { className: "slider", htmlFor: "moment" }, "Time in the training"), this.slider, this.when,
+      this.state, this.failed,
+    );
+  }
+
+  story() {
+    const ends = this.lines.map(([arm, points]) => {
+      return points.length ? `${arm}, from ${points[0][1].toFixed(2)} to ${points.at(-1)[1].toFixed(2)} nats` : arm;
+    });
+    return `Held-out loss by seconds of training: ${ends.join("; ")}.`;
+  }
+
+  // Where a moment and a loss are on the paper.
+  scale() {
+    const points = [...this.lines.flatMap(([, curve]) => curve), ...this.card.checkpoints.map((one) => [one.seconds, one.loss])];
+    const most = Math.max(...points.map(([seconds]) => seconds));
+    const low = Math.floor(Math.min(...points.map(([, loss]) => loss)));
+    const high = Math.max(...points.map(([, loss]) => loss));
+    const x = (seconds) => LEFT + (seconds / most) * (WIDTH - LEFT - 10);
+    const y = (loss) => 10 + ((high - loss) / (high - low)) * (HEIGHT - BOTTOM - 10);
+    this.at = { x, y, time: (place) => ((place - LEFT) / (WIDTH - LEFT - 10)) * most };
+    for (let loss = low; loss <= high; loss++) {
+      this.plot.append(draw("path", { class: "grid", d: `M${LEFT},${y(loss)}H${WIDTH - 10}` }));
+      this.plot.append(draw("text", { x: LEFT - 8, y: y(loss) + 5, "text-anchor": "end" }, loss));
+    }
+    const step = most > 120 ? 60 : most > 40 ? 20 : 10;
+    for (let seconds = 0; seconds <= most; seconds += step) {
+      const unit = seconds + step > most ? " s" : "";
+      this.plot.append(draw("text", { x: x(seconds), y: HEIGHT - BOTTOM + 24, "text-anchor": "middle" }, seconds + unit));
+    }
+    const title = "held-out loss by seconds of training";
+    this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle", class: "level" }, title));
+    this.lines.forEach(([, curve], n) => {
+      const d = `M${curve.map(([seconds, loss]) => `${x(seconds).toFixed(1)},${y(loss).toFixed(1)}`).join("L")}`;
+      if (curve.length) this.plot.append(draw("path", { class: `line n${n + 1}`, d }));
+    });
+    this.dots = draw("g", {});
+    this.plot.append(this.dots);
+  }
+
+  nearest(arm, seconds) {
+    const far = (one) => Math.abs(one.seconds - seconds);
+    return this.stops(arm).reduce((a, b) => (far(b) < far(a) ? b : a));
+  }
+
+  showMoment() {
+    const checkpoint = this.wanted;
+    const stops = this.stops();
+    for (const input of this.toggle.querySelectorAll("input")) input.checked = input.value === checkpoint.arm;
+    this.slider.max = stops.length - 1;
+    this.slider.value = stops.indexOf(checkpoint);
+    const { seconds, steps, loss } = checkpoint;
+    const words = `${Math.round(seconds)} s, ${steps.toLocaleString("en")} steps, loss ${loss.toFixed(2)}`;
+    this.when.textContent = words;
+    this.slider.setAttribute("aria-valuetext", words);
+    const { x, y } = this.at;
+    this.dots.replaceChildren(
+      draw("path", { class: "now", d: `M${x(seconds)},10V${HEIGHT - BOTTOM}` }),
+      ...stops.map((one) => {
+        const now = one === checkpoint;
+        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.seconds), cy: y(one.loss), r: now ? 8 : 4.5 });
+      }),
+    );
+  }
+
+  // To another moment. Its weights come first, then those of the others, since who moves a slider moves on.
+  // Until they are here, the answers are those of the moment before.
+  async go(checkpoint) {
+    this.wanted = checkpoint;
+    this.showMoment();
+    this.settle();
+    if (this.working) return;
+    this.working = true;
+    this.failed.textContent = "";
+    try {
+      for (let next = this.next(); next; next = this.next()) {
+        const bar = progress(`Fetching the moment at ${Math.round(next.seconds)} s`, () => this.page.model.call("cancel"));
+        this.state.replaceChildren(bar.element);
+        await this.page.model.call("fetch", { file: next.file }, bar.tell);
+        this.here.add(next.file);
+        this.settle();
+      }
+    } catch (error) {
+      this.failed.textContent = error.cancelled ? "Cancelled. Move the slider to go on." : error.message;
+      this.wanted = this.page.checkpoint;
+      this.showMoment();
+    }
+    this.state.replaceChildren();
+    this.working = false;
+  }
+
+  // What to fetch: the moment that is wanted, then the nearest ones.
+  next() {
+    const far = (one) => Math.abs(one.seconds - this.wanted.seconds);
+    return this.stops().filter(({ file }) => !this.here.has(file)).sort((a, b) => far(a) - far(b))[0];
+  }
+
+  settle() {
+    if (this.wanted === this.page.checkpoint || !this.here.has(this.wanted.file)) return;
+    this.page.checkpoint = this.wanted;
+    this.page.ask();
+  }
+
+  // ## Attention
+
+  attention() {
+    const { num_hidden_layers: L, num_attention_heads: H } = this.card.config;
+    const layers = Array.from({ length: L }, (_, i) => [i, String(i + 1)]);
+    const step = choice("Layer", "layer", layers, 0, (layer) => {
+      this.layer = layer;
+      this.draw();
+    });
+    this.maps = Array.from({ length: H }, (_, h) => this.map(h));
+    this.reading = make("p", { className: "reading" });
+    return make(
+      "section", { className: "attention", ariaLabel: "Attention" },
+      make("div", { className: "controls" }, step, this.reading),
+      make("fieldset", { className: "heads" }, make("legend", { className: "sr" }, "Head"), ...this.maps.map(({ label }) => label)),
+    );
+  }
+
+  map(h) {
+    const input = make("input", { type: "radio", name: "head", value: h, checked: h === 0 });
+    input.addEventListener("change", () => {
+      this.head = h;
+      this.look(this.seen);
+    });
+    const shares = draw("path", { class: "shares" });
+    const row = draw("path", { class: "looks" });
+    const column = draw("path", { class: "looks" });
+    const svg = draw("svg", { "aria-hidden": "true" }, row, column, shares);
+    const cell = (event) => {
+      const box = svg.getBoundingClientRect();
+      const part = (offset, size) => Math.min(this.size - 1, Math.max(0, Math.floor((offset / size) * this.size)));
+      return [part(event.clientY - box.top, box.height), part(event.clientX - box.left, box.width)];
+    };
+    svg.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.look(cell(event), h));
+    svg.addEventListener("pointerleave", () => this.look(null));
+    svg.addEventListener("click", (event) => {
+      this.page.pin(cell(event)[0]);
+      this.head = h;
+    });
+    const takes = make("span", { className: "takes" });
+    const label = make("label", { className: "head" }, make("span", { className: "name" }, input, `head ${h + 1}`), svg, takes);
+    return { label, svg, shares, row, column, takes };
+  }
+
+  share(h, i, j) {
+    const { attentions, length } = this.page.answer;
+    const from = this.page.frame[0].length;
+    return attentions[this.layer][(h * length + i + from) * length + j + from];
+  }
+
+  // All maps anew. The area of a square is the share.
+  draw() {
+    if (!this.page.answer && this.page.characters.length) return;
+    const T = (this.size = this.page.characters.length);
+    this.maps.forEach(({ svg, shares }, h) => {
+      const squares = [];
+      for (let i = 0; i < T; i++) {
+        for (let j = 0; j < T; j++) {
+          const side = Math.sqrt(this.share(h, i, j)) * 0.94;
+          if (side < 0.1) continue;
+          const [x, y, s] = [j + 0.5 - side / 2, i + 0.5 - side / 2, side].map((number) => number.toFixed(2));
+          squares.push(`M${x},${y}h${s}v${s}h-${s}z`);
+        }
+      }
+      svg.setAttribute("viewBox", `0 0 ${T || 1} ${T || 1}`);
+      shares.setAttribute("d", squares.join(""));
+      shares.setAttribute("class", `shares n${(this.layer % 4) + 1}`);
+    });
+    this.look(this.seen);
+  }
+
+  // The letter that looks: the one under the mouse, else the one that has the focus or had it last. Its line is
+  // marked in every map, and below the letters stands what the chosen head takes from each.
+  look(seen, over = this.head) {
+    this.seen = seen;
+    const { characters, buttons, answer, pinned } = this.page;
+    const [i, j] = seen ?? [pinned];
+    if (!characters.length) {
+      for (const { row, column, takes } of this.maps) {
+        row.setAttribute("d", "");
+        column.setAttribute("d", "");
+        takes.replaceChildren();
+      }
+      this.reading.textContent = "";
+    }
+    const T = characters.length;
+    // Between a keystroke and its answer the maps are still those of the text before.
+    if (!answer || T !== this.size || i >= T) return;
+    const name = (at) => (this.page.hidden.has(at) ? "▁" : visible(characters[at]));
+    this.maps.forEach(({ label, row, column, takes }, h) => {
+      row.setAttribute("d", `M0,${i}h${T}v1h-${T}z`);
+      column.setAttribute("d", j === undefined ? "" : `M${j},0h1v${T}h-1z`);
+      const most = [...characters.keys()].sort((a, b) => this.share(h, i, b) - this.share(h, i, a)).slice(0, 3);
+      const shown = most.filter((at) => this.share(h, i, at) >= 0.01);
+      const list = (named, sign) => shown.map((at) => `${named(at)} ${percent(this.share(h, i, at))}`).join(sign);
+      const said = list((at) => (this.page.hidden.has(at) ? "a hidden letter" : spoken(characters[at])), ", ");
+      takes.replaceChildren(
+        make("span", { "aria-hidden": true }, list(name, "  ")),
+        make("span", { className: "sr" }, said && `takes from ${said}`),
+      );
+      label.classList.toggle("chosen", h === over);
+    });
+    buttons.forEach((button, at) => {
+      button.style.setProperty("--share", Math.sqrt(this.share(over, i, at)).toFixed(3));
+      button.classList.toggle("looks", at === i);
+      button.classList.toggle("seen", at === j);
+    });
+    const what = j === undefined ? "" : ` It takes ${percent(this.share(over, i, j))} from letter ${j + 1}, ${spoken(characters[j])}.`;
+    this.reading.textContent = `Letter ${i + 1}, ${spoken(characters[i])}${this.page.hidden.has(i) ? " (hidden)" : ""}, looks; head ${over + 1} is drawn below the letters.${what}`;
+  }
+}
