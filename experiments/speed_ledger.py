@@ -319,7 +319,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
-        compare(options, words_of(argv, options.record))
+        compare(options, words_of(argv))
 
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
@@ -335,16 +335,17 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     device = choose_device(options.device)
     arithmetic = "bfloat16" if has_fast_bfloat16(device) else "float32"
     header("speed_ledger: our step without each of its tricks", {"training": f"{arithmetic} on {device}"})
+    # First, as a corpus may not be what it should.
+    with console.status("padding"):
+        shares = padding(options.corpus)
+    told = ", ".join(f"{share:.1%} at length {length}" for length, share in shares.items())
+    console.print(f"  padding     {told}\n")
     tables = []
     for shape in SHAPES:
         if options.shapes is None or shape.name in options.shapes:
             with console.status(shape.name):
                 tables.append(ledger(shape, device, options.rounds, options.repeats))
             print_ledger(tables[-1])
-    with console.status("padding"):
-        shares = padding(options.corpus)
-    told = ", ".join(f"{share:.1%} at length {length}" for length, share in shares.items())
-    console.print(f"  padding     {told}")
     record = {
         **record_head("speed_ledger", words, device, arithmetic),
         "configuration": {"rounds": options.rounds, "repeats": options.repeats},
