@@ -40,7 +40,7 @@ from rich.table import Table
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import python_documents
 from labml_bert.curriculum import Curriculum, parse_schedule
-from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
+from labml_bert.dataset import DatasetArguments, build_dataset, end_with_parent, open_dataset
 from labml_bert.mlm import TokenMasker
 from labml_bert.pair_batches import PairBatches, PairCollator
 from labml_bert.pretraining import BertForMaskedLM
@@ -220,7 +220,7 @@ def feeding(sizes: list[int], batches: int) -> list[dict[str, Any]]:
             # A fresh process has nothing left over from the last size.
             context = multiprocessing.get_context("spawn")
             for pipeline in ("pairs", "masked"):
-                with ProcessPoolExecutor(1, context) as pool:
+                with ProcessPoolExecutor(1, context, end_with_parent) as pool:
                     row = pool.submit(feed, pipeline, characters, folder, batches).result()
                 if pipeline == "pairs":
                     row["prepare_seconds"] += built
@@ -275,7 +275,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
-        measure(options, words_of(argv, options.record))
+        measure(options, words_of(argv))
 
 
 def measure(options: argparse.Namespace, words: list[str]) -> None:
@@ -288,10 +288,10 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     if options.record is not None:
         check_record(options.record)
     at_least_one(options, "rounds", "batches")
-    # Below that there may be one document only, which makes no pairs.
+    # With less there may be one document only, which makes no pairs; more would fill a disk.
     for size in options.megabytes:
-        if not 0.1 <= size < math.inf:
-            raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and finite")
+        if not 0.1 <= size <= 10_000:
+            raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and at most 10,000")
     device = choose_device(options.device)
     base = ", ".join(f"{letter} {size:,}" for letter, size in BASE.items())
     header("cost: how time and memory grow", {"around": f"{base}, 4 layers"})
