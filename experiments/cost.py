@@ -5,18 +5,29 @@ What does a longer sequence cost, a larger vocabulary, a wider model, a larger b
 is changed at a time, around a model of words. A step is timed at each size, and its memory weighed at the
 fullest moment: what it takes beyond the weights and the optimiser's state, which are there already.
 
-Each way of growing has an exponent: where it is 1, twice the size takes twice the time. For a sequence it
-should lie between 1, as every token goes through the same layers, and 2, as each looks at every other. For
-the width it should come near 2, as weights are matrices. Small sizes hide this, as they pay for the start of
-each operation. So there are two exponents: one between the last two sizes, and one over all, by least squares
-on $x = \ln \text{size}$ and $y = \ln \text{cost}$:
+Each way of growing has an exponent: where it is 1, twice the size takes twice the time. Counting operations
+says what that of time should be, for large sizes. For a sequence between 1, as every token goes through the
+same layers, and 2, as each looks at every other. For the width at most 2, as weights are matrices; norms,
+GELU and dropout grow with 1. For the vocabulary at most 1, as only the head and the embeddings know of it.
+For the batch at most 1, since the step of the optimiser costs the same for any.
+
+Small sizes hide this, as they pay for everything else first: the start of each operation, and the parts that
+do not grow. So there are two exponents: one between the last two sizes, which is the one to compare, and one
+over all. An exponent that is too high is not explained by counting. Large tensors fit into no cache and get
+their memory page by page from the system, so that each of their numbers costs more; what share that has is
+not taken apart here. Over all sizes it is found by least squares, on $x = \ln \text{size}$ and
+$y = \ln \text{cost}$:
 
 $$\text{exponent} = \frac{\sum (x - \bar x)(y - \bar y)}{\sum (x - \bar x)^2}$$
 
 Text is another matter. A step does not know how much there is; does whoever feeds it? Pairs are read from a
-file. Its pages count as memory of the process once they are read, but the system takes them back
-whenever it needs room. What it cannot take back is called anonymous, and that must not grow. The masked model
-alone has all its tokens in memory, 8 bytes for each.
+file. Its pages count as memory of the process once they are read, but the system takes them back whenever it
+needs room. What it cannot take back is called anonymous, and that must not grow. The masked model is fed from
+tokens in memory, 8 bytes for each.
+
+This is what feeding holds, and not what a run does: both jobs first read all the text into memory, to make
+the vocabulary and to count the floors, and keep it. So pairs could be fed from more text than fits there, but
+a run as it stands ends at the reading.
 """
 
 import argparse
@@ -40,7 +51,7 @@ from rich.table import Table
 from labml_bert.bert import BertConfig
 from labml_bert.corpora import python_documents
 from labml_bert.curriculum import Curriculum, parse_schedule
-from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
+from labml_bert.dataset import DatasetArguments, build_dataset, end_with_parent, open_dataset
 from labml_bert.mlm import TokenMasker
 from labml_bert.pair_batches import PairBatches, PairCollator
 from labml_bert.pretraining import BertForMaskedLM
@@ -220,7 +231,7 @@ def feeding(sizes: list[int], batches: int) -> list[dict[str, Any]]:
             # A fresh process has nothing left over from the last size.
             context = multiprocessing.get_context("spawn")
             for pipeline in ("pairs", "masked"):
-                with ProcessPoolExecutor(1, context) as pool:
+                with ProcessPoolExecutor(1, context, end_with_parent) as pool:
                     row = pool.submit(feed, pipeline, characters, folder, batches).result()
                 if pipeline == "pairs":
                     row["prepare_seconds"] += built
@@ -275,7 +286,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
-        measure(options, words_of(argv, options.record))
+        measure(options, words_of(argv))
 
 
 def measure(options: argparse.Namespace, words: list[str]) -> None:
@@ -288,10 +299,10 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     if options.record is not None:
         check_record(options.record)
     at_least_one(options, "rounds", "batches")
-    # Below that there may be one document only, which makes no pairs.
+    # With less there may be one document only, which makes no pairs; more would fill a disk.
     for size in options.megabytes:
-        if not 0.1 <= size < math.inf:
-            raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and finite")
+        if not 0.1 <= size <= 10_000:
+            raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and at most 10,000")
     device = choose_device(options.device)
     base = ", ".join(f"{letter} {size:,}" for letter, size in BASE.items())
     header("cost: how time and memory grow", {"around": f"{base}, 4 layers"})

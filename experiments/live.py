@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
     those of every run of a masked language model; a schedule is that of the first of the two.
     """
     argv = sys.argv[1:] if argv is None else argv
-    first = OneLineParser(add_help=False, allow_abbrev=False)
+    first = OneLineParser(add_help=False)
     first.add_argument("--output", type=Path, default=Path("logs/live/web"))
     own, rest = first.parse_known_args(argv)
     description = (

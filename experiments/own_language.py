@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     that is resumed keeps what it was started with.
     """
     argv = sys.argv[1:] if argv is None else argv
-    first = OneLineParser(add_help=False, allow_abbrev=False)
+    first = OneLineParser(add_help=False)
     first.add_argument("--corpus", default=DEFAULTS.corpus)
     first.add_argument("--resume")
     with only_first_speaks():
@@ -81,13 +81,15 @@ def main(argv: list[str] | None = None) -> None:
             defaults = replace(DEFAULTS, **choose(load_corpus(known.corpus)))
     description = "Pretrain a masked language model on text in any language."
     options, given = parse(defaults, description, argv, HELP, {"tokenizer": [*UNITS]})
-    passes = f"{options.steps:,} steps: {PASSES} passes over the text, but at least {FEWEST_STEPS:,} steps"
+    steps = f"{options.steps:,} steps" if options.minutes is None else f"{options.minutes:g} minutes"
+    chosen = given.resume is None and options.steps == defaults.steps
+    why = f": {PASSES} passes over the text, but at least {FEWEST_STEPS:,} steps" if chosen else ", as asked"
     header(
         "What suits this text",
         {
             "vocabulary": f"{options.vocab_size:,}, a piece for {CHARACTERS_A_PIECE} characters or more",
             "model": f"{options.num_hidden_layers} layers, {options.hidden_size} wide, growing with the text",
-            "training": passes if options.steps else f"{options.minutes:g} minutes, as asked",
+            "training": steps + why,
         },
     )
     run(defaults, MaskedLMJob, options, given)

@@ -298,7 +298,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
-        compare(options, words_of(argv, options.record))
+        compare(options, words_of(argv))
 
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
@@ -318,6 +318,10 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     sizes = {"batch_size": options.batch_size, "length": options.length}
     sizes = {name: value for name, value in sizes.items() if value is not None}
     shapes = ON_A_GPU if device.type == "cuda" else SHAPES
+    there = [shape.name for shape in shapes]
+    for name in options.shapes or []:
+        if name not in there:
+            raise ValueError(f"the shape {name!r} is for a GPU; for this device there are {', '.join(there)}")
     shapes = [
         replace(shape, **sizes) for shape in shapes if options.shapes is None or shape.name in options.shapes
     ]

@@ -381,9 +381,8 @@ class Worker:
 worker: Worker | None = None
 
 
-def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
-    """Runs once in each worker process."""
-    global worker
+def end_with_parent() -> None:
+    """A worker process calls this at its start, and ends with the process that it works for."""
     # Ctrl-C reaches all processes of a terminal. The first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # One killed without a word does not, and its workers would wait for it for ever.
@@ -395,6 +394,12 @@ def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
+    """Runs once in each worker process."""
+    global worker
+    end_with_parent()
     # The processes share the cores already.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)

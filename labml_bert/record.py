@@ -61,11 +61,22 @@ def record_head(
     }
 
 
-def words_of(argv: list[str] | None, record: Path | None) -> list[str]:
-    """The command line without `--record`."""
-    words = sys.argv[1:] if argv is None else argv
-    left_out = {"--record", str(record), f"--record={record}"}
-    return [word for word in words if word not in left_out]
+def words_of(argv: list[str] | None) -> list[str]:
+    """
+    The words of a command line that was understood, without `--record` and what follows it. A path to a
+    corpus says where the file was on somebody's machine, so of it the last part is kept.
+    """
+    words = iter(sys.argv[1:] if argv is None else argv)
+    kept = []
+    for word in words:
+        option, sign, value = word.partition("=")
+        if option not in ("--record", "--corpus"):
+            kept.append(word)
+            continue
+        value = value if sign else next(words)
+        if option == "--corpus":
+            kept += [option, Path(value).name]
+    return kept
 
 
 def at_least_one(options: argparse.Namespace, *names: str) -> None:

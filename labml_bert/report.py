@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console, RenderableType
 from rich.constrain import Constrain
@@ -93,7 +93,10 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A command line that is not understood is bad input like any other."""
+    """A command line that is not understood is bad input like any other, and half an option is not one."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes read the same line, and the first answers."""

@@ -58,6 +58,8 @@ WITHOUT = {
     "finetune_docstrings": ["--model=model/model", "--labels=20", "--pairs=20", "--seeds=1", "--steps=2"],
 }
 RECORD = "record.json"
+# Seconds. Nothing here takes so long; where it does, something holds the output open that should have ended.
+LONGEST = 900
 # `claims.py` reads the file beside it.
 CLAIM = """
 [[claim]]
@@ -93,7 +95,7 @@ def finish(experiment: str, *arguments: str, folder: Path) -> float:
     """Runs it undisturbed. Returns the seconds."""
     began = time.monotonic()
     process = start(experiment, *arguments, folder=folder)
-    out, _ = process.communicate()
+    out, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, out
     return time.monotonic() - began
 
@@ -105,7 +107,7 @@ def disturbed(process: subprocess.Popen[str], number: signal.Signals, delay: flo
         return False
     except subprocess.TimeoutExpired:
         process.send_signal(number)
-        out, _ = process.communicate()
+        out, _ = process.communicate(timeout=LONGEST)
         tracebacks[number.name] += "Traceback" in out
         return True
 
@@ -136,7 +138,7 @@ def checkpoints(experiment: str, folder: Path, kills: int, draw: random.Random) 
                 else:
                     ended = process.returncode == 0
             else:
-                process.communicate()
+                process.communicate(timeout=LONGEST)
                 ended = process.returncode == 0
                 if not ended:
                     break
@@ -200,7 +202,7 @@ def ledger(experiment: str, folder: Path, kills: int, draw: random.Random) -> Co
         while not ended:
             process = start(experiment, "head", f"--record=killed{attempt}", folder=folder)
             if counted.total() + len(met) == kills:
-                process.communicate()
+                process.communicate(timeout=LONGEST)
                 ended = True
             elif disturbed(process, SIGNALS[len(met) % len(SIGNALS)], draw.uniform(0, seconds)):
                 met.append(SIGNALS[len(met) % len(SIGNALS)].name)

@@ -1,7 +1,12 @@
 """The experiment on growth, as its user meets it, with sizes that take no time."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,10 +67,44 @@ def test_from_the_command_to_the_record(
     assert all(10_000 < row["tokens"] < 100_000 for row in rows)
 
 
+SLOW = """
+import os, time, cost
+def slow(*_):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+if __name__ == "__main__":
+    cost.feed = slow
+    cost.some_text = lambda characters: ["Some words stand here. And some more there."] * 20
+    cost.feeding([100_000], 1)
+"""
+
+
+def test_a_process_that_feeds_ends_with_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    """One that lives on would hold the output open, and whoever reads it would wait for ever."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXPERIMENTS), *sys.path])}
+    process = subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    feeding = int(process.stdout.readline())
+    process.kill()
+    try:
+        process.communicate(timeout=20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(feeding, signal.SIGKILL)
+
+
 BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
     "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),
     "too little text": (["--megabytes", "1", "0.01"], "megabytes is 0.01; it must be at least 0.1"),
+    "text for a month": (
+        ["--megabytes", "1e300"],
+        "megabytes is 1e+300; it must be at least 0.1 and at most",
+    ),
+    "half an option": (["--rec", "r.json"], "unrecognized arguments: --rec r.json"),
     "text that is no number": (["--megabytes", "nan"], "megabytes is nan"),
     "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
     "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),

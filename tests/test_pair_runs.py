@@ -166,6 +166,27 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
     assert answer["token_str"] == best.token
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "6,000 steps: 40 passes over the text, but at least 6,000 steps"),
+        (["--steps", "1"], "1 steps, as asked"),
+        (["--minutes", "0.5"], "0.5 minutes, as asked"),
+    ],
+)
+def test_what_it_says_of_the_training(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import own_language
+
+    monkeypatch.setattr(own_language, "run", lambda *_: None)
+    (tmp_path / "text.txt").write_text("some words here. " * 100)
+    own_language.main(["--corpus", str(tmp_path / "text.txt"), *words])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
+    assert line.split(maxsplit=1)[1] == says
+
+
 def test_sizes_grow_with_the_text() -> None:
     sys.path.insert(0, str(ROOT / "experiments"))
     from own_language import choose

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from labml_bert.record import words_of
+
 SCRIPT = Path(__file__).parents[1] / "experiments" / "speed.py"
 PEERS = ["transformers sdpa", "transformers eager"]
 
@@ -95,6 +97,10 @@ BAD_INPUT = {
     "no batch": (["--batch-size", "0"], "batch_size is 0"),
     "no length": (["--length", "-3"], "length is -3"),
     "all dropped": (["--dropout", "0.1", "1"], "dropout is 1.0; it must be in [0, 1)"),
+    "a shape for a GPU": (
+        ["--device", "cpu", "--shapes", "characters", "BERT base, 512"],
+        "'BERT base, 512' is for a GPU; for this device there are characters, words, BERT small, BERT base",
+    ),
     "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
     "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
 }
@@ -112,3 +118,19 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--rounds", "1", "--record", "a.json"], ["--rounds", "1"]),
+        (["--record=./a.json", "--rounds=1"], ["--rounds=1"]),
+        (["--record", "./a.json", "--rounds", "1"], ["--rounds", "1"]),
+        (["--shapes", "words", "--record", "words"], ["--shapes", "words"]),
+        (["--record", "a", "--record=b"], []),
+        (["--corpus", "/home/somebody/texts/", "--rounds", "1"], ["--corpus", "texts", "--rounds", "1"]),
+        (["--corpus=../wikitext-2"], ["--corpus", "wikitext-2"]),
+    ],
+)
+def test_a_recorded_command_says_what_was_measured(argv: list[str], expected: list[str]) -> None:
+    assert words_of(argv) == expected

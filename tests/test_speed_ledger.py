@@ -95,7 +95,7 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (texts / f"{i}.txt").write_text(small_text(40, seed=i))
     main(["--rounds=1", "--repeats=1", f"--corpus={texts}", "--record", str(path)])
     record = json.loads(path.read_text())
-    command = f"python experiments/speed_ledger.py --rounds=1 --repeats=1 --corpus={texts}"
+    command = "python experiments/speed_ledger.py --rounds=1 --repeats=1 --corpus texts"
     assert record["command"] == command
     # One pair in ten is cut short on purpose, and few fill their length to the last token.
     assert all(0 < share < 0.9 for share in record["padding"].values())
@@ -103,8 +103,14 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (record["hardware"]["precision"] == "bfloat16") == has_fast_bfloat16(CPU)
 
 
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--repeats", "0"], ["--record", "/"]])
-def test_bad_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--rounds", "0"], ["--repeats", "0"], ["--record", "/"], ["--corpus", "no such text"]]
+)
+def test_bad_options(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Nothing is timed before all options are looked at.
+    monkeypatch.setattr(speed_ledger, "ledger", None)
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2

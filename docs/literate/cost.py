@@ -8,8 +8,24 @@ takes against the amount of text.
 from typing import Any
 
 from docs.literate.chart import Line, line_chart
-from docs.literate.prose import wide
-from docs.literate.records import Record
+from docs.literate.prose import cell, wide
+from docs.literate.records import Record, made
+
+# The least and the most that the exponent of time should be, as the experiment says.
+EXPECTED = {"T": (1, 2), "V": (0, 1), "D": (0, 2), "B": (0, 1)}
+
+
+def expected(found: dict[str, Any]) -> str:
+    """What the exponent of time should be, and where that of the last two sizes lies, as cells of a table."""
+    low, high = EXPECTED[found["letter"]]
+    last = found["exponents"]["seconds"]["last"]
+    if last > high:
+        where = f"{last - high:.2f} too high"
+    elif last < low:
+        where = f"{low - last:.2f} too low"
+    else:
+        where = f"{high - last:.2f} under {high}"
+    return f"{f'{low} to' if low else 'at most'} {high} | {where}"
 
 
 def exponents(found: dict[str, Any], which: str) -> str:
@@ -26,6 +42,7 @@ def growth(record: Record) -> str:
     for found in rows:
         points = found["points"]
         name = f"{found['letter']}, {found['name']}"
+        named = cell(name)
         places = [point["size"] / base[found["letter"]] for point in points]
         time.append(
             Line(name, [(x, 1e3 * p["seconds"]["median"]) for x, p in zip(places, points, strict=True)])
@@ -36,13 +53,14 @@ def growth(record: Record) -> str:
             step = point["seconds"]
             weighs = "–" if point["memory"] is None else f"{point['memory'] / 1e6:,.0f}"
             table += (
-                f"| {name} | {point['size']:,} | {1e3 * step['median']:,.1f} "
+                f"| {named} | {point['size']:,} | {1e3 * step['median']:,.1f} "
                 f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {weighs} |\n"
             )
-    fits = "| exponent of | time, all sizes | memory, all | time, last two | memory, last two |\n"
-    fits += "|---|---:|---:|---:|---:|\n"
+    fits = "| exponent of | time, all sizes | memory, all | time, last two | memory, last two "
+    fits += "| expected of time | last two |\n|---|---:|---:|---:|---:|---|---|\n"
     for found in rows:
-        fits += f"| {found['name']} | {exponents(found, 'all')} | {exponents(found, 'last')} |\n"
+        fits += f"| {cell(found['name'])} | {exponents(found, 'all')} | {exponents(found, 'last')} "
+        fits += f"| {expected(found)} |\n"
     at = ", ".join(f"{letter} {size:,}" for letter, size in base.items())
     about = f"All lines cross at {at}. Both axes are logarithms, so that a power is a straight line."
     titles = ("Milliseconds of a training step", "Megabytes that a training step takes")
@@ -53,7 +71,7 @@ def growth(record: Record) -> str:
         for lines, title, unit in zip((time, memory), titles, ("ms", "MB"), strict=True)
         if lines
     ]
-    return "\n\n".join([*charts, fits, table])
+    return "\n\n".join([*charts, wide(fits), table])
 
 
 def feeding(record: Record) -> str:
@@ -87,9 +105,8 @@ def feeding(record: Record) -> str:
 
 def cost(record: Record) -> str:
     """All that a record of growth holds, as Markdown."""
-    data = record.data
+    rounds = record.data["configuration"]["rounds"]
     return (
-        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.1f} minutes, commit "
-        f"`{(data.get('commit') or 'unknown')[:12]}`. Medians of {data['configuration']['rounds']} rounds, "
-        f"all sizes of one kind in turn.\n\n{growth(record)}\n\n#### More text\n\n{feeding(record)}"
+        f"{made(record)} Medians of {rounds} rounds, all sizes of one kind in turn.\n\n"
+        f"{growth(record)}\n\n#### More text\n\n{feeding(record)}"
     )

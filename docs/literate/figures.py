@@ -19,7 +19,7 @@ from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Source, relative, resolve
 from docs.literate.records import Record, age, dotted
 from docs.literate.rows import PageError
-from docs.literate.speed import best_row
+from docs.literate.speed import best_row, worth
 
 
 def parameters(
@@ -126,6 +126,10 @@ def quotable(
         """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").share`."""
         return dotted(best_row(record(name), shape, arm))
 
+    def faster(name: str, shape: str, trick: str) -> float:
+        """What a trick is worth: `faster("speed_ledger", "short", "bfloat16")`."""
+        return worth(record(name), shape, trick)
+
     def machine(name: str) -> str:
         """Where it ran."""
         return record(name).machine()
@@ -160,7 +164,7 @@ def quotable(
             # Which files have changed since stands on the page of the run.
             stale = age(one, sources).partition(":")
             mark = f' <em class="stale">{stale[0].rstrip(".")}.</em>' if stale[0] else ""
-            facts = f"{one.data['date']}, {html.escape(one.machine())}, commit {commit}.{mark}"
+            facts = html.escape(f"{one.data['date']}, {one.machine()}, commit {commit}.") + mark
             groups.setdefault(facts, []).append(f'<a href="{target}">{html.escape(one.name)}</a>')
         parts = [f"{', '.join(links)}: {facts}" for facts, links in groups.items()]
         return safe_in_markdown(f'<small class="provenance">{" ".join(parts)}</small>')
@@ -211,6 +215,7 @@ def quotable(
         "seconds_until": seconds_until,
         "right": right,
         "speed": speed,
+        "faster": faster,
         "machine": machine,
         "made_by": made_by,
         "chart": chart,

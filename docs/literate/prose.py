@@ -92,6 +92,14 @@ def fenced(language: str, text: str) -> str:
     return f"{fence}{language}\n{text}\n{fence}\n"
 
 
+def cell(text: object) -> str:
+    """
+    A text of a run for a line of Markdown. The name of a corpus is the name of somebody's file, and may hold
+    anything: every sign that means something to Markdown or HTML becomes its number.
+    """
+    return re.sub(r"[^\w .,:/()-]|_", lambda sign: f"&#{ord(sign[0])};", str(text)).replace("\n", " ")
+
+
 def wide(table: str) -> str:
     """Around a Markdown table with more columns than a phone has room for: it scrolls, not the page."""
     return f'<div class="wide" markdown>\n\n{table}\n</div>\n'

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from docs.literate.names import Source
+from docs.literate.prose import cell
 from docs.literate.rows import PageError
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,15 @@ class Record:
         name = hardware.get("name") or hardware["device"]
         cores = f", {hardware['cores']} cores" if hardware["device"] == "cpu" else ""
         return f"{name}{cores}, {hardware['precision']}"
+
+
+def made(record: Record) -> str:
+    """Date, machine, duration and commit, as a sentence in Markdown."""
+    data = record.data
+    return (
+        f"{cell(data['date'])}, {cell(record.machine())}, {data['result']['wall_seconds'] / 60:.1f} minutes, "
+        f"commit `{cell((data.get('commit') or 'unknown')[:12])}`."
+    )
 
 
 def read_records(folder: Path = RUNS) -> dict[str, Record]:

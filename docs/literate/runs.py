@@ -5,7 +5,6 @@ What stands below its code: the curve, the result beside the floors it has to be
 that somebody needs to doubt it or to repeat it.
 """
 
-import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +13,9 @@ from docs.literate import attention, live
 from docs.literate.chart import Line, line_chart
 from docs.literate.cost import cost
 from docs.literate.names import Source
-from docs.literate.prose import fenced
-from docs.literate.records import Record, age
+from docs.literate.prose import cell, fenced
+from docs.literate.records import Record, age, made
 from docs.literate.speed import ledger, speed
-
-
-def cell(text: object) -> str:
-    """
-    A text of a run for a line of Markdown. The name of a corpus is the name of somebody's file, and may hold
-    anything: every sign that means something to Markdown or HTML becomes its number.
-    """
-    return re.sub(r"[^\w .,:/()-]|_", lambda sign: f"&#{ord(sign[0])};", str(text)).replace("\n", " ")
 
 
 def results(record: Record) -> str:
@@ -92,13 +83,11 @@ def comparison(record: Record) -> str:
             )
         parts.append(table)
     data = record.data
-    took = f"{data['result']['wall_seconds'] / 60:.0f} minutes"
     seeds = data["configuration"]["seeds"]
     return "\n\n".join(
         [
             *parts,
-            f"Mean and standard deviation over {seeds} seeds. {cell(data['date'])}, "
-            f"{cell(record.machine())}, {took}, commit `{(data.get('commit') or 'unknown')[:12]}`. "
+            f"Mean and standard deviation over {seeds} seeds. {made(record)} "
             f"The network has {data['parameters']:,} parameters.",
         ]
     )
@@ -117,7 +106,7 @@ def facts(record: Record) -> str:
         "Text": f"{cell(corpus['name'])}, {corpus['train_characters']:,} characters, "
         f"sha256 `{cell(corpus['sha256'][:12])}…`",
         "Versions": versions,
-        "Commit": f"`{(data.get('commit') or 'unknown')[:12]}`",
+        "Commit": f"`{cell((data.get('commit') or 'unknown')[:12])}`",
     }
     return "| what | this run |\n|---|---|\n" + "".join(
         f"| {name} | {value} |\n" for name, value in rows.items()

@@ -14,8 +14,8 @@ import html
 from typing import Any
 
 from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers
-from docs.literate.prose import wide
-from docs.literate.records import Record
+from docs.literate.prose import cell, wide
+from docs.literate.records import Record, made
 from docs.literate.rows import PageError
 
 REFERENCE = "transformers sdpa, float32"
@@ -41,6 +41,19 @@ def best_row(record: Record, shape: str, arm: str) -> dict[str, Any]:
     raise PageError(f"the run {record.name} has no {arm!r} at the shape {shape!r}")
 
 
+def worth(record: Record, shape: str, trick: str) -> float:
+    """
+    How many times as fast a step is with a trick, of a ledger of speed.
+
+    Raises `PageError` where there is none.
+    """
+    for found in record.data["ledger"]:
+        for row in found["rows"]:
+            if (found["shape"]["name"], row["name"]) == (shape, trick):
+                return row["worth"]
+    raise PageError(f"the run {record.name} has no {trick!r} at the shape {shape!r}")
+
+
 def arms(record: Record, found: dict[str, Any]) -> str:
     """One model at one dropout: bars, and the numbers as a Markdown table."""
     shape, rows = found["shape"], found["rows"]
@@ -55,7 +68,7 @@ def arms(record: Record, found: dict[str, Any]) -> str:
         peak = record.data["peaks"][precision(row["arm"])]
         memory = "–" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f}"
         table += (
-            f"| {row['arm']} | {1e3 * step['median']:,.1f} "
+            f"| {cell(row['arm'])} | {1e3 * step['median']:,.1f} "
             f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {row['tokens_per_second']:,.0f} "
             f"| {row['operations_per_second'] / peak:.0%} | {memory} | {ratio} |\n"
         )
@@ -72,7 +85,7 @@ def arms(record: Record, found: dict[str, Any]) -> str:
     title = f"Tokens a second in training: {shape['name']}, dropout {found['dropout']:g}"
     caption = f"{title}. A thin line goes from the slowest round to the fastest."
     return (
-        f"#### {shape['name']}, dropout {found['dropout']:g}\n\n"
+        f"#### {cell(shape['name'])}, dropout {found['dropout']:g}\n\n"
         f"{found['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
         f"{shape['num_hidden_layers']} layers, {shape['hidden_size']} wide, batch {shape['batch_size']} × "
         f"{shape['length']}. The losses of one batch differ by {found['loss_difference']:.1g} at most.\n\n"
@@ -147,9 +160,8 @@ def ledger(record: Record) -> str:
     """What each trick is worth, as a Markdown table for each shape."""
     data = record.data
     parts = [
-        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.0f} minutes, commit "
-        f"`{(data.get('commit') or 'unknown')[:12]}`. A trick that is kept is taken out, one that is left "
-        f"out is put in; the number is how much faster the step is with it, the median of "
+        f"{made(record)} A trick that is kept is taken out, one that is left out is put in; the "
+        "number is how much faster the step is with it, the median of "
         f"{data['configuration']['rounds']} rounds in turn. Where least and most lie on both sides of 1, "
         "this run cannot tell whether it helps.\n\n"
     ]
@@ -158,17 +170,18 @@ def ledger(record: Record) -> str:
         table = "| trick | in the code | faster by | least to most |\n|---|---|---:|---:|\n"
         for row in sorted(found["rows"], key=lambda row: (not row["kept"], -row["worth"])):
             table += (
-                f"| {row['name']} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
+                f"| {cell(row['name'])} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
                 f"| {row['least']:.2f} to {row['most']:.2f} |\n"
             )
         parts.append(
-            f"#### {shape['name']}\n\nVocabulary {shape['vocab_size']:,}, {shape['hidden_size']} wide, batch "
+            f"#### {cell(shape['name'])}\n\n"
+            f"Vocabulary {shape['vocab_size']:,}, {shape['hidden_size']} wide, batch "
             f"{shape['batch_size']} × {shape['length']}, dropout {shape['dropout']:g}: "
             f"{1000 * found['seconds']:.1f} ms a step, of which drawing and covering the batch is "
             f"{found['drawing'] / found['seconds']:.1%}.\n\n{table}\n"
         )
     shares = [
-        f"{share:.1%} at length {length}, worth {1 / (1 - share):.2f} × at most"
+        f"{share:.1%} at length {cell(length)}, worth {1 / (1 - share):.2f} × at most"
         for length, share in data["padding"].items()
     ]
     parts.append(f"Padding in the pairs of `bert_tiny.py`: {'; '.join(shares)}.\n")
@@ -179,13 +192,13 @@ def speed(record: Record) -> str:
     """All that a record of speed holds, as Markdown."""
     data = record.data
     versions = {**data["versions"], **data["configuration"]["peers"]}
+    numbered = ", ".join(cell(f"{name} {number}") for name, number in versions.items())
     return (
-        f"{data['date']}, {record.machine()}, {data['result']['wall_seconds'] / 60:.1f} minutes, commit "
-        f"`{(data.get('commit') or 'unknown')[:12]}`. In a large product this machine does "
+        f"{made(record)} In a large product this machine does "
         f"{data['peaks']['bfloat16'] / 1e9:,.0f} GFLOP/s in bfloat16 and "
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32; a large copy moves "
         f"{data['bytes_per_second'] / 1e9:,.0f} GB/s. "
-        f"Versions: {', '.join(f'{name} {number}' for name, number in versions.items())}.\n\n"
+        f"Versions: {numbered}.\n\n"
         f"Medians of {data['configuration']['rounds']} rounds in turn, with the fastest and the slowest in "
         "brackets. A step is forward, backward, clipping and AdamW. The share of the peak counts the "
         "products that an implementation really executes: one that predicts every place does more of them, "

@@ -165,6 +165,15 @@ def test_expressions_that_fail(text: str, message: str) -> None:
         evaluate(text, quotable({"tiny": record()}, {}, "page"))
 
 
+def test_text_of_a_record_is_text_where_it_is_quoted() -> None:
+    one = record()
+    bad = "<img src=x onerror=alert(1)>"
+    one.data |= {"date": bad, "commit": "<b>"}
+    made_by = quotable({"tiny": one}, {}, "page")["made_by"]
+    page = BeautifulSoup(made_by("tiny"), "html.parser")
+    assert bad in page.get_text() and "commit <b>" in page.get_text() and not page.select("img, b")
+
+
 def test_a_chapter(tmp_path: Path) -> None:
     sources = small(tmp_path)
     glossary = "# Glossary\n\n## plateau\n\n<!-- also: plateaus -->\n\nA flat part. More.\n"

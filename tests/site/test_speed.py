@@ -9,7 +9,7 @@ from bs4 import BeautifulSoup
 from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers
 from docs.literate.records import Record
 from docs.literate.rows import PageError
-from docs.literate.speed import best_row, roofline, speed
+from docs.literate.speed import REFERENCE, best_row, ledger, roofline, speed, worth
 
 
 def row(arm: str, seconds: float, memory: float | None = 5e6) -> dict:
@@ -128,3 +128,38 @@ def test_a_power_is_a_straight_line_on_axes_of_logarithms() -> None:
 def test_round_numbers_on_an_axis_of_logarithms() -> None:
     assert powers(0.03, 1.0) == [0.05, 0.1, 0.2, 0.5, 1.0]
     assert powers(1, 1e4) == [1, 10, 100, 1000, 10000]
+
+
+BAD = "<img src=x onerror=alert(1)>"
+
+
+def ledger_record() -> Record:
+    """One trick at one shape."""
+    found = {
+        "shape": record(ARMS).data["speed"][0]["shape"] | {"dropout": 0.1},
+        "seconds": 0.1,
+        "drawing": 0.001,
+        "rows": [{"name": "a trick", "kept": True, "worth": 1.5, "least": 1.4, "most": 1.6}],
+    }
+    return Record("ledger", record(ARMS).data | {"ledger": [found], "padding": {"128": 0.2}})
+
+
+def test_what_a_trick_is_worth() -> None:
+    assert worth(ledger_record(), "small", "a trick") == 1.5
+    assert "| a trick | kept | 1.50 × | 1.40 to 1.60 |" in ledger(ledger_record())
+    with pytest.raises(PageError, match="no 'a trick' at the shape 'large'"):
+        worth(ledger_record(), "large", "a trick")
+
+
+def test_text_of_a_record_is_text() -> None:
+    one, other = record([BAD, REFERENCE]), ledger_record()
+    for data in (one.data, other.data):
+        data |= {"date": BAD, "commit": f"`{BAD}", "versions": {"torch": BAD}, "padding": {BAD: 0.2}}
+        data["hardware"]["name"] = BAD
+    one.data["configuration"]["peers"] = {BAD: "1"}
+    one.data["speed"][0]["shape"]["name"] = one.data["speed"][0]["profile"]["arm"] = BAD
+    one.data["pieces"][0]["shape"] = one.data["pieces"][0]["rows"][0]["name"] = BAD
+    other.data["ledger"][0]["shape"]["name"] = other.data["ledger"][0]["rows"][0]["name"] = BAD
+    for text, times in ((speed(one), 10), (ledger(other), 6)):
+        assert text.count("img src") >= times and not BeautifulSoup(text, "html.parser").select("img")
+    assert speed(one).count("`") == 2 and ledger(other).count("`") == 4
