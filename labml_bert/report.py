@@ -95,8 +95,8 @@ def run_ends_well(run_path: Path) -> Iterator[None]:
 class OneLineParser(argparse.ArgumentParser):
     """A command line that is not understood is bad input like any other, and half an option is not one."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, allow_abbrev=False, **options)
+    def __init__(self, **options: Any):
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes read the same line, and the first answers."""
