@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]
 def record(short: list[float], long: list[float], **changes: Any) -> dict[str, Any]:
     rows = [one_row("short", seed, tau, 1.0) for seed, tau in enumerate(short)]
     rows += [one_row("long", seed, tau, 1.5) for seed, tau in enumerate(long)]
+    about = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
     return {
         "experiment": "claims",
         "date": "2026-01-01",
@@ -75,6 +77,7 @@ def record(short: list[float], long: list[float], **changes: Any) -> dict[str, A
             "grid": {"learning_rate": [1e-3, 2e-3]},
             "seeds": 3,
             "over_grid": False,
+            **{key: about[key] for key in ("job", "tests")},
         },
         "table": [one_row("short", 100, 1.0), *rows],
         "step_seconds": {"short": {"16": 0.5, "128": 1.0}, "long": {"128": 1.0}},
@@ -219,6 +222,9 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
 def test_a_claim_that_was_changed_after_its_runs_says_so(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["options"]["tokens"] = 5
+    assert "changed after these runs" in claims.row(written(tmp_path, data), {})
+    data = record([10, 10.5, 11], [30, 31, 32])
+    data["claim"]["tests"][0]["margin"] = 2.0
     assert "changed after these runs" in claims.row(written(tmp_path, data), {})
 
 
