@@ -22,9 +22,11 @@ peers: $(VENV)/.peers
 live: $(VENV)/.run
 	$(BIN)/python experiments/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
 
-# Two files at a time: most of the work is in processes that the tests start.
+# Two tests at a time, each on one core: most of the work is in processes that the tests start.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --ignore tests/site --numprocesses 2 --dist loadfile $(ARGS)
+	$(PYTEST) --ignore tests/site $(ARGS)
 
 # Ten thousand new examples for each property, in place of the same hundred.
 test-long: $(VENV)/.test
@@ -58,7 +60,7 @@ claims: $(VENV)/.run
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test
-	$(BIN)/python -m pytest tests/site $(ARGS)
+	$(PYTEST) tests/site $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from serving import CHROMIUM, FLAGS, Quiet
 
+from labml_bert.files import lock
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("mkdocs", reason="the site's own dependencies are not installed: make test-site")
@@ -19,13 +22,20 @@ pytest.importorskip("mkdocs", reason="the site's own dependencies are not instal
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "docs.literate"], cwd=ROOT, check=True)
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
-        cwd=ROOT,
-        check=True,
-    )
+    """Of several processes the first builds it, and the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    out, done = shared / "site", shared / "site-is-built"
+    with lock(shared, wait=lambda: None):
+        if not done.exists():
+            subprocess.run([sys.executable, "-m", "docs.literate"], cwd=ROOT, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+                cwd=ROOT,
+                check=True,
+            )
+            done.touch()
     return out
 
 

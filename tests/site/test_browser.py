@@ -25,10 +25,15 @@ def addresses(site: Path) -> list[str]:
     return [address.removesuffix("index.html") for address in found]
 
 
+# So that several processes can share the work.
+PARTS = 6
+
+
 # Layout depends on the width and colours on the scheme, so two of the four see all of both.
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_page_is_sound(
-    site: Path, server: str, browser: "sync_api.Browser", width: int, scheme: str
+    site: Path, server: str, browser: "sync_api.Browser", width: int, scheme: str, part: int
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
@@ -38,7 +43,7 @@ def test_every_page_is_sound(
     page.on("request", lambda r: None if r.url.startswith((server, "data:")) else wrong.append(r.url))
     page.on("response", lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None)
     axe = AXE.read_text("utf-8")
-    for address in addresses(site):
+    for address in addresses(site)[part::PARTS]:
         page.goto(server + address, wait_until="networkidle")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
         assert paper(page) == PAPER[scheme]
