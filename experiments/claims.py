@@ -16,6 +16,8 @@ A run is so many tokens long, not so many minutes, and does not depend on who el
 end a step of each arm is timed, all in turn; a time to reach a loss is the number of steps to it times that.
 """
 
+# It sees to the threads of PyTorch and to Ctrl-C, and has to come before what takes time.
+import labml_bert  # noqa: F401  # isort: skip
 import json
 import math
 import time

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
 from docs.literate.names import Source
-from docs.literate.prose import wide
+from docs.literate.prose import cell, wide
 from docs.literate.records import ROOT, RUNS, Record, age
 from docs.literate.rows import PageError
 
@@ -403,9 +403,9 @@ def details(claim: Claim) -> str:
             if "record" in about
             else sum(r["seconds"] for r in data["table"] if "from" not in r)
         )
+        where = f"{cell(claim.record.machine())}, {cell(data['date'])}"
         cost = (
-            f"took {seconds / 60:.0f} minutes on {claim.record.machine()}, {data['date']}, commit "
-            f"`{(data.get('commit') or 'unknown')[:7]}`"
+            f"took {seconds / 60:.0f} minutes on {where}, commit {cell(data.get('commit') or 'unknown')[:7]}"
         )
         shared = sorted({row["from"] for row in claim.rows if "from" in row})
         if shared:

@@ -17,6 +17,7 @@ from docs.literate.chart import Line, line_chart
 from docs.literate.highlight import line_bodies, numbered
 from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Source, relative, resolve
+from docs.literate.prose import cell
 from docs.literate.records import Record, age, dotted
 from docs.literate.rows import PageError
 from docs.literate.speed import best_row, worth
@@ -132,7 +133,7 @@ def quotable(
 
     def machine(name: str) -> str:
         """Where it ran."""
-        return record(name).machine()
+        return cell(record(name).machine())
 
     def chart(
         *names: str,

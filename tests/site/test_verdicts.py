@@ -219,6 +219,14 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     assert "took 7 minutes" in claims.details(claim)
 
 
+def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
+    """It may come from anybody's machine."""
+    sign = "<img src=x onerror=alert(1)>"
+    data = record([10, 10.5, 11], [30, 31, 32], date=sign)
+    data["hardware"]["name"] = sign
+    assert "<img" not in claims.details(written(tmp_path, data))
+
+
 def test_a_claim_that_was_changed_after_its_runs_says_so(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["options"]["tokens"] = 5
