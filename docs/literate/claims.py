@@ -380,8 +380,8 @@ def details(claim: Claim) -> str:
         )
     metrics = list(dict.fromkeys(test["metric"] for test in about["tests"] if test["metric"] in NAMES))
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
-    table = f"| arm | what it changes | values taken | seeds |{head}\n"
-    table += f"|---|---|---|---:|{'---:|' * len(metrics)}\n"
+    table = f"| arm |{head} seeds | what it changes | values taken |\n"
+    table += f"|---|{'---:|' * len(metrics)}---:|---|---|\n"
     for arm, options in about["arms"].items():
         rows = claim.of(arm)
         changes = ", ".join(
@@ -393,8 +393,8 @@ def details(claim: Claim) -> str:
             taken += f"{', ' if taken else ''}chosen for {html.escape(options['rate_of'])}"
         cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        words = f"{html.escape(arm)} | {changes or '–'} | {taken or '–'}"
-        table += f"| {words} | {seeds} of {about['seeds']} |{cells}\n"
+        table += f"| {html.escape(arm)} |{cells} {seeds} of {about['seeds']} |"
+        table += f" {changes or '–'} | {taken or '–'} |\n"
     cost = f"about {about['minutes']} minutes on two cores"
     if claim.record is not None and claim.rows:
         data = claim.record.data
