@@ -45,9 +45,9 @@ from labml_bert.training import Trainer
 DEFAULTS = Options(experiment="live", hidden_size=80, num_hidden_layers=2)
 # The two sides of the page's switch.
 SHORT, FIXED = "short to long", "fixed length"
-# Shares of the budget. Of three minutes they are 10, 45, 90 and 180 seconds: on the plateau, among
-# neighbours, and twice among words.
-MOMENTS = (10 / 180, 45 / 180, 90 / 180, 1.0)
+# Shares of the budget. Of three minutes they are 1, 45, 90 and 180 seconds: where only frequencies are known,
+# among neighbours, and twice among words.
+MOMENTS = (1 / 180, 45 / 180, 90 / 180, 1.0)
 
 TEXT = "Return a copy of the [MASK]ist."
 # Tokens whose neighbours are shown: a vowel, consonants, a capital, a digit, a bracket, a blank.
@@ -81,15 +81,34 @@ class LiveJob(MaskedLMJob):
                 f"{options.max_position_embeddings}; raise it"
             )
         self.marks = [(share, f"{share:.0%} of the time") for share in MOMENTS]
+        self.kept: list[Moment] = []
         self.moments: list[Moment] = []
 
+    def evaluate(self, trainer: Trainer, quick: bool = False) -> dict[str, float]:
+        """Keeps what is judged on a part of the held-out text while the clock runs."""
+        if quick:
+            weights = {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
+            self.kept.append(Moment(trainer.seconds, trainer.step, weights))
+        return super().evaluate(trainer, quick)
+
     def show_samples(self, trainer: Trainer, count: int = 2) -> None:
-        """Keeps the weights too."""
-        # Rounded afterwards: the clock is running.
-        weights = {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
-        self.moments.append(Moment(trainer.seconds, trainer.step, weights))
+        """Marks the weights that were kept just now."""
+        # The evaluation took some of the time.
+        self.moments.append(self.kept[-1]._replace(seconds=trainer.seconds))
         self.trainer = trainer
         super().show_samples(trainer, count)
+
+    def history(self) -> dict[str, list[list[float]]]:
+        """
+        What was kept, judged on all of the held-out text: a page shows the curve and the moments in one
+        picture, and they should lie on each other.
+        """
+        found: dict[str, list[list[float]]] = {"valid.loss": [], "valid.accuracy": []}
+        for moment in self.kept:
+            self.model.load_state_dict(moment.weights)
+            for name, value in self.evaluate(self.trainer).items():
+                found[f"valid.{name}"].append([moment.steps, round(value, 6)])
+        return found
 
     def conclude(self, result: dict[str, float]) -> None:
         """Keeps the result."""
@@ -299,8 +318,10 @@ def main(argv: list[str] | None = None) -> None:
     short, record = train(options, given)
     fixed, beside = train(replace(options, schedule=str(longest)), given)
     with bad_input_ends_here():
-        for job in (short, fixed):
+        for job, found in ((short, record), (fixed, beside)):
             job.as_the_page()
+            found["history"] |= job.history()
+            job.model.load_state_dict(job.moments[-1].weights)
         rounding = {
             "probability": float(f"{rounding_error(short.model):.2g}"),
             "loss_before": round(short.evaluate(short.trainer)["loss"], 4),

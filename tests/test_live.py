@@ -27,7 +27,7 @@ SIZES = {
     "batch_tokens": 64,
     "max_position_embeddings": 32,
     "schedule": "8,32",
-    "steps": 36,
+    "steps": 360,
 }
 
 
@@ -68,18 +68,26 @@ def test_each_moment_of_both_runs_is_a_file(written: Path) -> None:
     record = json.loads((written / "record.json").read_text())
     assert about["checkpoints"] == record["checkpoints"]
     assert [entry["arm"] for entry in about["checkpoints"]] == ["fixed length"] * 4 + ["short to long"] * 4
-    assert [entry["steps"] for entry in about["checkpoints"]] == [2, 9, 18, 36] * 2
+    assert [entry["steps"] for entry in about["checkpoints"]] == [3, 90, 180, 360] * 2
     assert {path.name for path in (written / "web").iterdir()} == {
         "model.json",
         *(entry["file"] for entry in about["checkpoints"]),
     }
     assert len({entry["sha256"] for entry in about["checkpoints"]}) == 8
-    assert record["result"]["steps"] == record["fixed"]["result"]["steps"] == 36
+    assert record["result"]["steps"] == record["fixed"]["result"]["steps"] == 360
     for arm, history in (("short to long", record["history"]), ("fixed length", record["fixed"]["history"])):
         assert [loss for _, loss in about["curves"][arm]] == [
             round(loss, 4) for _, loss in history["valid.loss"]
         ]
     assert str(written) not in json.dumps({**record, "command": ""})
+
+
+def test_the_moments_lie_on_the_curves(written: Path) -> None:
+    about = json.loads((written / "web" / "model.json").read_text("utf-8"))
+    for entry in about["checkpoints"]:
+        losses = dict(map(tuple, about["curves"][entry["arm"]]))
+        # The weights of the file are rounded, those of the curve are not.
+        assert losses[entry["seconds"]] == pytest.approx(entry["loss"], abs=1e-3)
 
 
 @pytest.mark.parametrize("number", [0, 3, 5, 7])

@@ -6,7 +6,7 @@
 // Classes, functions and parameters have the names of the Python and come in its order, so the two can be held
 // side by side. Each section links to its twin. What only training needs is left out: dropout, the first
 // weights, the loss. So is what one sentence at a time does not need: the batch, and with it padding and its
-// mask.
+// mask. Only what stands under *What PyTorch gives* and *Half precision* has no twin.
 //
 // There are no tensors. A matrix is a `Float32Array` with one row after another, and the letters in the comments
 // are sizes as in the Python: `T` tokens, `D` hidden size, `H` heads, `I` intermediate size, `V` vocabulary,
@@ -18,8 +18,8 @@
 // Four things that a line of Python takes for granted have to be written out here.
 //
 // A dense layer, $xW^\top + b$. It is nearly all of the work, so its loop is the one that was written for speed.
-// Four rows of `x` go through it together: each weight is then fetched once for four products, which
-// takes half the time. The sums are in double precision, as all numbers of the language are.
+// Four rows of `x` go through it together, so that each weight is fetched once for four products. The sums are
+// in double precision, as all numbers of the language are.
 export class Linear {
   constructor({ weight, bias }) {
     this.weight = weight;
@@ -361,8 +361,9 @@ export class BertForMaskedLM {
 // ## Half precision
 //
 // Two bytes hold a sign, five bits of an exponent and ten bits of a fraction. New browsers know this type. For
-// the others the number is put together by hand: $(1 + f / 1024) \cdot 2^{e - 15}$, and without the one where
-// $e$ is 0. Rounding a weight to it changes it by at most one part in 2048.
+// the others the number is put together by hand: $(1 + f / 1024) \cdot 2^{e - 15}$, or $f / 1024 \cdot 2^{-14}$
+// where $e$ is 0. Rounding changes a weight by at most one part in 2048, and one below $2^{-14}$ by at most
+// $2^{-25}$.
 export function from_float16(buffer) {
   if (globalThis.Float16Array) return Float32Array.from(new Float16Array(buffer));
   return Float32Array.from(new Uint16Array(buffer), (bits) => {

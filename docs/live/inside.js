@@ -61,10 +61,10 @@ export class Inside {
     this.failed = make("p", { className: "note", role: "status" });
     this.showMoment();
     return make(
-      "section", { className: "moments chart", ariaLabel: "The moment of the training" },
+      "section", { className: "moments chart", ariaLabel: "Earlier moments of the training" },
       make("div", { className: "controls" }, arms.length > 1 ? this.toggle : ""),
       this.plot,
-      make("label", { className: "slider", htmlFor: "moment" }, "Time in the training"), this.slider, this.when,
+      make("label", { className: "slider", htmlFor: "moment" }, "Seconds of training"), this.slider, this.when,
       this.state, this.failed,
     );
   }
@@ -91,8 +91,10 @@ export class Inside {
     }
     const step = most > 120 ? 60 : most > 40 ? 20 : 10;
     for (let seconds = 0; seconds <= most; seconds += step) {
-      const unit = seconds + step > most ? " s" : "";
-      this.plot.append(draw("text", { x: x(seconds), y: HEIGHT - BOTTOM + 24, "text-anchor": "middle" }, seconds + unit));
+      const last = seconds + step > most;
+      const anchor = last ? "end" : "middle";
+      const place = { x: last ? Math.min(x(seconds) + 24, WIDTH) : x(seconds), y: HEIGHT - BOTTOM + 24 };
+      this.plot.append(draw("text", { ...place, "text-anchor": anchor }, last ? `${seconds} s` : seconds));
     }
     const title = "held-out loss by seconds of training";
     this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle", class: "level" }, title));
@@ -115,6 +117,8 @@ export class Inside {
     for (const input of this.toggle.querySelectorAll("input")) input.checked = input.value === checkpoint.arm;
     this.slider.max = stops.length - 1;
     this.slider.value = stops.indexOf(checkpoint);
+    // Until its weights are here, the answers are those of another moment.
+    this.page.place.classList.toggle("behind", checkpoint !== this.page.checkpoint);
     const { seconds, steps, loss } = checkpoint;
     const words = `${Math.round(seconds)} s, ${steps.toLocaleString("en")} steps, loss ${loss.toFixed(2)}`;
     this.when.textContent = words;
@@ -138,10 +142,12 @@ export class Inside {
     if (this.working) return;
     this.working = true;
     this.failed.textContent = "";
+    const bar = progress("", () => this.page.model.call("cancel"));
     try {
       for (let next = this.next(); next; next = this.next()) {
-        const bar = progress(`Fetching the moment at ${Math.round(next.seconds)} s`, () => this.page.model.call("cancel"));
-        this.state.replaceChildren(bar.element);
+        bar.begin(`Fetching the model as it was after ${Math.round(next.seconds)} s`);
+        // Once for all files: a button that goes takes the focus with it.
+        if (!bar.element.isConnected) this.state.append(bar.element);
         await this.page.model.call("fetch", { file: next.file }, bar.tell);
         this.here.add(next.file);
         this.settle();
@@ -151,7 +157,9 @@ export class Inside {
       this.wanted = this.page.checkpoint;
       this.showMoment();
     }
-    this.state.replaceChildren();
+    const focused = bar.element.contains(document.activeElement);
+    bar.element.remove();
+    if (focused) this.slider.focus();
     this.working = false;
   }
 
@@ -164,6 +172,7 @@ export class Inside {
   settle() {
     if (this.wanted === this.page.checkpoint || !this.here.has(this.wanted.file)) return;
     this.page.checkpoint = this.wanted;
+    this.page.place.classList.remove("behind");
     this.page.ask();
   }
 
@@ -190,11 +199,12 @@ export class Inside {
     input.addEventListener("change", () => {
       this.head = h;
       this.look(this.seen);
+      this.page.say(this.reading.textContent);
     });
     const shares = draw("path", { class: "shares" });
     const row = draw("path", { class: "looks" });
     const column = draw("path", { class: "looks" });
-    const svg = draw("svg", { "aria-hidden": "true" }, row, column, shares);
+    const svg = draw("svg", { "aria-hidden": "true" }, shares, row, column);
     const cell = (event) => {
       const box = svg.getBoundingClientRect();
       const part = (offset, size) => Math.min(this.size - 1, Math.max(0, Math.floor((offset / size) * this.size)));
@@ -203,8 +213,8 @@ export class Inside {
     svg.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.look(cell(event), h));
     svg.addEventListener("pointerleave", () => this.look(null));
     svg.addEventListener("click", (event) => {
+      // The label chooses the head.
       this.page.pin(cell(event)[0]);
-      this.head = h;
     });
     const takes = make("span", { className: "takes" });
     const label = make("label", { className: "head" }, make("span", { className: "name" }, input, `head ${h + 1}`), svg, takes);
@@ -269,12 +279,14 @@ export class Inside {
       );
       label.classList.toggle("chosen", h === over);
     });
+    this.page.letters.dataset.layer = (this.layer % 4) + 1;
     buttons.forEach((button, at) => {
       button.style.setProperty("--share", Math.sqrt(this.share(over, i, at)).toFixed(3));
       button.classList.toggle("looks", at === i);
-      button.classList.toggle("seen", at === j);
+      button.classList.toggle("taken", at === j);
     });
-    const what = j === undefined ? "" : ` It takes ${percent(this.share(over, i, j))} from letter ${j + 1}, ${spoken(characters[j])}.`;
-    this.reading.textContent = `Letter ${i + 1}, ${spoken(characters[i])}${this.page.hidden.has(i) ? " (hidden)" : ""}, looks; head ${over + 1} is drawn below the letters.${what}`;
+    const hidden = this.page.hidden.has(i) ? " (hidden)" : "";
+    const what = j === undefined ? "; the squares below the letters are its shares" : `: ${percent(this.share(over, i, j))} from letter ${j + 1}, ${spoken(characters[j])}`;
+    this.reading.textContent = `Head ${over + 1} at letter ${i + 1}, ${spoken(characters[i])}${hidden}${what}.`;
   }
 }

@@ -12,10 +12,22 @@ const SAMPLES = [
 const SHOWN = 5;
 const SPOKEN = {
   " ": "blank", "\n": "line end", "\t": "tab", ".": "full stop", ",": "comma", ";": "semicolon", ":": "colon",
-  "!": "exclamation mark", "?": "question mark", "'": "apostrophe", "-": "hyphen",
+  "!": "exclamation mark", "?": "question mark", "'": "apostrophe", '"': "quotation mark", "`": "backtick",
+  "-": "hyphen", _: "underscore", "(": "opening bracket", ")": "closing bracket", "[": "opening square bracket",
+  "]": "closing square bracket", "{": "opening brace", "}": "closing brace", "<": "less than", ">": "greater than",
+  "=": "equals", "+": "plus", "*": "asterisk", "/": "slash", "\\": "backslash", "|": "vertical bar", "#": "hash",
+  "@": "at sign", "&": "ampersand", "%": "percent sign", $: "dollar sign", "^": "caret", "~": "tilde",
 };
 
-export const spoken = (character) => SPOKEN[character] ?? character;
+// A character in words, where it cannot be seen or is likely to be passed over. What would turn the writing of
+// the line around is kept to itself.
+export function spoken(character) {
+  if (SPOKEN[character]) return SPOKEN[character];
+  if (/[\p{C}\p{Z}\p{M}]/u.test(character)) return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+  if (/\p{Lu}/u.test(character)) return `capital ${character}`;
+  return /[\u0590-\u08ff\ufb1d-\ufefc]/.test(character) ? `\u2068${character}\u2069` : character;
+}
+
 export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
 
 // A character as it can be seen, if it can be.
@@ -76,19 +88,26 @@ class Model {
 
 // How much has arrived, with a button that ends it.
 export function progress(what, cancel) {
-  const bar = make("progress", { max: 1, value: 0, "aria-label": what });
-  const words = make("span", { className: "words" }, what);
+  const bar = make("progress", { max: 1 });
+  const words = make("span", { className: "words" });
   const stop = make("button", { type: "button" }, "Cancel");
   stop.addEventListener("click", cancel);
   const megabytes = (bytes) => (bytes / 1e6).toFixed(2);
-  return {
+  const shown = {
     stop,
     element: make("div", { className: "arriving" }, bar, words, stop),
+    begin(next) {
+      what = next;
+      bar.value = 0;
+      bar.ariaLabel = words.textContent = what;
+    },
     tell(done, total) {
       bar.value = done / total;
       words.textContent = `${what}: ${megabytes(done)} of ${megabytes(total)} MB`;
     },
   };
+  shown.begin(what);
+  return shown;
 }
 
 // Called by `start.js`. `asked` says that the reader pressed the button, and so where the focus belongs.
@@ -111,7 +130,9 @@ export async function open(place, asked) {
     await model.call("fetch", { file: last.file }, arriving.tell);
     const page = new Live(place, model, card, last);
     if (place.dataset.kind === "page") {
-      const { Inside } = await import("./inside.js");
+      const { Inside } = await import("./inside.js").catch(() => {
+        throw new Error("A script of this page did not arrive. Reload the page to try again.");
+      });
       page.inside = new Inside(page);
     }
     page.mount();
@@ -158,13 +179,17 @@ export class Live {
     this.field.addEventListener("input", (event) => event.isComposing || this.type(this.field.value));
     this.field.addEventListener("compositionend", () => this.type(this.field.value));
     this.pick = make("select", { name: "sentence" }, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
+    // What the list says while there is a text of the reader's own.
+    this.pick.append(make("option", { hidden: true }, "your own"));
     this.pick.addEventListener("change", () => this.sample(SAMPLES[this.pick.selectedIndex]));
     const clear = make("button", { type: "button" }, "Show all");
     clear.addEventListener("click", () => this.hide([]));
     const some = make("button", { type: "button" }, "Hide some");
     some.addEventListener("click", () => {
-      // As in training, where each letter draws a number.
-      this.hide([...this.characters.keys()].filter(() => Math.random() < 0.15));
+      // As in the paper: each letter draws a number, and 15% are chosen. Of a short text one is, at least.
+      const all = [...this.characters.keys()];
+      const drawn = all.filter(() => Math.random() < 0.15);
+      this.hide(drawn.length ? drawn : all.splice(Math.floor(Math.random() * all.length), 1));
     });
     this.note = make("p", { className: "note", role: "status" });
     this.answers = make("div", { className: "answers", role: "group", "aria-label": "Answers" });
@@ -193,6 +218,7 @@ export class Live {
         : [this.letters, told, this.controls, this.text, this.note, ...this.place.querySelectorAll(".more")]),
     );
     this.sample(SAMPLES[0]);
+    addEventListener("resize", () => this.stay());
   }
 
   sample(sample) {
@@ -221,7 +247,12 @@ export class Live {
       }
       now.push(character);
     }
-    if (cut) this.field.value = now.join("");
+    if (cut) {
+      const caret = this.field.selectionStart;
+      this.field.value = now.join("");
+      this.field.setSelectionRange(caret, caret);
+    }
+    this.pick.selectedIndex = SAMPLES.length;
     let same = 0;
     while (same < Math.min(before.length, now.length) && before[same] === now[same]) same++;
     let tail = 0;
@@ -247,6 +278,7 @@ export class Live {
       return button;
     });
     this.letters.replaceChildren(...words);
+    this.stay();
     const notes = [];
     if (cut) notes.push(`Cut to the first ${this.limit} characters: the model has no more positions.`);
     if (!this.characters.length) notes.push("There is no text. Type a letter or pick a sentence.");
@@ -259,6 +291,11 @@ export class Live {
     this.answer = null;
     this.mark();
     this.ask();
+  }
+
+  // The sentence stays in view beside its maps, if it leaves room for them.
+  stay() {
+    this.letters.classList.toggle("stays", this.letters.offsetHeight < innerHeight / 4);
   }
 
   press(button) {
@@ -313,11 +350,21 @@ export class Live {
     }[event.key];
     if (!to || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
+    // With Shift the letter that looks stays, and the one that it looks at moves.
+    if (event.shiftKey) {
+      const next = (this.seen ?? at) + { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!this.buttons[next] || !this.inside) return;
+      this.seen = next;
+      this.inside.look([at, next]);
+      this.say(this.inside.reading.textContent);
+      return;
+    }
     to()?.focus();
   }
 
   pin(at) {
     this.pinned = at;
+    this.seen = null;
     this.buttons.forEach((button, i) => (button.tabIndex = i === at ? 0 : -1));
     this.inside?.look(null);
   }
@@ -363,14 +410,20 @@ export class Live {
     this.inside?.draw();
   }
 
-  // The most probable tokens at a place, with their rank, best first.
+  // The tokens at a place, the most probable first, with their rank.
   best(at, count) {
     const p = this.answer?.places.indexOf(at + this.frame[0].length) ?? -1;
     if (p < 0) return [];
+    this.answer.ranked ??= [];
+    this.answer.ranked[p] ??= this.ranked(p);
+    return this.answer.ranked[p].slice(0, count);
+  }
+
+  ranked(p) {
     const V = this.card.config.vocab_size;
     const row = this.answer.probabilities.subarray(p * V, (p + 1) * V);
     const order = [...row.keys()].filter((id) => !this.special.has(id)).sort((a, b) => row[b] - row[a]);
-    return order.slice(0, count).map((id, i) => ({ token: this.card.tokens[id], share: row[id], rank: i + 1 }));
+    return order.map((id, i) => ({ token: this.card.tokens[id], share: row[id], rank: i + 1 }));
   }
 
   // A table for each hidden letter. The letter that was there is marked wherever it ranks.
@@ -386,14 +439,17 @@ export class Live {
       : places.length
         ? `${right} of ${places.length} hidden ${places.length === 1 ? "letter" : "letters"} guessed right (✓).${time}`
         : "Nothing is hidden. Click a letter to hide it from the model.";
+    const said = places.slice(0, 3).map((at) => {
+      const guesses = this.best(at, 3).map(({ token, share }) => `${spoken(token)} ${percent(share)}`);
+      return `Letter ${at + 1}, ${spoken(this.characters[at])}: ${guesses.join(", ")}.`;
+    });
+    this.say(`${this.summary.textContent} ${said.join(" ")}`);
+  }
+
+  // To a screen reader, once the hands are still.
+  say(words) {
     clearTimeout(this.later);
-    this.later = setTimeout(() => {
-      const said = places.slice(0, 3).map((at) => {
-        const guesses = this.best(at, 3).map(({ token, share }) => `${spoken(token)} ${percent(share)}`);
-        return `Letter ${at + 1}, ${spoken(this.characters[at])}: ${guesses.join(", ")}.`;
-      });
-      this.heard.textContent = `${this.summary.textContent} ${said.join(" ")}`;
-    }, 500);
+    this.later = setTimeout(() => (this.heard.textContent = words), 500);
   }
 
   table(at) {

@@ -41,7 +41,15 @@ async function checksum(buffer) {
 
 const tasks = {
   async card() {
-    card ??= JSON.parse(new TextDecoder().decode(await bytes("model.json", new URL("model.json", FOLDER), 0, () => {})));
+    if (!card) {
+      const text = new TextDecoder().decode(await bytes("model.json", new URL("model.json", FOLDER), 0, () => {}));
+      try {
+        card = JSON.parse(text);
+      } catch {
+        // A network that asks for a password first answers with a page of its own.
+        throw new Error("model.json is not what was sent. Look whether this network wants something, and try again.");
+      }
+    }
     return card;
   },
 
