@@ -45,9 +45,9 @@ from labml_bert.training import Trainer
 DEFAULTS = Options(experiment="live", hidden_size=80, num_hidden_layers=2)
 # The two sides of the page's switch.
 SHORT, FIXED = "short to long", "fixed length"
-# Shares of the budget. Of three minutes they are 1, 45, 90 and 180 seconds: where only frequencies are known,
+# Shares of the budget. Of three minutes they are 2, 45, 90 and 180 seconds: where only frequencies are known,
 # among neighbours, and twice among words.
-MOMENTS = (1 / 180, 45 / 180, 90 / 180, 1.0)
+MOMENTS = (2 / 180, 45 / 180, 90 / 180, 1.0)
 
 TEXT = "Return a copy of the [MASK]ist."
 # Tokens whose neighbours are shown: a vowel, consonants, a capital, a digit, a bracket, a blank.
@@ -286,7 +286,7 @@ def train(options: Options, given: Namespace) -> tuple[LiveJob, dict[str, Any]]:
 
     began = time.monotonic()
     # There is one record of both.
-    run(DEFAULTS, make_job, options, Namespace(**{**vars(given), "record": None}))
+    run(DEFAULTS, make_job, options, Namespace(**{**vars(given), "record": None}), resumable=False)
     (job,) = jobs
     return job, run_record(options, DEFAULTS, job, job.trainer, job.result, time.monotonic() - began)
 

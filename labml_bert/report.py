@@ -69,19 +69,21 @@ def bad_input_ends_here() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_ends_well(run_path: Path) -> Iterator[None]:
+def run_ends_well(run_path: Path, resumable: bool = True) -> Iterator[None]:
     """
     ## The end of a run that does not finish
 
-    A run that is stopped says how to go on. One whose loss is no number any more, or whose disk is
-    full, says so in one line. What was saved stays.
+    A run that is stopped says how to go on, if it is one that can. One whose loss is no number any more, or
+    whose disk is full, says so in one line. What was saved stays.
     """
     try:
         yield
     except KeyboardInterrupt:
-        if rank() == 0:
+        if rank() == 0 and resumable:
             again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
             print(f"\nstopped and saved; go on with:\n  {again}")
+        elif rank() == 0:
+            print("\nstopped; the same command starts anew, and what it was to replace is as it was")
         raise SystemExit(130) from None
     except NonFiniteLossError as error:
         fail(error)

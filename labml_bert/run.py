@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import torch
 from tokenizers import Tokenizer
@@ -248,6 +248,12 @@ def parse(
                 raise ValueError(
                     f"{given.resume} is a run of {saved.get('experiment')}, not of {defaults.experiment}"
                 )
+            kinds = get_type_hints(type(defaults))
+            for key in names & saved.keys():
+                if not isinstance(saved[key], kinds[key]):
+                    raise ValueError(
+                        f"{given.resume} has {key} = {saved[key]!r}, which no run has; start a new run"
+                    )
             defaults = replace(defaults, **{key: value for key, value in saved.items() if key in names})
         return replace(defaults, **explicit), given
 
@@ -331,12 +337,14 @@ def run(
     make_job: Callable[[Options, torch.device], Job],
     options: Options,
     given: argparse.Namespace,
+    resumable: bool = True,
 ) -> None:
     """
     ## The run
 
     Everything that can be refused is refused before the first step, and before anything is written.
-    `options` and `given` are what `parse` returned.
+    `options` and `given` are what `parse` returned. An experiment that needs more than a checkpoint to go on
+    is not `resumable`.
     """
     began = time.monotonic()
     with bad_input_ends_here():
@@ -387,7 +395,7 @@ def run(
     line = ProgressLine(options.minutes, job.batch_tokens)
     marks = [mark for mark in job.marks if mark[0] > trainer.progress]
     tracking = tracked(run_path, job.configuration) if rank() == 0 else nullcontext()
-    with held, run_ends_well(run_path), tracking:
+    with held, run_ends_well(run_path, resumable), tracking:
         with line.live():
             for update in trainer.train(
                 job.next_batch,

@@ -591,7 +591,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors, metadata = read_tensors(path)
     try:
         about = json.loads(metadata["about"])
-        int(about["step"]), float(about["seconds"]), about["configuration"].items()
+        about["configuration"].items()
+        if not (isinstance(about["step"], int) and about["step"] >= 0 and 0 <= about["seconds"] < math.inf):
+            raise ValueError(f"step {about['step']} at {about['seconds']} seconds")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     return about, tensors

@@ -182,7 +182,7 @@ def records(experiment: str, folder: Path, kills: int, draw: random.Random) -> C
 def rows(path: Path) -> list[dict[str, Any]]:
     """What a ledger found; how long it took is another matter."""
     table = json.loads(path.read_text("utf-8"))["table"]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in table]
+    return [{key: value for key, value in row.items() if key != "core_seconds"} for row in table]
 
 
 def ledger(experiment: str, folder: Path, kills: int, draw: random.Random) -> Counter[tuple[str, bool]]:

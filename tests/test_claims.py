@@ -281,7 +281,7 @@ def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
 
 def results(folder: Path) -> list[Any]:
     table = json.loads((folder / "claims" / "small.json").read_text())["table"]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in table]
+    return [{key: value for key, value in row.items() if key != "core_seconds"} for row in table]
 
 
 def test_a_stopped_claim_goes_on_and_ends_the_same(
@@ -328,7 +328,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
 
     def one(self: Any, options: Any, seed: int) -> Any:
         again.append(options)
-        return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "seconds": 0.0}
+        return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "core_seconds": 0.0}
 
     claim = small_claim(options)
     monkeypatch.setattr(Ledger, "one", one)
@@ -349,7 +349,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     def one(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
-        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "seconds": 0.0}
+        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
 
     monkeypatch.setattr(Ledger, "one", one)
     monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
@@ -370,7 +370,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     def one(self: Any, options: Any, seed: int) -> Any:
         ran.append((self.claim.name, seed))
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
-        return {"result": result, "curve": [], "lengths": [[0, 32]], "seconds": 1.0}
+        return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
 
     monkeypatch.setattr(Ledger, "one", one)
     monkeypatch.setattr(Ledger, "measure", lambda self: self.write())

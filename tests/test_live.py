@@ -5,6 +5,10 @@ import hashlib
 import json
 import re
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +72,7 @@ def test_each_moment_of_both_runs_is_a_file(written: Path) -> None:
     record = json.loads((written / "record.json").read_text())
     assert about["checkpoints"] == record["checkpoints"]
     assert [entry["arm"] for entry in about["checkpoints"]] == ["fixed length"] * 4 + ["short to long"] * 4
-    assert [entry["steps"] for entry in about["checkpoints"]] == [3, 90, 180, 360] * 2
+    assert [entry["steps"] for entry in about["checkpoints"]] == [4, 90, 180, 360] * 2
     assert {path.name for path in (written / "web").iterdir()} == {
         "model.json",
         *(entry["file"] for entry in about["checkpoints"]),
@@ -166,6 +170,21 @@ def test_the_site_has_the_weights_of_the_record() -> None:
         assert sum(len(gzip.compress(data)) for data in first_answer) < 1_000_000
     assert sum(map(len, files.values())) < 3_000_000
     check_pictures(folder, record)
+
+
+def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
+    words = [word for word in typed(corpus_file) if word != "--steps" and word != str(SIZES["steps"])]
+    script = str(ROOT / "experiments" / "live.py")
+    process = subprocess.Popen(
+        [sys.executable, script, *words, "--minutes", "5"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    while not list(tmp_path.glob("logs/*/*/log.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command starts anew" in out and "--resume" not in out
 
 
 def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,6 +250,11 @@ def write_bad_files(folder: Path) -> None:
         write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(about)})
     for name in ("good", "pickle", "flipped_model"):
         character_tokenizer(["abcd"]).save(str(folder / name / "tokenizer.json"))
+    odd = {"wordy": ({"hidden_size": "wide"}, 3, 1.0), "early": ({}, -1, 0.5)}
+    for name, (changes, step, seconds) in odd.items():
+        (folder / name).mkdir()
+        about = {"step": step, "seconds": seconds, "configuration": {"experiment": "mlm_tiny", **changes}}
+        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(about)})
     whole = (folder / "good" / CHECKPOINT).read_bytes()
     (folder / "before" / CHECKPOINT).rename(folder / "before" / PREVIOUS)
     (folder / "rubbish" / CHECKPOINT).write_bytes(b"rubbish")
@@ -333,6 +338,8 @@ BAD_INPUT = {
     "resume of damage with one before": (["--resume", "before"], "of step 3, is whole: rename"),
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
+    "resume of sizes in words": (["--resume", "wordy"], "hidden_size = 'wide', which no run has"),
+    "resume from before it began": (["--resume", "early"], "step -1 at 0.5 seconds"),
 }  # fmt: skip
 
 # The same of the other programs.

@@ -174,16 +174,6 @@ class Claim:
             for (start, length), end in zip(row["lengths"], ends, strict=True)
         )
 
-    def goal(self, test: dict[str, Any]) -> float | None:
-        """The loss that is to be reached. `None` where a run of the worse arm has none."""
-        floor: float = self.rows[0]["floor"]
-        if "below" in test:
-            return floor - test["below"]
-        ends = [row["curve"][-1][1] for row in self.of(test["worse"])]
-        if None in ends:
-            return None
-        return floor - test["way"] * (floor - max(ends))
-
     def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
         """On the straight line between two evaluations."""
         before: tuple[float, float] | None = None
@@ -199,9 +189,7 @@ class Claim:
         """One test. A run that did not arrive took longer than it lasted, so it can support one side only."""
         metric, margin = test["metric"], test["margin"]
         if metric in COUNTED:
-            goal = self.goal(test)
-            if goal is None:
-                return Answer("open", None)
+            goal = self.rows[0]["floor"] - test["below"]
             better, worse = (
                 [self.arrival(row, goal, metric) for row in self.of(test[side])]
                 for side in ("better", "worse")
@@ -401,11 +389,12 @@ def details(claim: Claim) -> str:
         seconds = (
             data["result"]["wall_seconds"]
             if "record" in about
-            else sum(r["seconds"] for r in data["table"] if "from" not in r)
+            else sum(r["core_seconds"] for r in data["table"] if "from" not in r)
         )
         where = f"{cell(claim.record.machine())}, {cell(data['date'])}"
         cost = (
-            f"took {seconds / 60:.0f} minutes on {where}, commit {cell(data.get('commit') or 'unknown')[:7]}"
+            f"took {seconds / 60:.0f} minutes{'' if 'record' in about else ' of one core'} on {where}, "
+            f"commit {cell(data.get('commit') or 'unknown')[:7]}"
         )
         shared = sorted({row["from"] for row in claim.rows if "from" in row})
         if shared:

@@ -594,7 +594,9 @@ def test_the_maps_and_the_text_point_at_each_other(server: str, page: Page) -> N
     field(page, "abcdefgh")
     until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 8 8'")
     page.locator(".letter").nth(2).hover()
-    rows = page.eval_on_selector_all(".head path.looks:nth-child(2)", "all => all.map(one => one.getAttribute('d'))")
+    rows = page.eval_on_selector_all(
+        ".head path.looks:nth-child(2)", "all => all.map(one => one.getAttribute('d'))"
+    )
     assert set(rows) == {"M0,2h8v1h-8z"}
     field_of_view = page.locator(".head svg").nth(1)
     box = field_of_view.bounding_box()

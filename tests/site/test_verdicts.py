@@ -34,7 +34,7 @@ says = "sooner"
 better = "short"
 worse = "long"
 metric = "seconds"
-way = 0.9
+below = 1.0
 margin = 1.5
 [[claim.tests]]
 says = "lower"
@@ -58,7 +58,7 @@ def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]
         "floor": 3.0,
         "batch_tokens": 1000,
         "result": {"loss": end + seed / 100, "failed": 0.0},
-        "seconds": 60.0,
+        "core_seconds": 60.0,
     }
 
 
