@@ -269,14 +269,20 @@ def disagreement(path: Path, model: BertForMaskedLM, shapes: list[tuple[int, int
         yield difference[inputs[1].bool()].max().item()
 
 
-def made(folder: Path) -> Path:
-    """The folder, which is made if need be. Raises `ValueError` where it cannot be."""
+def made(folder: Path, *names: str) -> Path:
+    """
+    The folder, which is made if need be. Raises `ValueError` where it cannot be, or where one of the files
+    that are to come is a folder.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
         ) from None
+    for name in names:
+        if (folder / name).is_dir():
+            raise ValueError(f"{folder / name} is a folder; move it away, or choose another with --output")
     return folder
 
 
@@ -297,14 +303,14 @@ def main(argv: list[str] | None = None) -> None:
         if options.to == "web":
             rounded(model)
             moment, curves = history(options.run)
-            weights = write_weights(made(folder) / "weights.bin", model)
+            weights = write_weights(made(folder, "weights.bin", "model.json") / "weights.bin", model)
             write_web(folder, model, tokenizer, [{**moment, **weights}], curves)
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"moves a probability by {error} at most, on random text"}
             path = folder / "weights.bin"
         else:
             check_onnx_is_here()
-            path = made(folder) / "model.onnx"
+            path = made(folder, "model.onnx", "tokenizer.json") / "model.onnx"
             difference = write_onnx(path, model)
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
             rows = {"check": "none, as onnxruntime is not installed"}

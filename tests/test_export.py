@@ -264,6 +264,8 @@ BAD_INPUT = {
     "a tokenizer of another model": (["other", "--to", "web"], "do not belong together"),
     "output that is a file": (["model", "--to", "web", "--output", "file"], "cannot write to file"),
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
+    "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
+    "a card that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
     "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
 }  # fmt: skip
 
@@ -273,6 +275,8 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     (folder / "file").write_text("")
     (folder / "folder").mkdir()
+    (folder / "taken" / "weights.bin").mkdir(parents=True)
+    (folder / "taken2" / "model.json").mkdir(parents=True)
     for name in ("model", "mute", "half", "other"):
         saved(random_model(), folder / name)
     saved(random_model(max_position_embeddings=2), folder / "short")

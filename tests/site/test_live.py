@@ -230,7 +230,11 @@ def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) ->
     weights = [name for name in files if name.endswith(".bin")]
     assert weights == [f"docs/live/model/{LAST['file']}"]
     assert {"docs/live/bert.js", "docs/live/worker.js", "docs/live/model/model.json"} < files
-    assert sum(len(gzip.compress((site / name).read_bytes())) for name in files) <= 1_000_000
+    # With all of the page around it.
+    every = {url.removeprefix(server).partition("?")[0] for url in asked}
+    paths = [site / name / "index.html" if (site / name).is_dir() else site / name for name in every]
+    assert site / "live" / "index.html" in paths and all(path.is_file() for path in paths)
+    assert sum(len(gzip.compress(path.read_bytes())) for path in paths) <= 1_000_000
 
 
 @pytest.mark.parametrize("address", ["", "live/"])
@@ -272,6 +276,8 @@ def test_without_a_script_there_is_a_picture(server: str, browser: Any) -> None:
         page.goto(server + address)
         assert page.is_visible(".live .guesses") and not page.is_visible(".live .start")
     assert page.is_visible(".live noscript")
+    for title in ("Attention weights", "Cosines between position", "Nearest neighbours", "Rank of the right"):
+        assert page.get_by_role("img", name=title).is_visible(), title
     context.close()
 
 
