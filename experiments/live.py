@@ -319,8 +319,8 @@ def main(argv: list[str] | None = None) -> None:
     fixed, beside = train(replace(options, schedule=str(longest)), given)
     with bad_input_ends_here():
         for job, found in ((short, record), (fixed, beside)):
-            job.as_the_page()
             found["history"] |= job.history()
+            job.as_the_page()
             job.model.load_state_dict(job.moments[-1].weights)
         rounding = {
             "probability": float(f"{rounding_error(short.model):.2g}"),
