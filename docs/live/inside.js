@@ -106,6 +106,11 @@ export class Inside {
     this.plot.append(this.dots);
   }
 
+  // A moment is a point of its curve. Its own loss is that of rounded weights, and may differ a little.
+  height({ arm, seconds, loss }) {
+    return this.card.curves[arm]?.find(([when]) => when === seconds)?.[1] ?? loss;
+  }
+
   nearest(arm, seconds) {
     const far = (one) => Math.abs(one.seconds - seconds);
     return this.stops(arm).reduce((a, b) => (far(b) < far(a) ? b : a));
@@ -128,7 +133,7 @@ export class Inside {
       draw("path", { class: "now", d: `M${x(seconds)},10V${HEIGHT - BOTTOM}` }),
       ...stops.map((one) => {
         const now = one === checkpoint;
-        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.seconds), cy: y(one.loss), r: now ? 8 : 4.5 });
+        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.seconds), cy: y(this.height(one)), r: now ? 8 : 4.5 });
       }),
     );
   }
