@@ -81,20 +81,20 @@ class LiveJob(MaskedLMJob):
                 f"{options.max_position_embeddings}; raise it"
             )
         self.marks = [(share, f"{share:.0%} of the time") for share in MOMENTS]
-        self.kept: list[Moment] = []
+        # By step.
+        self.kept: dict[int, dict[str, Tensor]] = {}
         self.moments: list[Moment] = []
 
     def evaluate(self, trainer: Trainer, quick: bool = False) -> dict[str, float]:
         """Keeps what is judged on a part of the held-out text while the clock runs."""
         if quick:
             weights = {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
-            self.kept.append(Moment(trainer.seconds, trainer.step, weights))
+            self.kept[trainer.step] = weights
         return super().evaluate(trainer, quick)
 
     def show_samples(self, trainer: Trainer, count: int = 2) -> None:
         """Marks the weights that were kept just now."""
-        # The evaluation took some of the time.
-        self.moments.append(self.kept[-1]._replace(seconds=trainer.seconds))
+        self.moments.append(Moment(trainer.seconds, trainer.step, self.kept[trainer.step]))
         self.trainer = trainer
         super().show_samples(trainer, count)
 
@@ -104,10 +104,10 @@ class LiveJob(MaskedLMJob):
         picture, and they should lie on each other.
         """
         found: dict[str, list[list[float]]] = {"valid.loss": [], "valid.accuracy": []}
-        for moment in self.kept:
-            self.model.load_state_dict(moment.weights)
+        for step, weights in self.kept.items():
+            self.model.load_state_dict(weights)
             for name, value in self.evaluate(self.trainer).items():
-                found[f"valid.{name}"].append([moment.steps, round(value, 6)])
+                found[f"valid.{name}"].append([step, round(value, 6)])
         return found
 
     def conclude(self, result: dict[str, float]) -> None:

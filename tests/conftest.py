@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import random
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
@@ -44,6 +45,18 @@ def corpus_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(small_text(1000))
     return path
+
+
+def stopped_by_ctrl_c(command: list[str], cwd: Path) -> str:
+    """Starts an experiment, stops it as soon as it trains, and returns what it printed."""
+    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    while not list(cwd.glob("logs/*/*/log.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    return out
 
 
 class Server:

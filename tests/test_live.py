@@ -5,10 +5,7 @@ import hashlib
 import json
 import re
 import runpy
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import small_text
+from conftest import small_text, stopped_by_ctrl_c
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm_run import MaskedLMJob, Options
@@ -35,8 +32,8 @@ SIZES = {
 }
 
 
-def typed(corpus: Path) -> list[str]:
-    options = {"corpus": corpus, **SIZES}
+def typed(corpus: Path, sizes: dict[str, Any] = SIZES) -> list[str]:
+    options = {"corpus": corpus, **sizes}
     return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
@@ -173,17 +170,9 @@ def test_the_site_has_the_weights_of_the_record() -> None:
 
 
 def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
-    words = [word for word in typed(corpus_file) if word != "--steps" and word != str(SIZES["steps"])]
+    endless = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}
     script = str(ROOT / "experiments" / "live.py")
-    process = subprocess.Popen(
-        [sys.executable, script, *words, "--minutes", "5"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    while not list(tmp_path.glob("logs/*/*/log.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    out = stopped_by_ctrl_c([sys.executable, script, *typed(corpus_file, endless)], tmp_path)
     assert "the same command starts anew" in out and "--resume" not in out
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_text
+from conftest import small_text, stopped_by_ctrl_c
 
 from labml_bert import corpora, fill_mask
 from labml_bert.bert import BertConfig
@@ -205,15 +205,7 @@ def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tm
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command("--corpus", corpus_file, "--minutes", 5), cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    while not list(tmp_path.glob("logs/*/*/log.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    out = stopped_by_ctrl_c(command("--corpus", corpus_file, "--minutes", 5), tmp_path)
     again = shlex.split(out.splitlines()[-1])
     assert again[-2] == "--resume"
     assert load_checkpoint(tmp_path / again[-1])[0]["step"] > 0

@@ -142,7 +142,6 @@ export class Inside {
   // Until they are here, the answers are those of the moment before.
   async go(checkpoint) {
     this.wanted = checkpoint;
-    this.showMoment();
     this.settle();
     if (this.working) return;
     this.working = true;
@@ -160,7 +159,7 @@ export class Inside {
     } catch (error) {
       this.failed.textContent = error.cancelled ? "Cancelled. Move the slider to go on." : error.message;
       this.wanted = this.page.checkpoint;
-      this.showMoment();
+      this.settle();
     }
     const focused = bar.element.contains(document.activeElement);
     bar.element.remove();
@@ -174,11 +173,13 @@ export class Inside {
     return this.stops().filter(({ file }) => !this.here.has(file)).sort((a, b) => far(a) - far(b))[0];
   }
 
+  // Asks the wanted moment as soon as its weights are here, and shows how things stand.
   settle() {
-    if (this.wanted === this.page.checkpoint || !this.here.has(this.wanted.file)) return;
-    this.page.checkpoint = this.wanted;
-    this.page.place.classList.remove("behind");
-    this.page.ask();
+    if (this.wanted !== this.page.checkpoint && this.here.has(this.wanted.file)) {
+      this.page.checkpoint = this.wanted;
+      this.page.ask();
+    }
+    this.showMoment();
   }
 
   // ## Attention

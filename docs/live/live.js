@@ -351,10 +351,9 @@ export class Live {
     if (!to || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
     // With Shift the letter that looks stays, and the one that it looks at moves.
-    if (event.shiftKey) {
-      const next = (this.seen ?? at) + { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!this.buttons[next] || !this.inside) return;
-      this.seen = next;
+    if (event.shiftKey && this.inside) {
+      const next = (this.inside.seen?.[1] ?? at) + { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!this.buttons[next]) return;
       this.inside.look([at, next]);
       this.say(this.inside.reading.textContent);
       return;
@@ -364,7 +363,6 @@ export class Live {
 
   pin(at) {
     this.pinned = at;
-    this.seen = null;
     this.buttons.forEach((button, i) => (button.tabIndex = i === at ? 0 : -1));
     this.inside?.look(null);
   }
