@@ -23,6 +23,7 @@ no dataset.
 import collections
 import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -61,6 +62,8 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 # Text of a shard, in characters. A worker holds one shard, and another document is one of the same shard.
 SHARD_CHARACTERS = 1_000_000
+# A process takes as long to start as this many shards to make.
+FEW_SHARDS = 8
 
 # A lookbehind lets a run of dots be tried once, not again from each of its dots.
 SENTENCE_END = re.compile(
@@ -136,8 +139,8 @@ def build_dataset(
 
     `documents` may be a generator: only a few shards are held at a time. A document is never cut, and takes
     some thirty times its size in memory; split books into chapters. The number of `processes`, by default
-    one for each core, changes nothing but the time; with 1 all is done in this one. With more, a script
-    needs `if __name__ == "__main__":`, as workers import it.
+    one for each core, changes nothing but the time; with 1, and where few shards are to be made, all is done
+    in this one. With more, a script needs `if __name__ == "__main__":`, as workers import it.
 
     Files that an earlier build left in `folder` are kept where they are of the same text, tokenizer and
     arguments, and removed where not. Returns the manifest. The tokenizer is saved beside it.
@@ -237,9 +240,16 @@ def made(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
 ) -> Iterator[dict[str, Any]]:
     """What is known of each shard, in their order, as soon as its file is there."""
-    if processes == 1:
+    for shard in shards:
+        known = kept(shard)
+        if known is None:
+            shards = itertools.chain([shard], shards)
+            break
+        yield known
+    few = list(itertools.islice(shards, FEW_SHARDS)) if processes > 1 else []
+    if len(few) < FEW_SHARDS:
         worker = Worker(tokenizer, arguments)
-        for shard in shards:
+        for shard in itertools.chain(few, shards):
             yield worker.make(shard)
         return
     # A fresh interpreter for each: a copy of this one could hold a lock that nobody will release.
@@ -247,7 +257,7 @@ def made(
     pool = ProcessPoolExecutor(processes, context, start_worker, (tokenizer, arguments))
     waiting: collections.deque[Future[dict[str, Any]]] = collections.deque()
     try:
-        for shard in shards:
+        for shard in itertools.chain(few, shards):
             # One more than there are workers, so that none waits for the reader.
             if len(waiting) > processes:
                 yield waiting.popleft().result()
@@ -280,6 +290,12 @@ def unharmed(path: Path) -> bool:
     return True
 
 
+def kept(shard: Shard) -> dict[str, Any] | None:
+    """What is known of a shard that an earlier build made, where its file is whole."""
+    known = described(shard)
+    return known if known and unharmed(shard.path) else None
+
+
 class Worker:
     """
     ## In a worker
@@ -301,7 +317,7 @@ class Worker:
 
     def make(self, shard: Shard) -> dict[str, Any]:
         """Writes the file, unless an earlier build did, and says what is in it."""
-        if (known := described(shard)) and unharmed(shard.path):
+        if known := kept(shard):
             return known
         a, draw = self.arguments, random.Random(f"{self.arguments.seed} {shard.number}")
         self.generator.manual_seed(draw.getrandbits(63))

@@ -387,6 +387,31 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path, piece
     assert all(other[name] != contents(killed)[name] for name in parts)
 
 
+def test_where_little_is_to_be_made_no_process_starts(
+    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a small text nor for one whose files are there."""
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
+
+    class StartedError(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise StartedError
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", start)
+    with pytest.raises(StartedError):
+        build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2)
+    whole = build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 1)
+    assert len(whole["parts"]) >= module.FEW_SHARDS
+    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
+    # All but few.
+    (tmp_path / "large" / whole["parts"][-2]["name"]).unlink()
+    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
+    small = build_dataset(texts(10), pieces, tmp_path / "small", DatasetArguments(), 2)
+    assert 1 < len(small["parts"]) < module.FEW_SHARDS
+
+
 def test_fewer_documents_leave_no_file_behind(
     tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
