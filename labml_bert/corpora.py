@@ -10,6 +10,7 @@ document, and every loss that we quote is measured there.
 """
 
 import ast
+import collections
 import contextlib
 import hashlib
 import importlib
@@ -23,6 +24,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
@@ -172,16 +174,19 @@ def python_documents() -> Iterator[tuple[str, str]]:
         yield name, fresh(docstrings)
 
 
-def module_docstrings() -> Iterator[tuple[str, Iterator[str]]]:
-    """Each module of the standard library and its docstrings, one after another; no one is left out."""
+@cache
+def module_docstrings() -> list[tuple[str, list[str]]]:
+    """Each module of the standard library and all of its docstrings. They are read once, in some seconds."""
+    found = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
         # Packages of others, tests, and tables of code points are not prose.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
-            yield "/".join(parts), source_docstrings(file)
+            found.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
-        yield f"compiled {name}", compiled_docstrings(name)
+        found.append((f"compiled {name}", [*compiled_docstrings(name)]))
+    return found
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
@@ -191,9 +196,14 @@ def source_docstrings(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, OSError):
         # The library's own broken examples, such as those of lib2to3.
         return
-    for node in ast.walk(tree):
+    # Breadth first like `ast.walk`, but not through expressions, which are most of a tree and define nothing.
+    nodes: collections.deque[ast.AST] = collections.deque([tree])
+    while nodes:
+        node = nodes.popleft()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
+        inner = ast.iter_child_nodes(node)
+        nodes.extend(n for n in inner if isinstance(n, ast.stmt | ast.ExceptHandler | ast.match_case))
 
 
 def compiled_docstrings(name: str) -> Iterator[str]:

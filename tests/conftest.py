@@ -3,8 +3,10 @@
 import contextlib
 import http.server
 import random
+import runpy
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -45,6 +47,16 @@ def corpus_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(small_text(1000))
     return path
+
+
+def main_in_process(
+    monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object, experiment: str = "mlm_tiny"
+) -> None:
+    """The experiment, started in the folder `cwd` as from a shell, but in this process."""
+    monkeypatch.chdir(cwd)
+    script = str(Path(__file__).parents[1] / "experiments" / f"{experiment}.py")
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    runpy.run_path(script, run_name="__main__")
 
 
 def stopped_by_ctrl_c(command: list[str], cwd: Path) -> str:

@@ -340,7 +340,7 @@ if __name__ == "__main__":
     texts = json.loads((folder.parent / "texts.json").read_text())
     tokenizer = load_tokenizer(folder.parent / "tokenizer.json")
     masking = dataset.Masking(max_predictions_per_seq=20, whole_word_mask=True)
-    arguments = dataset.DatasetArguments(seed=int(sys.argv[2]), dupe_factor=3, static_masking=masking)
+    arguments = dataset.DatasetArguments(dupe_factor=3, static_masking=masking)
     dataset.build_dataset(iter(texts), tokenizer, folder, arguments, processes=2)
 """
 
@@ -349,18 +349,21 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path, pieces: Tokenizer) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(
+    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to those of one process alone."""
     script = tmp_path / "build.py"
     script.write_text(BUILD)
     (tmp_path / "texts.json").write_text(json.dumps(texts(200)))
     pieces.save(str(tmp_path / "tokenizer.json"))
 
-    def start(folder: str, seed: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, script, tmp_path / folder, str(seed)])
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, script, tmp_path / "killed"])
 
     killed = tmp_path / "killed"
     for enough in (1, 8):
-        process = start("killed", 0)
+        process = start()
         while len(list(killed.glob("part-*.parquet"))) < enough:
             assert process.poll() is None
             time.sleep(0.005)
@@ -374,14 +377,20 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path, piece
     time.sleep(0.5)
     assert len(list(killed.glob("part-*.parquet"))) == len(kept) < 60
     (killed / "part-00059.parquet.77.part").write_bytes(b"half")
-    assert start("killed", 0).wait() == 0
+    assert start().wait() == 0
     assert all((killed / name).stat().st_mtime_ns == when for name, when in kept.items())
 
     # Another seed leaves nothing of the old rows.
-    assert start("whole", 1).wait() == 0
-    other = contents(tmp_path / "whole")
-    assert start("whole", 0).wait() == 0
-    assert contents(killed) == contents(tmp_path / "whole")
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 2_500)
+
+    def whole(seed: int) -> dict[str, bytes]:
+        masking = Masking(max_predictions_per_seq=20, whole_word_mask=True)
+        arguments = DatasetArguments(seed=seed, dupe_factor=3, static_masking=masking)
+        build_dataset(texts(200), pieces, tmp_path / "whole", arguments, 1)
+        return contents(tmp_path / "whole")
+
+    other = whole(1)
+    assert contents(killed) == whole(0)
     parts = [name for name in other if name.startswith("part-")]
     assert len(parts) > 60
     assert all(other[name] != contents(killed)[name] for name in parts)

@@ -58,8 +58,7 @@ def train(
     vocab = {"vocab_size": 120} if kind == "pairs" else {}
     options = module.Options(kind, str(corpus), hidden_dropout_prob=dropout, **SIZES, **vocab)
     torch.manual_seed(0)
-    # One core: a pool of workers would take longer to start than the pairs take.
-    with first_before_others(), mock.patch("os.cpu_count", return_value=1):
+    with first_before_others():
         job = make_job(options, torch.device("cpu"))
     # An evaluation after each step, so that each step is reported.
     arguments = replace(job.arguments, evaluations=STEPS, gradient_accumulation_steps=turns)

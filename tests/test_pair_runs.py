@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import small_text
+from conftest import main_in_process, small_text
 
 from labml_bert import fill_mask
 from labml_bert.run import example
@@ -244,7 +244,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gets_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_line_and_exit_code_2(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     experiment, arguments, words = BAD_INPUT[case]
     for name in ("unbroken", "good"):
         (tmp_path / name).mkdir()
@@ -253,9 +255,10 @@ def test_bad_input_gets_one_line_and_exit_code_2(case: str, tmp_path: Path) -> N
             text = text.replace(".", "").replace("\n", " ") if name == "unbroken" else text
             (tmp_path / name / f"{i}.txt").write_text(text)
     (tmp_path / "one.txt").write_text("\n\n".join(["One sentence here. Another one there."] * 20))
-    process = start(experiment, *arguments, cwd=tmp_path)
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert words in errors.splitlines()[-1]
-    assert "Traceback" not in errors
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as stopped:
+        main_in_process(monkeypatch, tmp_path, *arguments, experiment=experiment)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert not (tmp_path / "logs").exists()

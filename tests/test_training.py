@@ -214,44 +214,53 @@ def test_a_checkpoint_half_written_is_not_the_one_that_is_loaded(
     assert load_checkpoint(tmp_path / "run")[0]["step"] == 30
 
 
+# A child for each line that comes, so that what takes long is imported once.
 SAVE_FOR_EVER = """
-import sys, torch
-from dataclasses import replace
-from functools import partial
+import os, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_training import trainer_at
 trainer, _ = trainer_at(Path(sys.argv[2]))
-while True:
-    trainer.step += 1
-    with torch.no_grad():
-        for p in trainer.model.parameters():
-            p.fill_(trainer.step)
-    trainer.save()
-    print(trainer.step, flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    while not child:
+        trainer.step += 1
+        with torch.no_grad():
+            for p in trainer.model.parameters():
+                p.fill_(trainer.step)
+        trainer.save()
+        print(os.getpid(), trainer.step, flush=True)
+    os.waitpid(child, 0)
+    print(child, 0, flush=True)
 """
 
 
 def test_killed_while_saving(tmp_path: Path) -> None:
     """SIGKILL at any moment leaves a checkpoint whose parts belong together."""
-    for attempt in range(8):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOR_EVER, str(Path(__file__).parent), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        for _ in range(3):
-            process.stdout.readline()
-        time.sleep(0.0007 * attempt)
-        process.kill()
-        last = [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        about, tensors = load_checkpoint(tmp_path)
-        assert about["step"] >= max([3, *last])
-        assert all(
-            (value == about["step"]).all() for key, value in tensors.items() if key.startswith("model.")
-        )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVE_FOR_EVER, str(Path(__file__).parent), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        for attempt in range(20):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            last = 0
+            while last < 3:
+                child, last = map(int, process.stdout.readline().split())
+            time.sleep(0.0005 * attempt)
+            os.kill(child, signal.SIGKILL)
+            while (saved := int(process.stdout.readline().split()[1])) > 0:
+                last = saved
+            about, tensors = load_checkpoint(tmp_path)
+            assert about["step"] >= last
+            assert all(
+                (value == about["step"]).all() for key, value in tensors.items() if key.startswith("model.")
+            )
+        process.stdin.close()
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> None:
