@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from docs.literate.rows import Row, read_rows
@@ -73,6 +74,11 @@ class Source:
     def anchor(self) -> str:
         """What the top of its page is called: its name, without underscores that Markdown would read."""
         return self.path.rpartition("/")[2].replace("__", "")
+
+    @cached_property
+    def imports(self) -> list[str]:
+        """The modules from which it imports names, those of others too."""
+        return [n.module for n in ast.walk(self.tree) if isinstance(n, ast.ImportFrom) and n.module]
 
     @property
     def title(self) -> str:

@@ -82,7 +82,7 @@ def code_of(experiment: str, sources: dict[str, Source]) -> list[str]:
         if source is None or source.path in found:
             continue
         found[source.path] = None
-        waiting += [n.module for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom) and n.module]
+        waiting += source.imports
     return sorted(found)
 
 
@@ -112,6 +112,7 @@ def git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
+@cache
 def statements(source: str) -> str:
     """The code of a source file without comments, docstrings and layout."""
     tree = ast.parse(source)

@@ -76,7 +76,7 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
         return None
     if not isinstance(node.value.value, str) or node.end_lineno is None:
         return None
-    literal = ast.get_source_segment(source, node.value) or ""
+    literal = "\n".join(source.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
     # A doubled one is read as one, and is meant.
     if "\\" in literal.replace("\\\\", "") and not re.match(r"[rR]", literal):
         raise PageError(f'{path}:{node.lineno}: this docstring has a backslash; write r""" in front of it')

@@ -29,7 +29,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, done = shared / "site", shared / "site-is-built"
     with lock(shared, wait=lambda: None):
         if not done.exists():
-            subprocess.run([sys.executable, "-m", "docs.literate"], cwd=ROOT, check=True)
             subprocess.run(
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
                 cwd=ROOT,

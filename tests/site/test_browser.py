@@ -44,7 +44,7 @@ def test_every_page_is_sound(
     page.on("response", lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None)
     axe = AXE.read_text("utf-8")
     for address in addresses(site)[part::PARTS]:
-        page.goto(server + address, wait_until="networkidle")
+        page.goto(server + address)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
         assert paper(page) == PAPER[scheme]
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ SOURCES = sorted(
 )
 
 
+@cache
 def parsed(page: Path) -> BeautifulSoup:
     return BeautifulSoup(page.read_text("utf-8"), "html.parser")
 
