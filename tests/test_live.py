@@ -86,9 +86,10 @@ def test_each_moment_of_both_runs_is_a_file(written: Path) -> None:
 def test_the_moments_lie_on_the_curves(written: Path) -> None:
     about = json.loads((written / "web" / "model.json").read_text("utf-8"))
     for entry in about["checkpoints"]:
-        losses = dict(map(tuple, about["curves"][entry["arm"]]))
+        # Runs as short as these are evaluated several times within a tenth of a second.
+        then = [loss for seconds, loss in about["curves"][entry["arm"]] if seconds == entry["seconds"]]
         # The weights of the file are rounded, and those of the curve were judged in the run's own arithmetic.
-        assert losses[entry["seconds"]] == pytest.approx(entry["loss"], abs=1e-2)
+        assert min(abs(loss - entry["loss"]) for loss in then) < 1e-2
 
 
 @pytest.mark.parametrize("number", [0, 3, 5, 7])
