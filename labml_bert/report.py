@@ -89,7 +89,8 @@ def run_ends_well(run_path: Path, resumable: bool = True) -> Iterator[None]:
         fail(error)
     except OSError as error:
         what = f"{error.strerror} ({error.filename})" if error.filename else error
-        fail(f"{what}; what was saved is in {shown(run_path)}, go on with --resume when this is mended")
+        again = f"what was saved is in {shown(run_path)}, go on with --resume" if resumable else "start anew"
+        fail(f"{what}; {again} when this is mended")
     except RuntimeError as error:
         fail_for_memory(error)
 

@@ -31,6 +31,7 @@ from labml_bert import files, run
 from labml_bert.dataset import DatasetArguments, build_dataset, open_dataset
 from labml_bert.files import read_tensors, write_tensors, write_whole
 from labml_bert.pretraining import BertForMaskedLM
+from labml_bert.report import run_ends_well
 from labml_bert.tokenizers import word_tokenizer
 from labml_bert.training import (
     CHECKPOINT,
@@ -339,6 +340,18 @@ def test_a_full_disk_loses_nothing_that_was_there(small_disk: Path) -> None:
         work()
     assert load_checkpoint(small_disk / "run")[0]["step"] == 31
     assert len(open_dataset(pairs)) > 0
+
+
+@pytest.mark.parametrize(("resumable", "words"), [(True, "go on with --resume"), (False, "start anew")])
+def test_a_full_disk_promises_only_what_can_be_done(
+    resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped, run_ends_well(tmp_path, resumable):
+        raise OSError(28, "No space left on device", "log.jsonl")
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: No space left on device .*\n", error)
+    assert words in error and ("--resume" in error) == resumable
 
 
 def test_a_log_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
