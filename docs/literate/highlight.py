@@ -74,6 +74,9 @@ def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[s
     ]
 
 
+INDENT = re.compile(r'^((?:<span class="\w+">)?)( +)(?=\S)')
+
+
 def hang(line: str) -> str:
     """How far a line is indented, for the style sheet: where it wraps, the rest stands below its start."""
     indent = len(line) - len(line.lstrip(" "))
@@ -85,6 +88,8 @@ def numbered(body: str, number: int, line: str, home: str = "") -> str:
     A line with its number and its link. An excerpt on another page links to the line's `home`, the
     page of the file.
     """
+    # Its width is the style sheet's matter, also where a string goes on from the line before.
+    body = INDENT.sub(r'<i class="in">\2</i>\1', body)
     name = "" if home else f'id="L{number}" '
     link = f'<a {name}href="{home}#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
     return f'<span class="l"{hang(line)}>{link}{body}\n</span>'

@@ -117,6 +117,26 @@ def test_the_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
     assert box["width"] == 390 and box["bottom"] == 844 and box["height"] > 700
 
 
+def test_code_on_a_phone(server: str, page: "sync_api.Page") -> None:
+    """None of it is out of sight, and what is selected has its indentation."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + "labml_bert/bert/")
+    # What is far away is not laid out before somebody comes near.
+    page.eval_on_selector_all("#content *", "all => all.map(one => one.style.contentVisibility = 'visible')")
+    widths = page.eval_on_selector_all(
+        ".code pre > code", "all => all.map(c => [c.scrollWidth, c.clientWidth])"
+    )
+    assert len(widths) > 50 and all(there <= room for there, room in widths)
+    selected = """() => {
+      const code = [...document.querySelectorAll("pre.lines")].at(-2);
+      getSelection().selectAllChildren(code);
+      return [String(getSelection()), [...code.querySelectorAll("[data-n]")].map((one) => +one.dataset.n)];
+    }"""
+    text, numbers = page.evaluate(selected)
+    lines = (ROOT / "labml_bert" / "bert.py").read_text("utf-8").split("\n")[numbers[0] - 1 : numbers[-1]]
+    assert text.rstrip("\n").split("\n") == lines and any(line.startswith("    ") for line in lines)
+
+
 def test_who_does_not_search_fetches_nothing_for_it(server: str, page: "sync_api.Page") -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
