@@ -240,6 +240,7 @@ def made(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
 ) -> Iterator[dict[str, Any]]:
     """What is known of each shard, in their order, as soon as its file is there."""
+    # As far as an earlier build came, there is nothing to do.
     for shard in shards:
         known = kept(shard)
         if known is None:
