@@ -284,7 +284,8 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
         parts.append(table)
     else:
         there, wanted = len(claim.rows), claim.expected() * len(claim.arms)
-        parts.append(f"{there} of {wanted} runs are there, and the verdict waits for the others.")
+        missing = "the others" if there < wanted else "the times of their steps"
+        parts.append(f"{there} of {wanted} runs are there, and the verdict waits for {missing}.")
     if changed(claim):
         parts.append("*The claim was changed after these runs; they answer the question as it was before.*")
     stale = age(claim.record, sources)
