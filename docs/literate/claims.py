@@ -255,7 +255,7 @@ def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
         return "a run ended without a number", "–"
     middle, low, high = answer.gain
     if metric not in COUNTED:
-        return signed(middle), f"{signed(low)} to {signed(high)}"
+        return signed(middle), f"{signed(low)} to\N{NO-BREAK SPACE}{signed(high)}"
     most = "above" if answer.at_least else f"{high:.2f} ×"
     return f"{'≥ ' if answer.at_least else ''}{middle:.2f} ×", f"{low:.2f} × to {most}"
 
@@ -317,6 +317,7 @@ def changed(claim: Claim) -> bool:
 def drawing(claim: Claim) -> str:
     """The figure of a claim: the mean curve of each arm, or a bar for each."""
     about = claim.about
+    claimed = about["title"].replace("`", "")
     arms = [arm for arm in claim.arms if claim.of(arm)]
     if not arms:
         return "<!-- no figure yet -->"
@@ -329,14 +330,14 @@ def drawing(claim: Claim) -> str:
                 bars.append(Bar(arm, statistics.mean(values), words, 1, min(values), max(values)))
         if not bars:
             return "<!-- no figure yet -->"
-        title = f"{about['title']}: {NAMES[about['figure']]}"
+        title = f"{claimed}: {NAMES[about['figure']]}"
         return bar_chart(
             bars, title, f"{title}. Means; the thin line goes from the lowest seed to the highest."
         )
     assert claim.record is not None
     over = "seconds" if claim.finished() else "tokens"
     lines = [Line(arm, mean_curve(claim, claim.of(arm), over)) for arm in arms]
-    title = f"{about['title']}: held-out loss by {over}"
+    title = f"{claimed}: held-out loss by {over}"
     floors = [("frequencies", claim.rows[0]["floor"])]
     return line_chart(lines, title, over, "loss, nats", floors, f"{title}, the mean of the seeds.")
 
