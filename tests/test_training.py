@@ -256,7 +256,8 @@ def test_killed_while_saving(tmp_path: Path) -> None:
             while (saved := int(process.stdout.readline().split()[1])) > 0:
                 last = saved
             about, tensors = load_checkpoint(tmp_path)
-            assert about["step"] >= last
+            # Each child counts anew, so what an earlier one left would not do.
+            assert about["step"] in (last, last + 1)
             assert all(
                 (value == about["step"]).all() for key, value in tensors.items() if key.startswith("model.")
             )
