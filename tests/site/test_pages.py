@@ -5,6 +5,8 @@ import gzip
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -38,6 +40,10 @@ def test_each_file_can_be_rebuilt_from_its_page(site: Path, path: str) -> None:
 
 def pages(site: Path) -> list[Path]:
     return sorted(site.glob("**/*.html"))
+
+
+def test_another_generator_needs_only_the_command(site: Path) -> None:
+    subprocess.run([sys.executable, "-m", "docs.literate"], cwd=ROOT, check=True)
 
 
 def test_every_link_and_fragment_leads_somewhere(site: Path) -> None:
