@@ -91,6 +91,8 @@ class Answer(NamedTuple):
     """How much better: a factor for what is counted, else a difference. `None` where a run has no number."""
     at_least: bool = False
     """Whether a run of the worse arm had not arrived when it ended, so that the factor is larger."""
+    at_most: bool = False
+    """Whether one of the better arm had not, so that it is smaller. Where both hold, nobody knows it."""
 
 
 def verdict(answers: Sequence[str]) -> str:
@@ -196,10 +198,10 @@ class Claim:
             )
             logs = ([math.log(arrival.value) for arrival in side] for side in (worse, better))
             gain = Interval(*map(math.exp, difference(*logs)))
-            yes = gain.low > margin and all(arrival.arrived for arrival in better)
-            no = gain.high < margin and all(arrival.arrived for arrival in worse)
-            at_least = not all(arrival.arrived for arrival in worse)
-            return Answer("yes" if yes else "no" if no else "open", gain, at_least)
+            at_least, at_most = (not all(arrival.arrived for arrival in side) for side in (worse, better))
+            yes = gain.low > margin and not at_most
+            no = gain.high < margin and not at_least
+            return Answer("yes" if yes else "no" if no else "open", gain, at_least, at_most)
         found = [self.values(test[side], metric) for side in ("better", "worse")]
         x, y = ([value for value in values if value is not None] for values in found)
         if len(x) + len(y) < sum(map(len, found)) or not x or not y:
@@ -256,8 +258,29 @@ def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
     middle, low, high = answer.gain
     if metric not in COUNTED:
         return signed(middle), f"{signed(low)} to\N{NO-BREAK SPACE}{signed(high)}"
-    most = "above" if answer.at_least else f"{high:.2f} ×"
-    return f"{'≥ ' if answer.at_least else ''}{middle:.2f} ×", f"{low:.2f} × to {most}"
+    if answer.at_least and answer.at_most:
+        return "neither arrived in all runs", "–"
+    if answer.at_least:
+        return f"≥ {middle:.2f} ×", f"{low:.2f} × or more"
+    if answer.at_most:
+        return f"≤ {middle:.2f} ×", f"{high:.2f} × or less"
+    return f"{middle:.2f} ×", f"{low:.2f} × to\N{NO-BREAK SPACE}{high:.2f} ×"
+
+
+def measured(claim: Claim, says: str) -> str:
+    """
+    The gain of one test, for the prose of a chapter: it is asked for by what the test says.
+
+    Raises `PageError` where the claim has no such test.
+    """
+    for test in claim.about["tests"]:
+        if test["says"] == says:
+            if not claim.finished():
+                return "not measured yet"
+            gain, interval = shown_gain(claim.answer(test), test["metric"])
+            return gain if interval == "–" else f"{gain} (95% interval {interval})"
+    known = "; ".join(test["says"] for test in claim.about["tests"])
+    raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")
 
 
 def row(claim: Claim, sources: dict[str, Source]) -> str:

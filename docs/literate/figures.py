@@ -232,6 +232,7 @@ def quotable(
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
         "claim_details": lambda name: claims.details(claims.read_claim(name)),
         "verdict": lambda name: claims.read_claim(name).verdict(),
+        "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
         "parameters": parameters,
         "operations": operations,

@@ -176,6 +176,31 @@ def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None
     assert claim.answer({**test, "better": "long", "worse": "short", "margin": 0.001}).says == "open"
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "expected"),
+    [
+        ([10, 10, 10], [30, 30, 30], "2.88 × (95% interval 2.88 × to\N{NO-BREAK SPACE}2.88 ×)"),
+        ([10, 10, 10], [900, 900, 900], "≥ 13.83 × (95% interval 13.83 × or more)"),
+        ([900, 900, 900], [10, 10, 10], "≤ 0.07 × (95% interval 0.07 × or less)"),
+        ([900, 900, 900], [910, 910, 910], "neither arrived in all runs"),
+    ],
+)
+def test_a_chapter_can_quote_a_factor(
+    short: list[float], long: list[float], expected: str, tmp_path: Path
+) -> None:
+    """Steps 7.23 and 20.85, on the line between two evaluations. A run that never arrives bounds one side."""
+    same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
+    claim = written(tmp_path, record(short, long, step_seconds=same))
+    assert claims.measured(claim, "sooner") == expected
+    assert claims.measured(claim, "lower").startswith("+0.500 (95% interval +0.4")
+    with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
+        claims.measured(claim, "faster")
+
+
+def test_a_chapter_waits_for_a_number(tmp_path: Path) -> None:
+    assert claims.measured(written(tmp_path, None), "sooner") == "not measured yet"
+
+
 def test_a_run_without_a_number_decides_nothing(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["table"][-1]["result"]["loss"] = None
