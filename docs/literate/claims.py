@@ -408,24 +408,26 @@ def details(claim: Claim) -> str:
         seeds = len({row["seed"] for row in rows})
         table += f"| {html.escape(arm)} |{cells} {seeds} of {about['seeds']} |"
         table += f" {changes or '–'} | {taken or '–'} |\n"
-    cost = f"about {about['minutes']} minutes on two cores"
-    if claim.record is not None and claim.rows:
-        data = claim.record.data
-        seconds = (
-            data["result"]["wall_seconds"]
-            if "record" in about
-            else sum(r["core_seconds"] for r in data["table"] if "from" not in r)
-        )
-        where = f"{cell(claim.record.machine())}, {cell(data['date'])}"
-        cost = (
-            f"took {seconds / 60:.0f} minutes{'' if 'record' in about else ' of one core'} on {where}, "
-            f"commit {cell(data.get('commit') or 'unknown')[:7]}"
-        )
-        shared = sorted({row["from"] for row in claim.rows if "from" in row})
-        if shared:
-            links = ", ".join(f"[{name}](#{name})" for name in shared)
-            cost += f"; the runs that it shares with {links} are counted there"
-    return f"{wide(table)}\n{budget}. Cost: {cost}.\n\n```sh\n{command}\n```"
+    return f"{wide(table)}\n{budget}. Cost: {cost(claim)}.\n\n```sh\n{command}\n```"
+
+
+def cost(claim: Claim) -> str:
+    """What it took, where and from which commit; before that, what it will take."""
+    if claim.record is None or not claim.rows:
+        return f"about {claim.about['minutes']} minutes on two cores"
+    data = claim.record.data
+    if "record" in claim.about:
+        took = f"{data['result']['wall_seconds'] / 60:.0f} minutes"
+    else:
+        seconds = sum(row["core_seconds"] for row in data["table"] if "from" not in row)
+        took = f"{seconds / 60:.0f} minutes of one core"
+    where = f"{cell(claim.record.machine())}, {cell(data['date'])}"
+    text = f"took {took} on {where}, commit {cell(data.get('commit') or 'unknown')[:7]}"
+    shared = sorted({row["from"] for row in claim.rows if "from" in row})
+    if shared:
+        links = ", ".join(f"[{name}](#{name})" for name in shared)
+        text += f"; the runs that it shares with {links} are counted there"
+    return text
 
 
 def shown_mean(values: list[float | None]) -> str:
