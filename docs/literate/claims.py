@@ -269,7 +269,8 @@ def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
 
 def measured(claim: Claim, says: str) -> str:
     """
-    The gain of one test, for the prose of a chapter: it is asked for by what the test says.
+    The gain of one test, for the prose of a chapter, with shares of right answers in points of a hundred. It is
+    asked for by what the test says.
 
     Raises `PageError` where the claim has no such test.
     """
@@ -277,7 +278,11 @@ def measured(claim: Claim, says: str) -> str:
         if test["says"] == says:
             if not claim.finished():
                 return "not measured yet"
-            gain, interval = shown_gain(claim.answer(test), test["metric"])
+            answer = claim.answer(test)
+            if answer.gain is not None and test["metric"].split()[0] in HIGHER_IS_BETTER:
+                points = [f"{100 * value:+.1f}".replace("-", "−") for value in answer.gain]
+                return f"{points[0]} points (95% interval {points[1]} to\N{NO-BREAK SPACE}{points[2]})"
+            gain, interval = shown_gain(answer, test["metric"])
             return gain if interval == "–" else f"{gain} (95% interval {interval})"
     known = "; ".join(test["says"] for test in claim.about["tests"])
     raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")

@@ -193,6 +193,10 @@ def test_a_chapter_can_quote_a_factor(
     claim = written(tmp_path, record(short, long, step_seconds=same))
     assert claims.measured(claim, "sooner") == expected
     assert claims.measured(claim, "lower").startswith("+0.500 (95% interval +0.4")
+    for row in claim.rows:
+        row["result"]["package"] = 1 - row["result"]["loss"] / 2
+    claim.about["tests"][1]["metric"] = "package"
+    assert claims.measured(claim, "lower").startswith("+25.0 points (95% interval +23.")
     with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
         claims.measured(claim, "faster")
 
