@@ -269,8 +269,8 @@ def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
 
 def measured(claim: Claim, says: str) -> str:
     """
-    The gain of one test, for the prose of a chapter, with shares of right answers in points of a hundred. It is
-    asked for by what the test says.
+    The gain of one test, for the prose of a chapter, with shares of right answers in points of a hundred. A
+    test is asked for by what it says.
 
     Raises `PageError` where the claim has no such test.
     """
