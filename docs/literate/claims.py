@@ -267,23 +267,34 @@ def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
     return f"{middle:.2f} ×", f"{low:.2f} × to\N{NO-BREAK SPACE}{high:.2f} ×"
 
 
+def in_words(answer: Answer, metric: str) -> str:
+    """The gain of a test as a chapter says it: so many times, points of a hundred, or nats."""
+    if answer.gain is None or (answer.at_least and answer.at_most):
+        return shown_gain(answer, metric)[0]
+    middle, low, high = answer.gain
+    if metric not in COUNTED:
+        right = metric.split()[0] in HIGHER_IS_BETTER
+        middle, low, high = (
+            f"{100 * value:+.1f}".replace("-", "−") if right else signed(value) for value in answer.gain
+        )
+        unit = "points" if right else "nats"
+        return f"{middle} {unit} (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+    if answer.at_least:
+        return f"at least {middle:.1f} times (95% interval from {low:.1f})"
+    if answer.at_most:
+        return f"at most {middle:.1f} times (95% interval up to {high:.1f})"
+    return f"{middle:.1f} times (95% interval {low:.1f} to {high:.1f})"
+
+
 def measured(claim: Claim, says: str) -> str:
     """
-    The gain of one test, for the prose of a chapter, with shares of right answers in points of a hundred. A
-    test is asked for by what it says.
+    The gain of one test, for the prose of a chapter. It is asked for by what the test says.
 
     Raises `PageError` where the claim has no such test.
     """
     for test in claim.about["tests"]:
         if test["says"] == says:
-            if not claim.finished():
-                return "not measured yet"
-            answer = claim.answer(test)
-            if answer.gain is not None and test["metric"].split()[0] in HIGHER_IS_BETTER:
-                points = [f"{100 * value:+.1f}".replace("-", "−") for value in answer.gain]
-                return f"{points[0]} points (95% interval {points[1]} to\N{NO-BREAK SPACE}{points[2]})"
-            gain, interval = shown_gain(answer, test["metric"])
-            return gain if interval == "–" else f"{gain} (95% interval {interval})"
+            return in_words(claim.answer(test), test["metric"]) if claim.finished() else "not measured yet"
     known = "; ".join(test["says"] for test in claim.about["tests"])
     raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")
 
@@ -304,12 +315,13 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
         table = "| the claim says | by | 95% interval | margin | answer |\n|---|---:|---:|---:|---|\n"
         for test in about["tests"]:
             found = claim.answer(test)
-            margin = f"{test['margin']:g} ×" if test["metric"] in COUNTED else signed(test["margin"])
+            unit = " ×" if test["metric"] in COUNTED else ""
+            margin = f"{test['margin']:g}{unit}".replace("-", "−")
             says = f"*beside the verdict:* {test['says']}" if test.get("aside") else test["says"]
             table += (
                 f"| {says} | {' | '.join(shown_gain(found, test['metric']))} | {margin} | {found.says} |\n"
             )
-        parts.append(table)
+        parts.append(wide(table))
     else:
         there, wanted = len(claim.rows), claim.expected() * len(claim.arms)
         missing = "the others" if there < wanted else "the times of their steps"
