@@ -274,11 +274,9 @@ def in_words(answer: Answer, metric: str) -> str:
     middle, low, high = answer.gain
     if metric not in COUNTED:
         right = metric.split()[0] in HIGHER_IS_BETTER
-        middle, low, high = (
-            f"{100 * value:+.1f}".replace("-", "−") if right else signed(value) for value in answer.gain
-        )
+        said = [f"{100 * value:+.1f}".replace("-", "−") if right else signed(value) for value in answer.gain]
         unit = "points" if right else "nats"
-        return f"{middle} {unit} (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+        return f"{said[0]} {unit} (95% interval {said[1]} to\N{NO-BREAK SPACE}{said[2]})"
     if answer.at_least:
         return f"at least {middle:.1f} times (95% interval from {low:.1f})"
     if answer.at_most:
