@@ -20,6 +20,8 @@ end a step of each arm is timed, all in turn; a time to reach a loss is the numb
 import labml_bert  # noqa: F401  # isort: skip
 import json
 import math
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from labml_bert.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
@@ -228,6 +231,7 @@ class Claim:
     scores: list[str] | None = None
     tests: list[Options] | None = None
     record: str | None = None
+    experiments: list[str] | None = None
 
     def points(self) -> list[Options]:
         """All of the grid."""
@@ -275,7 +279,7 @@ class Ledger:
             raise ValueError(f"another process runs this claim in {self.path}; wait until it ends") from None
         except OSError as error:
             raise ValueError(f"cannot use {self.path}: {error.strerror}; choose another --record") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{self.path} is no record of a claim; move it away to start anew") from None
 
     def new(self) -> dict[str, Any]:
@@ -293,6 +297,12 @@ class Ledger:
         parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
         if heads - self.record.keys() or any(parts - row.keys() for row in self.before.values()):
             raise ValueError("something is missing")
+        for row in self.before.values():
+            # What is no number raises here and not in the middle of a run.
+            for value in (row["result"]["loss"], row["core_seconds"]):
+                math.isfinite(0 if value is None else value)
+            told(row)
+        self.record["step_seconds"].keys()
 
     @staticmethod
     def key(row: dict[str, Any]) -> str:
@@ -407,6 +417,24 @@ class Ledger:
             yield row, {**row, **self.one(row["options"], seed)}
 
 
+def run_elsewhere(claim: Claim, folder: Path, repeating: bool) -> None:
+    """
+    A claim whose record is that of other experiments: they are run if it is not there.
+
+    Raises `ValueError` if one row of it is asked for, and `SystemExit` where an experiment fails.
+    """
+    path = folder / f"{claim.record}.json"
+    if repeating:
+        raise ValueError(f"{claim.name} is recorded as a whole; run python experiments/{claim.record}.py")
+    if path.exists():
+        console.print(f"  record      {shown(path)}")
+        return
+    *first, last = ([sys.executable, str(CLAIMS.parent / name)] for name in claim.experiments or [])
+    for command in [*first, [*last, "--record", str(path)]]:
+        if ended := subprocess.run(command, check=False).returncode:
+            sys.exit(ended)
+
+
 def step(trainer: Trainer, job: WindowJob | TextPairJob, length: int) -> None:
     """What is timed: drawing, covering, and a step."""
     job.only(length)
@@ -452,7 +480,8 @@ def main(argv: list[str] | None = None) -> None:
         for claim in chosen:
             console.print(
                 f"{claim.name}: {claim.title}\n  {claim.seeds} seeds, {claim.runs()} runs, "
-                f"about {claim.minutes} minutes\n  {'; '.join(claim.arms)}",
+                f"about {claim.minutes} minutes\n"
+                + fill("; ".join(claim.arms), 78, initial_indent="  ", subsequent_indent="  "),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -461,7 +490,8 @@ def main(argv: list[str] | None = None) -> None:
     for claim in chosen:
         console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
         if claim.record:
-            console.print(f"  recorded by: python experiments/{claim.record}.py", soft_wrap=True)
+            with bad_input_ends_here():
+                run_elsewhere(claim, given.record, given.arm is not None)
             continue
         with bad_input_ends_here():
             ledger = Ledger(claim, given.record, device)

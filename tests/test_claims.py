@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -408,14 +409,36 @@ def test_a_row_is_repeated_to_the_digit(
         list(Ledger(claim, tmp_path, CPU).repeat("short", 7))
 
 
+ROW = ["pretraining-pays", "--arm", "pretrained", "--seed", "0"]
+
+
 @pytest.mark.parametrize(
-    "words", [[], ["no-such-claim"], ["head", "--arm", "both"], ["head", "--device", "x"]]
+    "words", [[], ["no-such-claim"], ["head", "--arm", "both"], ["head", "--device", "x"], ROW]
 )
 def test_bad_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         claims.main(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+WHOLE = """{"claim": {}, "step_seconds": {}, "commit": "", "versions": {}, "hardware": {}, "table": [
+{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0, "curve": [],
+"lengths": []}
+]}"""
+DAMAGES = [
+    ('{"loss": 1.0}', "null"),
+    ('{"loss": 1.0}', "{}"),
+    ('"loss": 1.0', '"loss": "low"'),
+    ('"core_seconds": 1.0', '"core_seconds": null'),
+    ('"step_seconds": {}', '"step_seconds": null'),
+]
+
+
+def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "head.json").write_text(WHOLE)
+    assert len(Ledger(CLAIMS["head"], tmp_path, CPU).before) == 1
 
 
 def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
@@ -428,7 +451,14 @@ def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"table": []}', '{"table": [{"arm": "both", "seed": 0, "options": {}}]}', "[]"]
+    "text",
+    [
+        '{"table": []}',
+        '{"table": [{"arm": "both", "seed": 0, "options": {}}]}',
+        "[]",
+        "[" * 100_000,
+        *(WHOLE.replace(*change) for change in DAMAGES),
+    ],
 )
 def test_a_record_without_its_parts_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
@@ -452,3 +482,24 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     claims.main(["--list"])
     said = capsys.readouterr().out
     assert all(name in said for name in CLAIMS) and "hours" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_claim_of_other_experiments_runs_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, ran = tmp_path / "finetune_docstrings.json", []
+
+    def run(command: list[str], check: bool) -> Any:
+        ran.append([Path(command[1]).name, *command[2:]])
+        if "--record" in command:
+            path.write_text("{}")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for _ in range(2):
+        claims.main(["pretraining-pays", "--record", str(tmp_path)])
+    assert ran == [["bert_tiny.py"], ["finetune_docstrings.py", "--record", str(path)]]
+    path.unlink()
+    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 2))
+    with pytest.raises(SystemExit) as ended:
+        claims.main(["pretraining-pays", "--record", str(tmp_path)])
+    assert ended.value.code == 2

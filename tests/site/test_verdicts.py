@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from docs.literate import claims
-from docs.literate.claims import Claim, difference, read_claim, verdict
+from docs.literate.claims import Claim, difference, least_factor, read_claim, share_difference, verdict
 from docs.literate.records import Record
 
 ENTRY = """
@@ -109,6 +109,30 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     assert 0.94 < hits / len(samples) < 0.99
 
 
+def test_a_bound_by_ranks_is_below_the_truth_nineteen_times_in_twenty() -> None:
+    """The true factor is e. For 3 against 3 and 5 against 5 the test has exactly 5.0% and 4.8%."""
+    r = random.Random(0)
+    for runs in (3, 5):
+        samples = [[[math.exp(r.gauss(mu, 1)) for _ in range(runs)] for mu in (1, 0)] for _ in range(4000)]
+        below = sum(least_factor(worse, better) < math.e for worse, better in samples)
+        assert 0.94 < below / len(samples) < 0.96
+    assert least_factor([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]) == 10 / 3, "the smallest of 3 times 3"
+    assert least_factor([1.0, 2.0], [3.0, 4.0]) == 0, "too few for a bound"
+
+
+def test_a_bound_does_not_fall_when_a_run_lasts_longer() -> None:
+    worse, better = [20.0, 20.0, 14.0, 15.0, 16.0], [2.0, 2.1, 1.9, 2.0, 2.2]
+    bound = least_factor(worse, better)
+    assert all(least_factor([20.0 * times, *worse[1:]], better) >= bound for times in (2, 20, 1e6))
+
+
+def test_the_interval_of_two_shares_is_the_published_one() -> None:
+    """Newcombe 1998, table II, comparison (a): 56 of 70 against 48 of 80, method 10."""
+    found = share_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
+    assert [round(value, 4) for value in found] == [0.2, 0.0524, 0.3339]
+    assert share_difference([1] * 12, [0] * 12).low < 1, "all alike is not certain"
+
+
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
@@ -180,8 +204,8 @@ def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None
     ("short", "long", "expected"),
     [
         ([10, 10, 10], [30, 30, 30], "2.9 times (95% interval 2.9 to 2.9)"),
-        ([10, 10, 10], [900, 900, 900], "at least 13.8 times (95% interval from 13.8)"),
-        ([900, 900, 900], [10, 10, 10], "at most 0.1 times (95% interval up to 0.1)"),
+        ([10, 10, 10], [900, 900, 900], "at least 13.8 times (at 95%: 13.8 or more)"),
+        ([900, 900, 900], [10, 10, 10], "at most 0.1 times (at 95%: 0.1 or less)"),
         ([900, 900, 900], [910, 910, 910], "neither arrived in all runs"),
     ],
 )
@@ -245,7 +269,8 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     assert "**Verdict: holds.**" in text and "changed after" not in text
     assert "| *beside the verdict:* lower | +0.500 |" in text
     assert claims.drawing(claim).startswith("<figure")
-    assert "took 7 minutes" in claims.details(claim)
+    assert "Cost: about 4 minutes on two cores; Test" in claims.details(claim)
+    assert "| short | 0.0 M, 4 s |" in claims.details(claim)
 
 
 def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
@@ -272,6 +297,8 @@ def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
     claim.about["over_grid"] = True
     assert claim.expected() == 6 and not claim.finished()
     assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
+    test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
+    assert claim.answer(test).gain == share_difference([0, 0, 0, 1], [0, 0, 0, 1])
 
 
 def test_the_claim_whose_record_is_of_another_experiment() -> None:
@@ -286,6 +313,13 @@ def test_the_claim_whose_record_is_of_another_experiment() -> None:
     assert claim.values("pretrained", "package 100") == [0.5, 0.51, 0.52]
     assert claim.values("pretrained", "package 100 - package 3202") == [0.0, 0.0, 0.0]
     assert [claim.answer(test).says for test in about["tests"]] == ["yes", "yes", "open"]
+
+
+def test_the_chapters_of_the_claims_link_to_their_rows() -> None:
+    pages = Path("docs/pages")
+    for claim in tomllib.loads(Path("experiments/claims.toml").read_text())["claim"]:
+        chapter = (pages / f"{claim['chapter']}.md").read_text()
+        assert f"claims.md#{claim['name']})" in chapter, claim["name"]
 
 
 def test_no_such_claim() -> None:
