@@ -91,7 +91,7 @@ def framed(body: str, width: float, height: float, title: str, story: str, capti
         f'aria-labelledby="a{number}t a{number}d"><title id="a{number}t">{html.escape(title)}</title>'
         f'<desc id="a{number}d">{html.escape(story)}</desc>{body}</svg>'
         f"<figcaption>{html.escape(caption)}</figcaption>"
-        '<details class="numbers"><summary>The numbers</summary><div class="wide">'
+        '<details class="numbers" data-search-exclude><summary>The numbers</summary><div class="wide">'
         f"<table>{rows}</table></div></details></figure>"
     )
 

@@ -57,8 +57,8 @@ def numbers(head: list[str], rows: list[list[str]]) -> str:
         for name, *cells in rows
     )
     return (
-        '<details class="numbers"><summary>The numbers</summary><div class="wide"><table><thead><tr>'
-        f"{top}</tr></thead><tbody>{body}</tbody></table></div></details>"
+        '<details class="numbers" data-search-exclude><summary>The numbers</summary>'
+        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
 
 

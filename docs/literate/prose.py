@@ -101,5 +101,8 @@ def cell(text: object) -> str:
 
 
 def wide(table: str) -> str:
-    """Around a Markdown table with more columns than a phone has room for: it scrolls, not the page."""
-    return f'<div class="wide" markdown>\n\n{table}\n</div>\n'
+    """
+    Around a Markdown table with more columns than a phone has room for: it scrolls, not the page. It is full
+    of numbers, which nobody looks for by name.
+    """
+    return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'
