@@ -358,14 +358,14 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
         return "\n\n".join(parts)
     assert claim.record is not None
     if claim.finished():
-        table = "| the claim says | by | 95% interval | margin | answer |\n|---|---:|---:|---:|---|\n"
+        table = "| the claim says | answer | by | 95% interval | margin |\n|---|---|---:|---:|---:|\n"
         for test in about["tests"]:
             found = claim.answer(test)
             unit = " ×" if test["metric"] in COUNTED else ""
             margin = f"{test['margin']:g}{unit}".replace("-", "−")
             says = f"*beside the verdict:* {test['says']}" if test.get("aside") else test["says"]
             table += (
-                f"| {says} | {' | '.join(shown_gain(found, test['metric']))} | {margin} | {found.says} |\n"
+                f"| {says} | {found.says} | {' | '.join(shown_gain(found, test['metric']))} | {margin} |\n"
             )
         parts.append(wide(table))
     else:
@@ -495,8 +495,10 @@ def arrivals(claim: Claim) -> str:
             )
             table += f" {said}{few} |"
         table += "\n"
-    says = "When a run was so far below the entropy of the frequencies, in tokens and seconds; where not all"
-    return f"{wide(table)}\n{says} arrived, how many did, and their mean.\n\n"
+    says = (
+        "When the runs were so far below the entropy of the frequencies, in tokens and seconds. Where not all"
+    )
+    return f"{says} arrived, it says how many did, and their mean:\n\n{wide(table)}\n"
 
 
 def minutes(claim: Claim) -> float:

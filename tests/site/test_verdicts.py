@@ -267,7 +267,7 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
     text = claims.row(claim, {})
     assert "**Verdict: holds.**" in text and "changed after" not in text
-    assert "| *beside the verdict:* lower | +0.500 |" in text
+    assert "| *beside the verdict:* lower | yes | +0.500 |" in text
     assert claims.drawing(claim).startswith("<figure")
     assert "Cost: about 4 minutes on two cores; Test" in claims.details(claim)
     assert "| short | 0.0 M, 4 s |" in claims.details(claim)
