@@ -321,9 +321,9 @@ def in_words(answer: Answer, metric: str) -> str:
         return shown_gain(answer, metric)[0]
     middle, low, high = answer.gain
     if metric not in COUNTED:
-        right = metric.split()[0] in HIGHER_IS_BETTER
-        said = [f"{100 * value:+.1f}".replace("-", "−") if right else signed(value) for value in answer.gain]
-        unit = "points" if right else "nats"
+        share = metric == "failed" or metric.split()[0] in HIGHER_IS_BETTER
+        said = [f"{100 * value:+.1f}".replace("-", "−") if share else signed(value) for value in answer.gain]
+        unit = "points" if share else "nats"
         return f"{said[0]} {unit} (95% interval {said[1]} to\N{NO-BREAK SPACE}{said[2]})"
     if answer.at_least:
         return f"at least {middle:.1f} times (at 95%: {low:.1f} or more)"

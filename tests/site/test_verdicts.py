@@ -299,6 +299,7 @@ def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
     assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
     test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
     assert claim.answer(test).gain == share_difference([0, 0, 0, 1], [0, 0, 0, 1])
+    assert claims.in_words(claim.answer(test), "failed").startswith("+0.0 points (95% interval −")
 
 
 def test_the_claim_whose_record_is_of_another_experiment() -> None:
