@@ -133,6 +133,11 @@ class Answer(NamedTuple):
     """Whether one of the better arm had not, so that it is smaller. Where both hold, nobody knows it."""
 
 
+def says(gain: Interval, margin: float) -> str:
+    """What an interval says of a margin."""
+    return "yes" if gain.low > margin else "no" if gain.high < margin else "open"
+
+
 def verdict(answers: Sequence[str]) -> str:
     """
     ## The rule
@@ -249,14 +254,14 @@ class Claim:
                 [row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better")
             ]
             gain = share_difference(*failed)
-            return Answer("yes" if gain.low > margin else "no" if gain.high < margin else "open", gain)
+            return Answer(says(gain, margin), gain)
         found = [self.values(test[side], metric) for side in ("better", "worse")]
         x, y = ([value for value in values if value is not None] for values in found)
         if len(x) + len(y) < sum(map(len, found)) or not x or not y:
             return Answer("open", None)
         higher = metric.split()[0] in HIGHER_IS_BETTER
         gain = difference(x, y) if higher else difference(y, x)
-        return Answer("yes" if gain.low > margin else "no" if gain.high < margin else "open", gain)
+        return Answer(says(gain, margin), gain)
 
     def verdict(self) -> str:
         """By the rule, or how far it is."""
