@@ -14,7 +14,7 @@ train: $(VENV)/.run
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.
 speed: $(VENV)/.run
-	$(BIN)/python experiments/speed.py $(ARGS)
+	$(BIN)/python experiments/speed/speed.py $(ARGS)
 
 peers: $(VENV)/.peers
 
@@ -26,7 +26,7 @@ live: $(VENV)/.run
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: $(VENV)/.test
-	$(PYTEST) --ignore tests/site $(ARGS)
+	$(PYTEST) --ignore tests/docs $(ARGS)
 
 # Ten thousand new examples for each property, in place of the same hundred.
 test-long: $(VENV)/.test
@@ -34,12 +34,12 @@ test-long: $(VENV)/.test
 
 # Twenty kills of each experiment at random moments.
 trials: $(VENV)/.test
-	$(BIN)/python tests/kill_trials.py $(ARGS)
+	$(BIN)/python tests/tools/kill_trials.py $(ARGS)
 
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --ignore tests/site $(ARGS)
+	$(BIN)/coverage run -m pytest --ignore tests/docs $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 
@@ -56,11 +56,11 @@ records: $(VENV)/.site
 
 # Runs the claims that are not recorded yet and goes on where it was stopped. All of them take hours.
 claims: $(VENV)/.run
-	$(BIN)/python experiments/claims.py --all $(ARGS)
+	$(BIN)/python experiments/claims/claims.py --all $(ARGS)
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test
-	$(PYTEST) tests/site $(ARGS)
+	$(PYTEST) tests/docs $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -9,11 +9,14 @@ The weights show what was mixed, not why. A head may look at a place and take no
 what it takes are the values, and those are not in this picture.
 """
 
-# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
-import labml_bert  # noqa: F401  # isort: skip
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +25,10 @@ from tokenizers import Tokenizer
 
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
-from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.record import check_record, record_head
-from labml_bert.report import OneLineParser, bad_input_ends_here, console, printable, shown
-from labml_bert.training import load_checkpoint
+from labml_bert.models import BertForMaskedLM
+from labml_bert.run.record import check_record, record_head
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
+from labml_bert.training.trainer import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
 

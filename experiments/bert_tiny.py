@@ -23,7 +23,13 @@ The pairs are judged on documents that the model never saw. So there is one more
 masked run: the share of pairs told apart, beside the share of the larger class.
 """
 
-from labml_bert.pair_run import Options, main
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
+from labml_bert.run.pair_run import Options, main
 
 DEFAULTS = Options(experiment="bert_tiny")
 

@@ -23,14 +23,17 @@ read have a column of their own. The bag of words sees whole texts, the networks
 one, or 64 of a pair.
 """
 
-# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
-import labml_bert  # noqa: F401  # isort: skip
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
 import itertools
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +41,10 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.bag_of_words import tuned
+from labml_bert.baselines.tfidf import tuned
 from labml_bert.bert import BertConfig
-from labml_bert.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
+from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
+from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.finetuning import (
     FRESH,
     BertForSequenceClassification,
@@ -51,11 +55,10 @@ from labml_bert.finetuning import (
     predict,
     score,
 )
-from labml_bert.pretraining import fill, read_config, read_tensors
-from labml_bert.record import at_least_one, check_record, finish, record_head
-from labml_bert.report import OneLineParser, bad_input_ends_here, console, header, shown
-from labml_bert.tokenizers import load_tokenizer
-from labml_bert.training import NonFiniteLossError, choose_device, load_checkpoint
+from labml_bert.models import fill, read_config, read_tensors
+from labml_bert.run.record import at_least_one, check_record, finish, record_head
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header, shown
+from labml_bert.training.trainer import NonFiniteLossError, choose_device, load_checkpoint
 
 # For a few million parameters, or fewer; see `finetuning.fine_tune`.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)

@@ -15,15 +15,17 @@ like which others, what the dense layer of the head does to a hidden vector, and
 alike. They are of the rounded weights, as the page has them.
 """
 
-# It sees to the threads of PyTorch and to Ctrl-C, and has to come before it.
-import labml_bert  # noqa: F401  # isort: skip
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
 import json
 import shlex
-import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,16 +33,16 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from labml_bert.curriculum import parse_schedule
-from labml_bert.distributed import launcher
+from labml_bert.data.curriculum import parse_schedule
 from labml_bert.export import made, rounded, rounding_error, write_web, write_weights
 from labml_bert.files import write_whole
 from labml_bert.mlm import IGNORE
-from labml_bert.mlm_run import HELP, UNITS, MaskedLMJob, Options
-from labml_bert.record import check_record
-from labml_bert.report import OneLineParser, bad_input_ends_here, console, shown
-from labml_bert.run import parse, run, run_record
-from labml_bert.training import Trainer
+from labml_bert.run.job import parse, run, run_record
+from labml_bert.run.mlm_run import HELP, UNITS, MaskedLMJob, Options
+from labml_bert.run.record import check_record
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, shown
+from labml_bert.training.distributed import launcher
+from labml_bert.training.trainer import Trainer
 
 DEFAULTS = Options(experiment="live", hidden_size=80, num_hidden_layers=2)
 # The two sides of the page's switch.

@@ -19,7 +19,13 @@ matter of a few choices, and each default here is one:
 - **A width of 128.** A wider model learns more from a token, but sees fewer of them in three minutes.
 """
 
-from labml_bert.mlm_run import Options, main
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
+from labml_bert.run.mlm_run import Options, main
 
 # The values were chosen on tiny Shakespeare, within three minutes on two cores, but for the length of
 # the first stage: there 16 characters need half as long as on the Python documentation.

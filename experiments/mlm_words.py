@@ -8,7 +8,13 @@ leaves far behind. A table needs to see a pair of words once to use it; a model 
 vector first. More text helps here, and so do word pieces.
 """
 
-from labml_bert.mlm_run import Options, main
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
+from labml_bert.run.mlm_run import Options, main
 
 # A word says more than a character, so 64 of them are a long context. At the rate that suits characters,
 # 3e-3, this model did not leave the plateau in three minutes: with thousands of answers to choose from, a

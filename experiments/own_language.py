@@ -15,14 +15,19 @@ many languages they tell words apart.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+from labml_bert.run import script  # noqa: F401  # isort: skip
+
 from dataclasses import replace
 from typing import Any
 
-from labml_bert.corpora import Corpus, load_corpus
-from labml_bert.distributed import only_first_speaks
-from labml_bert.mlm_run import HELP, UNITS, MaskedLMJob, Options
-from labml_bert.report import OneLineParser, bad_input_ends_here, header
-from labml_bert.run import parse, run
+from labml_bert.data.corpora import Corpus, load_corpus
+from labml_bert.run.job import parse, run
+from labml_bert.run.mlm_run import HELP, UNITS, MaskedLMJob, Options
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
+from labml_bert.training.distributed import only_first_speaks
 
 DEFAULTS = Options(experiment="own_language", tokenizer="wordpiece", schedule="16:3,32:1,64:1,128:3")
 

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
-from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.report import OneLineParser, bad_input_ends_here, console, shown
-from labml_bert.training import CHECKPOINT, load_checkpoint, read_metrics
+from labml_bert.models import BertForMaskedLM
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, shown
+from labml_bert.training.trainer import CHECKPOINT, load_checkpoint, read_metrics
 
 # Of the layout below; a page refuses another one.
 FORMAT = 1

@@ -18,10 +18,10 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
-from labml_bert.pretraining import BertForMaskedLM, fill
-from labml_bert.report import OneLineParser, bad_input_ends_here, console, printable, shown
-from labml_bert.tokenizers import load_tokenizer
-from labml_bert.training import CHECKPOINT, load_checkpoint, part_of
+from labml_bert.data.tokenizers import load_tokenizer
+from labml_bert.models import BertForMaskedLM, fill
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
+from labml_bert.training.trainer import CHECKPOINT, load_checkpoint, part_of
 
 
 class Guess(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 
 from labml_bert.bert import BertConfig, BertModel, Dropout
 from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
-from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
 
 TOLERANCE = 1e-5
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small_text
 from torch import Tensor, nn
 
 from labml_bert import export
 from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model
-from labml_bert.mlm_run import Options
-from labml_bert.mlm_run import main as train
-from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
-from labml_bert.tokenizers import character_tokenizer, wordpiece_tokenizer
-from labml_bert.training import CHECKPOINT
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from labml_bert.run.mlm_run import Options
+from labml_bert.run.mlm_run import main as train
+from labml_bert.training.trainer import CHECKPOINT
+from tests.support.runs import small_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 

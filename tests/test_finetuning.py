@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import small_text
-from test_pretraining import TOLERANCE, assert_same_gradients, random_batch, random_sizes, shake, write_config
 
 from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.finetuning import (
     FRESH,
     BertForSequenceClassification,
@@ -24,10 +23,18 @@ from labml_bert.finetuning import (
     predict,
     score,
 )
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.nsp import SentencePair
-from labml_bert.pretraining import BertForMaskedLM, BertForPreTraining
-from labml_bert.tokenizers import character_tokenizer, word_tokenizer
-from labml_bert.training import NonFiniteLossError
+from labml_bert.training.trainer import NonFiniteLossError
+from tests.support.runs import small_text
+from tests.test_models import (
+    TOLERANCE,
+    assert_same_gradients,
+    random_batch,
+    random_sizes,
+    shake,
+    write_config,
+)
 
 CPU = torch.device("cpu")
 NAMES = ["bad", "so-so", "good"]

@@ -18,12 +18,12 @@ import transformers
 from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, BertModel
-from labml_bert.curriculum import Curriculum, parse_schedule
+from labml_bert.data.curriculum import Curriculum, parse_schedule
 from labml_bert.mlm import IGNORE, TokenMasker, masked_lm_loss
-from labml_bert.mlm_run import MaskedLMJob, Options
+from labml_bert.models import BertForMaskedLM
 from labml_bert.nsp import next_sentence_loss
-from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.training import Trainer, TrainingArguments, parameter_groups
+from labml_bert.run.mlm_run import MaskedLMJob, Options
+from labml_bert.training.trainer import Trainer, TrainingArguments, parameter_groups
 
 V, MASK, PAD = 40, 4, 0
 SPECIALS = range(5)

@@ -24,7 +24,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.bert import BertConfig, BertModel, Dropout
-from labml_bert.curriculum import Curriculum, framed, parse_schedule
+from labml_bert.data.curriculum import Curriculum, framed, parse_schedule
+from labml_bert.data.pair_collator import Masking, PairCollator, padded
+from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import (
     IGNORE,
     BertLMPredictionHead,
@@ -33,6 +35,13 @@ from labml_bert.mlm import (
     masked_accuracy,
     masked_lm_loss,
     masked_lm_output,
+)
+from labml_bert.models import (
+    BertForMaskedLM,
+    BertForPreTraining,
+    parameter_table,
+    read_config,
+    read_tensors,
 )
 from labml_bert.nsp import (
     IS_NEXT,
@@ -43,15 +52,6 @@ from labml_bert.nsp import (
     collate,
     next_sentence_loss,
 )
-from labml_bert.pair_batches import Masking, PairCollator, padded
-from labml_bert.pretraining import (
-    BertForMaskedLM,
-    BertForPreTraining,
-    parameter_table,
-    read_config,
-    read_tensors,
-)
-from labml_bert.tokenizers import wordpiece_tokenizer
 
 WHOLE = (torch.int32, torch.int64)
 DTYPES = [

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from datasets import Dataset
-from shape_check import Checker, ShapeError, shape_comments, short_loops
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
-from labml_bert.pretraining import BertForMaskedLM
-from labml_bert.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
+from labml_bert.models import BertForMaskedLM
+from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
 # All different, so that no letter can stand for another.
@@ -153,24 +153,17 @@ def run_bag_of_words(checker: Checker) -> None:
     bag.predict(examples)
 
 
-def run_variations(checker: Checker) -> None:
-    m = checker.module
-    m.CausalEncoder(sizes())(torch.randn(B, T, D), None, False)
-    m.NextToken(V, 0, [0], 0.5)(torch.randint(1, V, (B, T)))
-
-
 SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
     "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
-    "pretraining.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
-    "curriculum.py": (run_curriculum, {"B": B, "T": T}),
-    "floors.py": (run_floors, {}),
-    "dataset.py": (run_dataset, {}),
-    "pair_batches.py": (run_pair_batches, {"B": B, "T": T + 1}),
+    "models.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
+    "data/curriculum.py": (run_curriculum, {"B": B, "T": T}),
+    "baselines/ngrams.py": (run_floors, {}),
+    "data/pair_dataset.py": (run_dataset, {}),
+    "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
-    "bag_of_words.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
-    "variations.py": (run_variations, {"B": B, "T": T}),
+    "baselines/tfidf.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }
@@ -185,7 +178,11 @@ def check(file: str, source: str | None = None) -> Checker:
 
 
 def test_every_file_with_shape_comments_is_checked() -> None:
-    commented = {path.name for path in SOURCES.glob("*.py") if shape_comments(path.read_text())}
+    commented = {
+        path.relative_to(SOURCES).as_posix()
+        for path in SOURCES.rglob("*.py")
+        if shape_comments(path.read_text())
+    }
     assert commented == set(SCENARIOS)
 
 

@@ -1,8 +1,8 @@
 r"""
 # The ledger of claims
 
-What the page of claims shows of `experiments/claims.toml` and of the records in `docs/runs/claims`. A verdict
-is worked out here, from the numbers and the tests that were written down before them, and nobody types one.
+What the page of claims shows of `experiments/claims/claims.toml` and of the records in `docs/runs/claims`.
+A verdict is worked out here, from the numbers and the tests that were written down before them.
 
 Each test compares the seeds of two arms. Its interval is Welch's, at 95%:
 
@@ -451,7 +451,7 @@ def details(claim: Claim) -> str:
         command = f"python experiments/{about['record']}.py"
         budget = f"{about['seeds']} seeds an arm"
     else:
-        command = f"python experiments/claims.py {about['name']}"
+        command = f"python experiments/claims/claims.py {about['name']}"
         grid = "; ".join(
             f"{key} {', '.join(f'{v:g}' for v in values)}" for key, values in about["grid"].items()
         )

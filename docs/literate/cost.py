@@ -1,8 +1,8 @@
 """
 # A record of growth
 
-What stands below `experiments/cost.py`: time and memory of a step against each size, and what feeding it
-takes against the amount of text.
+What stands below `experiments/speed/cost.py`: time and memory of a step against each size, and what feeding
+it takes against the amount of text.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """
 # Recorded runs
 
-A result in `docs/runs` is one JSON file, as `labml_bert.run.run_record` leaves it. Pages quote
+A result in `docs/runs` is one JSON file, as `labml_bert.run.job.run_record` leaves it. Pages quote
 these and nothing else. A record says at which commit it was made; where the code it depends on has
 changed since, the page says so.
 """
@@ -76,7 +76,8 @@ def dotted(value: Any) -> Any:
 def code_of(experiment: str, sources: dict[str, Source]) -> list[str]:
     """The files that a run of the experiment goes through: its own and all they import."""
     found: dict[str, None] = {}
-    waiting = [f"experiments.{experiment}"]
+    names = (name for name in sources if name.startswith("experiments."))
+    waiting = [name for name in names if name.rpartition(".")[2] == experiment]
     while waiting:
         source = sources.get(waiting.pop())
         if source is None or source.path in found:

@@ -27,7 +27,9 @@ LIVE = "docs/live"
 
 def read_sources(root: Path = ROOT) -> dict[str, Source]:
     """All sources by module name."""
-    paths = sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py"))
+    paths = sorted(
+        path for folder in FOLDERS for path in (root / folder).rglob("*.py") if path.stat().st_size
+    )
     found = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
     return {source.module: source for source in found}
 

@@ -1,8 +1,8 @@
 r"""
 # A record of speed
 
-What stands below `experiments/speed.py`: for each model all arms beside each other, the pieces of its layers
-under the roof of the machine, and where the time of our step goes.
+What stands below `experiments/speed/speed.py`: for each model all arms beside each other, the pieces of its
+layers under the roof of the machine, and where the time of our step goes.
 
 The roof is that of [Williams and others](https://doi.org/10.1145/1498765.1498785). A piece that does $i$
 operations on each byte that it moves can do at most

@@ -1,0 +1,37 @@
+"""
+# Before PyTorch is loaded
+
+Every experiment imports this module first. It needs nothing but Python, so it can say in one line what is
+missing, and what to install. PyTorch takes seconds to load; a Ctrl-C in that time ends the process with one
+line too, and not with a traceback.
+"""
+
+import os
+import signal
+import sys
+from importlib.util import find_spec
+from types import FrameType
+
+REQUIRED = ("torch", "labml", "numpy", "tokenizers", "safetensors", "rich", "datasets", "pyarrow")
+
+
+def stop_before_it_began(number: int, frame: FrameType | None) -> None:
+    """Ends the process with one line. Nothing has been written yet."""
+    os.write(2, b"\nstopped before it began\n")
+    os._exit(130)
+
+
+if missing := [name for name in REQUIRED if find_spec(name) is None]:
+    print(
+        f"error: not installed: {', '.join(missing)}; from the top of the clone run: "
+        "python -m pip install --constraint constraints.txt --editable .",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
+
+try:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop_before_it_began)
+except ValueError:
+    # Only the main thread may set a handler.
+    pass

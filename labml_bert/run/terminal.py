@@ -1,0 +1,262 @@
+"""
+# What a person sees
+
+A terminal is an interface. A run says at its start what it will do and what there is to beat, while
+it runs how far it is and what the model can do by now, and at its end how it went and what to try
+next. All of it fits 80 columns. Without a terminal the bar becomes a plain line now and then.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer, decoders
+from torch import Tensor
+
+from labml_bert.baselines.ngrams import Floor
+from labml_bert.mlm import IGNORE
+from labml_bert.run.script import stop_before_it_began
+from labml_bert.training.distributed import fails_first, launcher, rank
+from labml_bert.training.trainer import NonFiniteLossError, Update
+
+# Of the processes of `torchrun`, one speaks.
+# Text and paths may have brackets, which are no markup.
+console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=rank() > 0)
+
+# A sign that the terminal does not have becomes a `?`, and does not end a run.
+for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+
+
+def plain() -> bool:
+    """Whether only ASCII can be printed."""
+    return not (console.encoding or "ascii").lower().startswith("utf")
+
+
+@contextlib.contextmanager
+def bad_input_ends_here() -> Iterator[None]:
+    """
+    ## Bad input
+
+    Whatever the user can get wrong is raised as `ValueError`, and what the machine refuses as `OSError`,
+    before anything is written. It becomes one line and exit code 2.
+    """
+    if signal.getsignal(signal.SIGINT) is stop_before_it_began:
+        # All is loaded.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except (ValueError, OSError, OverflowError, NonFiniteLossError) as error:
+        fail(error)
+    except RuntimeError as error:
+        fail_for_memory(error)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@contextlib.contextmanager
+def run_ends_well(run_path: Path, resumable: bool = True) -> Iterator[None]:
+    """
+    ## The end of a run that does not finish
+
+    A run that is stopped says how to go on, if it is one that can. One whose loss is no number any more, or
+    whose disk is full, says so in one line. What was saved stays.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if rank() == 0 and resumable:
+            again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
+            print(f"\nstopped and saved; go on with:\n  {again}")
+        elif rank() == 0:
+            print("\nstopped; the same command starts anew, and what it was to replace is as it was")
+        raise SystemExit(130) from None
+    except NonFiniteLossError as error:
+        fail(error)
+    except OSError as error:
+        what = f"{error.strerror} ({error.filename})" if error.filename else error
+        again = f"what was saved is in {shown(run_path)}, go on with --resume" if resumable else "start anew"
+        fail(f"{what}; {again} when this is mended")
+    except RuntimeError as error:
+        fail_for_memory(error)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A command line that is not understood is bad input like any other, and half an option is not one."""
+
+    def __init__(self, **options: Any):
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program. All processes read the same line, and the first answers."""
+        if rank() == 0:
+            print(f"error: {message}; see --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def fail(reason: object) -> NoReturn:
+    """Ends the program with one line and exit code 2. Of several processes the first to fail says it."""
+    if fails_first():
+        print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def fail_for_memory(error: RuntimeError) -> NoReturn:
+    """
+    PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours, or only
+    says that another process is gone.
+    """
+    if "alloc" not in str(error):
+        if fails_first():
+            raise error
+        raise SystemExit(2)
+    fail("these sizes need more memory than there is; choose a smaller model or batch")
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)
+
+
+def command(*words: str) -> str:
+    """A command line for this Python that can be pasted into a shell."""
+    # Not resolved: the interpreter of a virtual environment is a link to another one.
+    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python3"
+    return shlex.join([python if len(python) < len(sys.executable) else sys.executable, *words])
+
+
+def header(title: str, rows: dict[str, str]) -> None:
+    """Prints the title of a run and what it is made of."""
+    console.print(Text(f"\n{title}\n", style="bold"))
+    for name, value in rows.items():
+        console.print(Text(f"  {name:<11}", style="dim").append(value, style="default not dim"))
+    console.print()
+
+
+def results_table(floors: list[Floor], ours: Floor | None = None) -> None:
+    """Prints what counting reaches, and under it what the model reaches, if there is one yet."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("held-out text" if ours else "to beat, by counting alone", min_width=30)
+    table.add_column("loss (nats)", justify="right")
+    table.add_column("right", justify="right")
+    for floor in floors:
+        table.add_row(floor.name, f"{floor.loss:.3f}", f"{floor.accuracy:.1%}")
+    if ours:
+        table.add_row(ours.name, f"{ours.loss:.3f}", f"{ours.accuracy:.1%}", style="bold")
+    console.print(table)
+    console.print()
+
+
+class Bar(Progress):
+    """
+    A bar that leaves a few columns free. There a terminal writes `^C`; on a full line it would go over the
+    edge, and the bar would be drawn again below.
+    """
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """What is drawn."""
+        yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
+
+
+class ProgressLine:
+    """
+    ## How far it is
+
+    A bar on a terminal; else a line every ten seconds.
+    """
+
+    def __init__(self, minutes: float | None, batch_tokens: int):
+        self.minutes = minutes
+        self.batch_tokens = batch_tokens
+        self.last: Update | None = None
+        self.printed = time.monotonic() - 10
+        columns = (
+            TextColumn("  {task.percentage:3.0f}%"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+        )
+        self.progress = Bar(*columns, console=console, expand=True)
+        self.task = self.progress.add_task("starting", total=1.0)
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        """Shows the bar while the block runs, where there is a terminal."""
+        with self.progress if console.is_terminal else contextlib.nullcontext():
+            yield
+
+    def show(self, update: Update, length: int) -> None:
+        """Takes one update of the loop; `length` is the number of tokens in a sequence."""
+        before = self.last or Update(0, 0.0, 0.0, {}, None)
+        took = update.seconds - before.seconds
+        rate = (update.step - before.step) * self.batch_tokens / took if took > 0 else 0.0
+        done = max(update.progress, 1e-9)
+        left = self.minutes * 60 * (1 - done) if self.minutes else update.seconds * (1 - done) / done
+        text = (
+            f"loss {update.metrics['loss']:.3f}  right {update.metrics['accuracy']:.0%}  length {length}  "
+            f"{rate / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
+        )
+        self.progress.update(self.task, completed=update.progress, description=text)
+        if not console.is_terminal and time.monotonic() - self.printed >= 10:
+            console.print(f"  {update.progress:4.0%}  {text}")
+            self.printed = time.monotonic()
+        self.last = update
+
+
+def filled_lines(
+    tokenizer: Tokenizer, input_ids: Tensor, labels: Tensor, guesses: Tensor, width: int = 70
+) -> list[Text]:
+    """
+    ## What the model answers
+
+    For one row of tokens, three lines under each other: the text with the masked tokens hidden, the
+    model's guesses below the gaps, and a mark for each. Right and wrong differ in the mark as well
+    as in colour. `input_ids`, `labels` and `guesses` are `(T,)`.
+    """
+    hidden, blank, right, wrong = "_~+x" if plain() else "▁␣✓✗"
+    # Characters stand side by side; a tokenizer of words or of their pieces lost the blanks.
+    spaced = not isinstance(tokenizer.decoder, decoders.Fuse)
+    above, answers, marks = Text("    "), Text("    "), Text("    ")
+    for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
+        name, answer = (tokenizer.id_to_token(i) for i in (token if label == IGNORE else label, guess))
+        gap = " " if spaced and above.plain.strip() and not (name or "").startswith("##") else ""
+        seen, said = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
+        if label == IGNORE:
+            said = mark = ""
+            style = ""
+        else:
+            style = "bold green" if guess == label else "bold red"
+            mark = right if guess == label else wrong
+            said = said.replace(" ", blank)
+            seen = hidden * max(len(seen), len(said))
+        size = len(gap) + len(seen)
+        if len(above) + size > width:
+            break
+        above.append(gap + seen)
+        answers.append((gap + said).ljust(size), style)
+        marks.append((gap + mark).ljust(size), style)
+    return [above, answers, marks]
+
+
+def printable(token: str | None) -> str:
+    """One token on one line: a line end or an unprintable sign becomes a visible one, no token a `?`."""
+    token = "?" if token is None else token
+    if plain():
+        token = token.encode("ascii", "replace").decode()
+    line_end = "|" if plain() else "⏎"
+    return "".join(c if c.isprintable() else line_end if c == "\n" else "?" for c in token)

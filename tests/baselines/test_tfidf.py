@@ -1,0 +1,87 @@
+"""A bag of words, against the same written out slowly."""
+
+import math
+import random
+import re
+
+import pytest
+import torch
+
+from labml_bert.baselines.tfidf import PENALTIES, BagOfWords, tuned, words
+from labml_bert.finetuning import Example, score
+from tests.support.runs import small_text
+
+TEXTS = ["the cat sat, the cat ran", "a dog ran", "The dog_2 sat", "a cat", "ran ran ran a"]
+EXAMPLES = [Example(text, label) for text, label in zip(TEXTS, [0, 1, 2, 0, 1], strict=True)]
+
+
+def slow_features(fitted: list[str], texts: list[str]) -> torch.Tensor:
+    """TF-IDF with a loop over each word of each text."""
+    split = [re.findall(r"\w+", text.lower()) for text in fitted]
+    vocabulary = sorted({word for row in split for word in row})
+    rows = []
+    for text in texts:
+        row = []
+        for word in vocabulary:
+            tf = sum(w == word for w in re.findall(r"\w+", text.lower()))
+            df = sum(word in other for other in split)
+            row.append((1 + math.log(tf)) * (1 + math.log((1 + len(fitted)) / (1 + df))) if tf else 0.0)
+        norm = math.sqrt(sum(v * v for v in row))
+        rows.append([v / norm if norm else 0.0 for v in row])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 1e-1])
+def test_against_plain_gradient_descent(penalty: float) -> None:
+    model = BagOfWords(EXAMPLES, 3, penalty)
+    x = slow_features(TEXTS, TEXTS)
+    labels = torch.tensor([example.label for example in EXAMPLES])
+    weight = torch.zeros(x.shape[1], 3, dtype=torch.float64)
+    bias = torch.zeros(3, dtype=torch.float64)
+    for _ in range(20_000):
+        error = (x @ weight + bias).softmax(-1) - torch.nn.functional.one_hot(labels, 3)
+        weight -= 1.0 * (x.T @ error / len(x) + penalty * weight)
+        bias -= 1.0 * error.mean(0)
+    new = ["the the dog", "unknown words", "", "cat"]
+    expected = slow_features(TEXTS, new) @ weight + bias
+    found = model.predict([Example(text, 0) for text in new])
+    assert (found - expected).abs().max() < 5e-3 * expected.abs().max()
+    assert torch.allclose(found[1], found[2]), "words never seen say nothing"
+
+
+def test_words_of_one_text_and_of_two() -> None:
+    assert words(Example("A b_1 (a)", 0)) == ["a", "b_1", "a"]
+    pair = words(Example("the cat the", 0, "cat the dog"))
+    assert sorted(pair) == sorted(
+        ["1 the", "1 cat", "1 the", "2 cat", "2 the", "2 dog", "both cat", "both the"]
+    )
+
+
+def test_it_learns_words_and_not_their_order() -> None:
+    r = random.Random(0)
+    noise = small_text(50).split()
+    topic = [Example(" ".join([*r.choices(noise, k=5), f"word{i % 4}"]), i % 4) for i in range(200)]
+    labels = torch.tensor([example.label for example in topic])
+    assert score(tuned(topic[:100], 4).predict(topic[100:]), labels[100:]).accuracy == 1
+    order = [Example("yes no" if i % 2 else "no yes", i % 2) for i in range(100)]
+    logits = tuned(order, 2).predict(order)
+    assert (logits[0] - logits[1]).abs().max() < 1e-5
+
+
+def test_two_texts_that_share_a_word_can_be_told() -> None:
+    r = random.Random(1)
+    nouns = [f"noun{i}" for i in range(12)]
+    pairs = []
+    for i in range(600):
+        a, b = r.sample(nouns, 2)
+        pairs.append(Example(f"the {a}", i % 2, f"a {a if i % 2 else b}"))
+    labels = torch.tensor([example.label for example in pairs])
+    assert score(tuned(pairs[:400], 2).predict(pairs[400:]), labels[400:]).accuracy > 0.95
+
+
+def test_the_penalty_is_chosen_where_it_matters() -> None:
+    """Labels by lot: the larger the penalty, the lower the loss on other texts."""
+    r = random.Random(0)
+    lots = [Example(" ".join(r.choices([f"w{i}" for i in range(300)], k=8)), i % 2) for i in range(60)]
+    weights = [BagOfWords(lots, 2, penalty).weight.norm() for penalty in PENALTIES]
+    assert weights == sorted(weights, reverse=True)

@@ -1,0 +1,216 @@
+"""Where text comes from, what is held out, and downloads that are not what they should be."""
+
+import email
+import hashlib
+import io
+import socket
+import subprocess
+import sys
+import urllib.request
+import urllib.response
+from pathlib import Path
+
+import pytest
+
+from labml_bert.data import corpora
+from labml_bert.data.corpora import articles, download, load_corpus, split_documents
+
+
+def test_python_docs_is_english_and_holds_out_whole_documents() -> None:
+    corpus = load_corpus("python-docs")
+    size = sum(map(len, corpus.train + corpus.valid))
+    assert size > 1_000_000
+    assert 0.05 < sum(map(len, corpus.valid)) / size < 0.15
+    text = "\n".join(corpus.train + corpus.valid)
+    # From the language reference, from a module in Python, from one in C.
+    for words in (
+        "Assert statements are a convenient way to insert debugging assertions",
+        "JSON (JavaScript Object Notation)",
+        "Return the square root of x.",
+    ):
+        assert words in text
+    # No long paragraph stands on both sides.
+    train = {p for d in corpus.train for p in d.split("\n\n") if len(p) > 200}
+    valid = {p for d in corpus.valid for p in d.split("\n\n") if len(p) > 200}
+    assert not train & valid
+    assert load_corpus("python-docs") == corpus
+
+
+def test_reading_the_docs_imports_no_module_written_in_python() -> None:
+    """`import antigravity` opens a browser, `import this` prints."""
+    code = (
+        "import sys; from labml_bert.data.corpora import *; load_corpus('python-docs'); print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"antigravity", "this", "turtle", "tkinter.ttk"} & set(run.stdout.split())
+
+
+def test_one_document_gives_its_last_tenth() -> None:
+    text = "\n".join(f"line {i}" for i in range(1000))
+    corpus = split_documents("x", {"x": text})
+    assert corpus.train[0] + corpus.valid[0] == text
+    assert corpus.valid[0].startswith("line ")
+    assert 0.095 < len(corpus.valid[0]) / len(text) < 0.105
+
+
+def test_a_document_is_held_out_by_its_name_alone() -> None:
+    documents = {f"doc {i}": "x" * 100 for i in range(200)}
+    valid = [k for k in documents if split_documents("", {**documents, k: "y" * 100}).valid.count("y" * 100)]
+    assert len(valid) == 20
+    # Texts change, the choice does not.
+    longer = {key: text + "z" for key, text in documents.items()}
+    assert len(split_documents("", longer).valid) in (19, 20)
+
+
+def test_a_giant_among_dwarfs_gives_its_end() -> None:
+    corpus = split_documents("x", {"a": "a" * 10_000, "b": "b" * 10})
+    assert 900 < sum(map(len, corpus.valid)) < 1100
+    assert sum(map(len, corpus.train + corpus.valid)) == 10_010
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / ".hidden").write_bytes(b"\xff")
+    (tmp_path / "a" / "one.txt").write_text("\ufeff" + "éins\r\n" * 50, encoding="utf-8")
+    (tmp_path / "two.txt").write_text("zwei\n" * 50, encoding="utf-8")
+    corpus = load_corpus(str(tmp_path))
+    text = "".join(corpus.train + corpus.valid)
+    assert text.count("éins\n") == 50
+    assert text.count("zwei\n") == 50
+    assert "\ufeff" not in text
+    assert corpus.sha256 == load_corpus(str(tmp_path)).sha256
+    (tmp_path / "two.txt").write_text("drei\n" * 50)
+    assert corpus.sha256 != load_corpus(str(tmp_path)).sha256
+
+
+@pytest.fixture()
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_download_is_kept_and_a_broken_cache_is_not_believed(server, cache: Path) -> None:
+    server.body = b"to be or not to be"
+    sha = hashlib.sha256(server.body).hexdigest()
+    assert download(server.url, sha) == server.body
+    assert download(server.url, sha) == server.body
+    assert server.requests == 1
+    kept = cache / "labml_bert" / sha
+    kept.write_bytes(b"damaged")
+    assert download(server.url, sha) == server.body
+    assert server.requests == 2
+    assert [p.name for p in kept.parent.iterdir()] == [sha]
+
+
+def test_a_file_that_is_another_one_is_refused_and_not_kept(server, cache: Path) -> None:
+    server.body = b"<html>Welcome to Hotel Wi-Fi</html>"
+    with pytest.raises(ValueError, match="sha256"):
+        download(server.url, "0" * 64)
+    assert not any(p.is_file() for p in cache.rglob("*"))
+
+
+def test_too_long_not_found_and_nobody_there(server, cache: Path) -> None:
+    server.body = b"x" * 1001
+    with pytest.raises(ValueError, match="longer than 1,000 bytes"):
+        download(server.url, "0" * 64, limit=1000)
+    server.status = 404
+    with pytest.raises(ValueError, match="404"):
+        download(server.url, "0" * 64)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{s.getsockname()[1]}/"
+    with pytest.raises(ValueError, match="give the file as the corpus"):
+        download(closed, "0" * 64)
+
+
+def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
+    sha = hashlib.sha256(b"x" * 50).hexdigest()
+    server.body, server.pause = b"x" * 50, 1.0
+    with pytest.raises(ValueError, match=r"cannot download .* timed out.*give the file as the corpus"):
+        download(server.url, sha, timeout=0.1)
+    # Never silent for long enough, and never done.
+    server.body, server.pause = b"x" * 200, 0.03
+    with pytest.raises(ValueError, match="it comes too slowly"):
+        download(server.url, sha, timeout=0.2)
+    server.body, server.pause, server.more = b"x" * 50, 0.0, 7
+    with pytest.raises(ValueError, match="cut off after 50 of 57 bytes"):
+        download(server.url, sha)
+    server.more = 0
+    assert download(server.url, sha) == b"x" * 50
+    assert [path.name for path in (cache / "labml_bert").iterdir()] == [sha]
+
+
+class Elsewhere(urllib.request.HTTPSHandler):
+    """Every https address answers with a redirect to `target`."""
+
+    target = ""
+
+    def https_open(self, request: urllib.request.Request) -> urllib.response.addinfourl:
+        headers = email.message_from_string(f"Location: {self.target}\n\n")
+        answer = urllib.response.addinfourl(io.BytesIO(), headers, request.full_url, 302)
+        answer.msg = "Found"
+        return answer
+
+
+def test_only_https_and_no_way_around_it(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that sends everybody to a page of its own does not get a request."""
+    allowed = [handler for handler in corpora.HANDLERS if handler is not urllib.request.HTTPHandler]
+    monkeypatch.setattr(corpora, "HANDLERS", allowed)
+    sha = hashlib.sha256(server.body).hexdigest()
+    for url in (server.url, f"file://{__file__}", "ftp://127.0.0.1/x", "data:,x"):
+        with pytest.raises(ValueError, match="unknown url type"):
+            download(url, sha)
+    monkeypatch.setattr(Elsewhere, "target", server.url)
+    away = [Elsewhere if handler is urllib.request.HTTPSHandler else handler for handler in allowed]
+    monkeypatch.setattr(corpora, "HANDLERS", away)
+    with pytest.raises(ValueError, match="unknown url type: http"):
+        download("https://example.org/x", sha)
+    assert server.requests == 0
+    assert corpora.TINY_SHAKESPEARE_URL.startswith("https://")
+
+
+def test_no_home_folder_is_said_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(ValueError, match="set XDG_CACHE_HOME"):
+        corpora.cache_folder()
+
+
+def test_an_unwritable_cache_costs_nothing(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    server.body = b"text"
+    assert download(server.url, hashlib.sha256(b"text").hexdigest()) == b"text"
+
+
+def test_tiny_shakespeare_comes_by_name(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.body = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", server.url)
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(server.body).hexdigest())
+    corpus = load_corpus("tiny-shakespeare")
+    assert "".join(corpus.train + corpus.valid).encode() == server.body
+
+
+def test_wikitext_lines_become_articles() -> None:
+    lines = ["", " = One = \n", "", " = = Part = = \n", " text \n", " = Two = \n", " more \n"]
+    assert articles(lines) == [" = One = \n = = Part = = \n text \n", " = Two = \n more \n"]
+
+
+def test_wikitext_is_asked_for_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[object] = []
+
+    def load_dataset(*words: str, **options: str) -> dict[str, dict[str, list[str]]]:
+        asked.extend([*words, options["revision"]])
+        part = {"text": [" = A = \n", "one\n", " = B = \n", "two\n"]}
+        return {"train": part, "validation": part}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    corpus = load_corpus("wikitext-2")
+    assert asked[:2] == ["Salesforce/wikitext", "wikitext-2-raw-v1"]
+    assert len(str(asked[2])) == 40 and int(str(asked[2]), 16)
+    assert corpus.train == [" = A = \none\n", " = B = \ntwo\n"]

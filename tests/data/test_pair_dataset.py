@@ -1,0 +1,434 @@
+"""Text to Parquet to tensors: the pairs in the file, what a kill leaves, batches against a slow oracle."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from labml_bert.data import pair_dataset as module
+from labml_bert.data.pair_collator import Masking, PairBatches, PairCollator
+from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, grouped, open_dataset, sentences
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
+from labml_bert.mlm import IGNORE
+from tests.support.runs import small_text
+
+CLS, SEP, MASK = 2, 3, 4
+
+
+def numbered(count: int, seed: int = 0) -> tuple[list[str], Tokenizer]:
+    """Documents whose words are `d.s.w`: document, sentence, word. Every word is a token and occurs once."""
+    r = random.Random(seed)
+    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, "."])}
+    documents = []
+    for d in range(count):
+        lines = []
+        for s in range(r.randint(2, 12)):
+            words = [f"{d}.{s}.{w}" for w in range(r.randint(1, 9))]
+            vocab |= {word: len(vocab) + i for i, word in enumerate(words)}
+            lines.append(" ".join(words) + " .")
+        documents.append("\n".join(lines))
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return documents, tokenizer
+
+
+def texts(count: int = 60) -> list[str]:
+    return [small_text(30, seed) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Tokenizer:
+    return wordpiece_tokenizer(texts(), 90)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [row for file in sorted(folder.glob("part-*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
+        ("A line\nbreak is none. Here\nneither", ["A line\nbreak is none.", "Here\nneither"]),
+        ("Title\n\nText\r\n \r\nMore", ["Title", "Text", "More"]),
+        ('He said "No." (Really.) Yes?! 3.14 a.b', ['He said "No."', "(Really.)", "Yes?!", "3.14 a.b"]),
+        ("一。「二！」三？四", ["一。", "「二！」", "三？", "四"]),
+        ("एक। दो॥", ["एक।", "दो॥"]),
+        ("", []),
+        (" \n\n ", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert sentences(text) == expected
+
+
+@given(st.text(st.sampled_from("ab .!?…。।\n\r\t\"')”") | st.characters(), max_size=60))
+def test_sentences_lose_nothing_but_blanks(text: str) -> None:
+    found = sentences(text)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(sentence and sentence == sentence.strip() for sentence in found)
+
+
+def test_a_line_of_dots_takes_no_time() -> None:
+    start = time.monotonic()
+    sentences("." * 200_000 + "a" + "\n" * 200_000 + " " * 200_000)
+    assert time.monotonic() - start < 2
+
+
+@given(st.lists(st.sampled_from(["", " ", "a" * 3, "b" * 30]), max_size=20))
+def test_shards_hold_every_document_once_and_two_at_least(documents: list[str]) -> None:
+    full = [text for text in documents if text.strip()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHARD_CHARACTERS", 40)
+        if len(full) < 2:
+            with pytest.raises(ValueError, match=f"two documents at least, and there is {len(full)}"):
+                list(grouped(documents))
+            return
+        shards = list(grouped(iter(documents)))
+    assert [text for shard in shards for text in shard] == full
+    assert min(map(len, shards)) >= 2
+
+
+def test_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows whom, from the names of the words in the file."""
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 30_000)
+    documents, tokenizer = numbered(1500)
+    arguments = DatasetArguments(max_length=40, lone_sentence_is_random=False)
+    manifest = build_dataset(iter(documents), tokenizer, tmp_path, arguments, processes=1)
+    rows = rows_of(tmp_path)
+    assert len(rows) == manifest["rows"] > 2000
+    assert len(manifest["parts"]) > 3
+    random_share = sum(row["is_random_next"] for row in rows) / len(rows)
+    assert abs(random_share - 0.5) < 5 * (0.25 / len(rows)) ** 0.5
+    used: dict[int, list[str]] = {}
+    for row in rows:
+        ids, segments = row["tokens"], row["segment_ids"]
+        cut = segments.index(1)
+        assert len(ids) == len(segments) <= 40
+        assert segments == sorted(segments)
+        assert ids[0] == CLS and ids[cut - 1] == ids[-1] == SEP
+        names = [tokenizer.id_to_token(i) for i in ids]
+        assert names.count("[CLS]") == 1 and names.count("[SEP]") == 2 and "[UNK]" not in names
+        a, b = ([name for name in part if name != "."] for part in (names[1 : cut - 1], names[cut:-1]))
+        sources = [{int(name.split(".")[0]) for name in part} for part in (a, b)]
+        assert all(len(source) <= 1 for source in sources)
+        keys = [[tuple(map(int, name.split("."))) for name in part] for part in (a, b)]
+        assert all(part == sorted(part) for part in keys)
+        if not a or not b:
+            continue
+        if row["is_random_next"]:
+            assert sources[0] != sources[1]
+        else:
+            assert sources[0] == sources[1] and keys[0][-1] < keys[1][0]
+        kept = a if row["is_random_next"] else a + b
+        used.setdefault(min(sources[0]), []).extend(kept)
+    for words in used.values():
+        assert len(words) == len(set(words)), "a word twice"
+    # Lost are what was cut to length and lone last sentences.
+    assert sum(map(len, used.values())) > 0.75 * (tokenizer.get_vocab_size() - 6)
+
+
+def test_long_sentences_are_cut_and_not_thrown_away(tmp_path: Path, pieces: Tokenizer) -> None:
+    table = " ".join(["the cat sees the dog"] * 4000)
+    manifest = build_dataset([table + ". No.", "One. Two."], pieces, tmp_path, DatasetArguments(seed=1), 1)
+    assert manifest["tokens"] > 20_000
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([], "two documents at least, and there is 0"),
+        (["One. Two. Three."], "two documents at least, and there is 1"),
+        (["One. Two.", " \n"], "two documents at least, and there is 1"),
+        ("One. Two.", "documents is one text; give a list"),
+        (["no end at all\nof a line", "nor here"], "no sentence breaks in the whole text"),
+    ],
+)
+def test_text_that_makes_no_pairs_is_refused(
+    documents: list[str], words: str, tmp_path: Path, pieces: Tokenizer
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_dataset(documents, pieces, tmp_path, DatasetArguments(), 1)
+    with pytest.raises(ValueError, match="no finished dataset"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_length": 4}, {"max_length": 10**6}, {"dupe_factor": 0}, {"short_seq_prob": 1.5}]
+)
+def test_arguments_that_make_no_sense(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        DatasetArguments(**bad)
+
+
+def test_whole_words_need_pieces() -> None:
+    with pytest.raises(ValueError, match="needs pieces of words"):
+        PairCollator(word_tokenizer(texts(2)), Masking(whole_word_mask=True))
+
+
+@pytest.mark.parametrize("cap", [None, 9])
+def test_static_masks(cap: int | None, tmp_path: Path, pieces: Tokenizer) -> None:
+    """The masked rows are the plain ones with 15% covered, and other ones in each pass."""
+    plain, static = DatasetArguments(max_length=96), Masking(max_predictions_per_seq=cap)
+    build_dataset(texts(), pieces, tmp_path / "plain", plain, 1)
+    arguments = DatasetArguments(max_length=96, dupe_factor=3, static_masking=static)
+    build_dataset(texts(), pieces, tmp_path / "static", arguments, 1)
+    before, after = rows_of(tmp_path / "plain"), rows_of(tmp_path / "static")
+    assert len(after) > 2.5 * len(before)
+    chosen = candidates = masked = 0
+    for number, row in enumerate(after):
+        positions, labels = row["masked_positions"], row["masked_labels"]
+        restored = list(row["tokens"])
+        for position, label in zip(positions, labels, strict=True):
+            masked += restored[position] == MASK
+            restored[position] = label
+        assert positions == sorted(set(positions))
+        assert not {0, CLS, SEP, MASK} & {*labels}
+        assert MASK not in restored
+        available = len(restored) - 3
+        if number < len(before):
+            assert restored == before[number]["tokens"]
+        if cap is not None:
+            assert len(positions) == min(cap, max(1, round(0.15 * available)))
+        chosen, candidates = chosen + len(positions), candidates + available
+    assert abs(masked / chosen - 0.8) < 0.03
+    if cap is None:
+        assert abs(chosen / candidates - 0.15) < 0.01
+    batch = PairCollator(pieces)(pq.read_table(next((tmp_path / "static").glob("part-*"))).slice(0, 5))
+    for row, labels in zip(after, batch["labels"], strict=False):
+        assert (labels != IGNORE).nonzero().flatten().tolist() == row["masked_positions"]
+        assert labels[labels != IGNORE].tolist() == row["masked_labels"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    build_dataset(texts(), pieces, folder, DatasetArguments(max_length=64), 1)
+    return folder
+
+
+@pytest.mark.parametrize("length", [None, 70])
+def test_collator_against_loops(built: Path, pieces: Tokenizer, length: int | None) -> None:
+    dataset = open_dataset(built)
+    rows = [dataset[i] for i in (5, 0, 7, 7)]
+    generator = torch.Generator().manual_seed(3)
+    batch = PairCollator(pieces, None, length, generator)(dataset.with_format("arrow")[[5, 0, 7, 7]])
+    T = length or max(len(row["tokens"]) for row in rows)
+    for b, row in enumerate(rows):
+        n = len(row["tokens"])
+        true = [
+            int(i) if label == IGNORE else int(label)
+            for i, label in zip(batch["input_ids"][b], batch["labels"][b], strict=True)
+        ]
+        assert true == row["tokens"] + [0] * (T - n)
+        assert batch["attention_mask"][b].tolist() == [1] * n + [0] * (T - n)
+        assert batch["token_type_ids"][b].tolist() == row["segment_ids"] + [0] * (T - n)
+        assert batch["next_sentence_label"][b] == int(row["is_random_next"])
+    assert {value.dtype for value in batch.values()} == {torch.int64}
+    with pytest.raises(ValueError, match="raise length"):
+        PairCollator(pieces, length=10)(dataset.with_format("arrow")[:4])
+
+
+@pytest.mark.parametrize("cap", [None, 10])
+def test_whole_words_stand_or_fall_together(built: Path, pieces: Tokenizer, cap: int | None) -> None:
+    dataset = open_dataset(built).with_format("arrow")
+    masking = Masking(max_predictions_per_seq=cap, whole_word_mask=True)
+    batch = PairCollator(pieces, masking, generator=torch.Generator().manual_seed(0))(dataset[:200])
+    several = 0
+    for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        chosen = [label != IGNORE for label in labels]
+        true = [label if c else i for i, label, c in zip(ids, labels, chosen, strict=True)]
+        for t in range(1, len(ids)):
+            if pieces.id_to_token(true[t]).startswith("##") and true[t - 1] not in (CLS, SEP):
+                assert chosen[t] == chosen[t - 1]
+                several += chosen[t]
+    assert several > 50
+
+
+def test_masked_rows_take_no_second_masking(pieces: Tokenizer) -> None:
+    rows = pa.table(
+        {
+            "tokens": [[2, 4, 3, 8, 3]],
+            "segment_ids": [[0, 0, 0, 1, 1]],
+            "is_random_next": [True],
+            "masked_positions": [[1]],
+            "masked_labels": [[9]],
+        }
+    )
+    batch = PairCollator(pieces)(rows)
+    assert batch["labels"].tolist() == [[IGNORE, 9, IGNORE, IGNORE, IGNORE]]
+    assert batch["input_ids"].tolist() == [[2, 4, 3, 8, 3]]
+    with pytest.raises(ValueError, match="masked already"):
+        PairCollator(pieces, Masking())(rows)
+
+
+def test_batches_go_on_from_the_state_of_the_generator(built: Path, pieces: Tokenizer) -> None:
+    dataset = open_dataset(built)
+
+    def batches(state: torch.Tensor | None = None) -> PairBatches:
+        generator = torch.Generator().manual_seed(7)
+        if state is not None:
+            generator.set_state(state)
+        return PairBatches(dataset, PairCollator(pieces, generator=generator), 6, generator)
+
+    first = batches()
+    for _ in range(3):
+        next(first)
+    second = batches(first.generator.get_state())
+    for _ in range(4):
+        a, b = next(first), next(second)
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        PairBatches(dataset, first.collator, 0, first.generator)
+
+
+def test_the_file_is_opened_without_network(built: Path) -> None:
+    program = (
+        "import socket, sys; from pathlib import Path\n"
+        "def refuse(*a, **k): raise SystemExit('network')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from labml_bert.data.pair_dataset import open_dataset\n"
+        "d = open_dataset(Path(sys.argv[1])); print(len(d), d.column_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(built)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'tokens', 'segment_ids', 'is_random_next'" in done.stdout
+
+
+def test_a_changed_or_missing_file_is_not_opened(tmp_path: Path, pieces: Tokenizer) -> None:
+    arguments = DatasetArguments(max_length=64)
+    manifest = build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    part = tmp_path / manifest["parts"][0]["name"]
+    whole = part.read_bytes()
+    for data in (whole[: len(whole) // 2], b"", None):
+        if data is None:
+            part.unlink()
+        else:
+            part.write_bytes(data)
+        with pytest.raises(ValueError, match="not those that manifest"):
+            open_dataset(tmp_path)
+    # Half a file under its own name is made again.
+    part.write_bytes(whole[:1000])
+    build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    assert part.read_bytes() == whole
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="not those that manifest"):
+        open_dataset(tmp_path)
+
+
+BUILD = """
+import json, sys
+from pathlib import Path
+from labml_bert.data import pair_dataset
+from labml_bert.data.tokenizers import load_tokenizer
+if __name__ == "__main__":
+    dataset.SHARD_CHARACTERS = 2_500
+    folder = Path(sys.argv[1])
+    texts = json.loads((folder.parent / "texts.json").read_text())
+    tokenizer = load_tokenizer(folder.parent / "tokenizer.json")
+    masking = dataset.Masking(max_predictions_per_seq=20, whole_word_mask=True)
+    arguments = dataset.DatasetArguments(dupe_factor=3, static_masking=masking)
+    dataset.build_dataset(iter(texts), tokenizer, folder, arguments, processes=2)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(
+    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to those of one process alone."""
+    script = tmp_path / "build.py"
+    script.write_text(BUILD)
+    (tmp_path / "texts.json").write_text(json.dumps(texts(200)))
+    pieces.save(str(tmp_path / "tokenizer.json"))
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, script, tmp_path / "killed"])
+
+    killed = tmp_path / "killed"
+    for enough in (1, 8):
+        process = start()
+        while len(list(killed.glob("part-*.parquet"))) < enough:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with pytest.raises(ValueError, match="no finished dataset"):
+            open_dataset(killed)
+    # The workers end with the process that they work for.
+    time.sleep(1)
+    kept = {path.name: path.stat().st_mtime_ns for path in killed.glob("part-*.parquet")}
+    time.sleep(0.5)
+    assert len(list(killed.glob("part-*.parquet"))) == len(kept) < 60
+    (killed / "part-00059.parquet.77.part").write_bytes(b"half")
+    assert start().wait() == 0
+    assert all((killed / name).stat().st_mtime_ns == when for name, when in kept.items())
+
+    # Another seed leaves nothing of the old rows.
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 2_500)
+
+    def whole(seed: int) -> dict[str, bytes]:
+        masking = Masking(max_predictions_per_seq=20, whole_word_mask=True)
+        arguments = DatasetArguments(seed=seed, dupe_factor=3, static_masking=masking)
+        build_dataset(texts(200), pieces, tmp_path / "whole", arguments, 1)
+        return contents(tmp_path / "whole")
+
+    other = whole(1)
+    assert contents(killed) == whole(0)
+    parts = [name for name in other if name.startswith("part-")]
+    assert len(parts) > 60
+    assert all(other[name] != contents(killed)[name] for name in parts)
+
+
+def test_where_little_is_to_be_made_no_process_starts(
+    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for a small text nor for one whose files are there."""
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
+
+    class StartedError(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise StartedError
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", start)
+    with pytest.raises(StartedError):
+        build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2)
+    whole = build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 1)
+    assert len(whole["parts"]) >= module.FEW_SHARDS
+    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
+    # All but few.
+    (tmp_path / "large" / whole["parts"][-2]["name"]).unlink()
+    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
+    small = build_dataset(texts(10), pieces, tmp_path / "small", DatasetArguments(), 2)
+    assert 1 < len(small["parts"]) < module.FEW_SHARDS
+
+
+def test_fewer_documents_leave_no_file_behind(
+    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
+    arguments = DatasetArguments()
+    many = build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    open_dataset(tmp_path)
+    few = build_dataset(texts(10), pieces, tmp_path, arguments, 1)
+    assert len(few["parts"]) < len(many["parts"])
+    assert len(list(tmp_path.glob("part-*.parquet"))) == len(few["parts"])
+    assert len(open_dataset(tmp_path)) == few["rows"]

@@ -1,0 +1,172 @@
+"""Text to ids and back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from tokenizers import Tokenizer
+
+from labml_bert.data.tokenizers import (
+    SPECIAL_TOKENS,
+    character_tokenizer,
+    encode_corpus,
+    load_tokenizer,
+    save_tokenizer,
+    special_token_ids,
+    split_lines,
+    word_tokenizer,
+    wordpiece_tokenizer,
+)
+
+TEXT = "Ünïcode, tabs\tand\r\n line ends; [MASK] is text here. 日本語 🙂\n" * 400
+
+
+def test_characters_decode_to_the_letter() -> None:
+    tokenizer = character_tokenizer([TEXT])
+    ids = encode_corpus(tokenizer, [TEXT])
+    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == TEXT + "\n\n"
+    assert len(ids) == len(TEXT) + 2
+    assert tokenizer.get_vocab_size() == len(set(TEXT)) + 5
+
+
+def test_specials_come_first_and_unknown_characters_are_unk() -> None:
+    tokenizer = character_tokenizer(["abc"])
+    assert special_token_ids(tokenizer) == [0, 1, 2, 3, 4]
+    assert tokenizer.encode("a?[MASK]").ids == [5, 1, 4]
+
+
+def test_mask_in_a_corpus_is_text_and_in_a_question_a_mask() -> None:
+    tokenizer = character_tokenizer([TEXT])
+    assert 4 not in encode_corpus(tokenizer, [TEXT]).tolist()
+    assert tokenizer.encode("[MASK]").ids == [4]
+
+
+def test_words() -> None:
+    text = "The cat. the CAT, a dog; The end" * 3
+    tokenizer = word_tokenizer([text], vocab_size=12)
+    assert tokenizer.get_vocab_size() == 12
+    ids = tokenizer.encode("THE cat zebra").ids
+    assert tokenizer.id_to_token(ids[0]) == "the"
+    assert ids[2] == 1
+    assert special_token_ids(tokenizer) == [0, 1, 2, 3, 4]
+    assert tokenizer.decode(ids[:2]) == "the cat"
+
+
+def test_documents_are_cut_at_line_ends_only() -> None:
+    assert "".join(split_lines(TEXT, 100)) == TEXT
+    assert all(piece.endswith("\n") for piece in split_lines(TEXT, 100))
+    assert split_lines("") == []
+    whole = word_tokenizer([TEXT])
+    pieces = [i for i in encode_corpus(whole, [TEXT]).tolist() if i != whole.token_to_id("[MASK]")]
+    assert len(pieces) == len(encode_corpus(whole, [TEXT]))
+
+
+def test_a_tokenizer_is_read_back_and_others_are_refused(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer([TEXT])
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(ValueError, match="no tokenizer at"):
+        load_tokenizer(path)
+    tokenizer.save(str(path))
+    assert load_tokenizer(path).get_vocab() == tokenizer.get_vocab()
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        load_tokenizer(path)
+    from tokenizers import models
+
+    Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")).save(str(path))
+    with pytest.raises(ValueError, match=r"has no \[PAD\]"):
+        load_tokenizer(path)
+
+
+def test_names_are_those_of_the_original() -> None:
+    assert SPECIAL_TOKENS == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+TRICKY = [
+    "Ünïcode, tabs\tand\r\n line ends; [MASK] 日本語 नमस्ते 🙂 \u200b don't e-mail für İstanbul ﬁ ½ 한국어",
+    "##usual [CLS] [SEP] unseen zzzqqq",
+    "a" * 300,
+    "",
+]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_wordpiece_is_that_of_transformers(lowercase: bool, tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer([TEXT, *TRICKY] * 2, 300, lowercase)
+    save_tokenizer(tokenizer, tmp_path)
+    for kind in (transformers.AutoTokenizer, transformers.BertTokenizerFast):
+        theirs = kind.from_pretrained(tmp_path)
+        for text in TRICKY:
+            assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+        assert theirs("a b", "c")["input_ids"] == tokenizer.encode("a b", "c").ids
+        special = [theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id]
+        assert [*special, theirs.sep_token_id, theirs.mask_token_id] == [0, 1, 2, 3, 4]
+        assert len(theirs) == tokenizer.get_vocab_size()
+    assert (
+        load_tokenizer(tmp_path / "tokenizer.json").encode(TRICKY[0]).ids == tokenizer.encode(TRICKY[0]).ids
+    )
+    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n")[:5] == list(SPECIAL_TOKENS)
+
+
+def test_a_character_tokenizer_is_saved_for_transformers_too(tmp_path: Path) -> None:
+    tokenizer = character_tokenizer([TEXT])
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(TRICKY[0])["input_ids"] == tokenizer.encode(TRICKY[0]).ids
+
+
+def test_a_corpus_gets_no_special_tokens() -> None:
+    tokenizer = wordpiece_tokenizer([TEXT], 200)
+    assert tokenizer.encode("tabs").tokens[:1] == ["[CLS]"]
+    assert not {0, 2, 3, 4} & {*encode_corpus(tokenizer, [TEXT]).tolist()}
+
+
+def test_accents_stay_where_case_does() -> None:
+    text = "für नमस्ते"
+    cased, uncased = (wordpiece_tokenizer([text], 100, lowercase) for lowercase in (False, True))
+    assert cased.decode(cased.encode(text).ids) == text
+    assert uncased.decode(uncased.encode(text).ids) != text
+
+
+def test_wordpiece_needs_room_for_the_alphabet() -> None:
+    with pytest.raises(ValueError, match="4 pieces and 5 special tokens; raise it to 9"):
+        wordpiece_tokenizer(["ab a c"], 8)
+    assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
+    with pytest.raises(ValueError, match="no text"):
+        wordpiece_tokenizer([])
+
+
+def test_wordpiece_is_the_same_in_every_process() -> None:
+    program = (
+        "import random; r = random.Random(0)\n"
+        "from labml_bert.data.tokenizers import wordpiece_tokenizer as w\n"
+        "t = [''.join(r.choice('abcdefgh ') for _ in range(300)) for _ in range(50)]\n"
+        "print(sorted(w(t, 200).get_vocab().items()))"
+    )
+    runs = {subprocess.run([sys.executable, "-c", program], capture_output=True).stdout for _ in range(3)}
+    assert len(runs) == 1
+    assert b"##" in runs.pop()
+
+
+def test_a_tokenizer_that_cuts_and_pads_is_loaded_whole(tmp_path: Path) -> None:
+    """`transformers` saves both with the tokenizer after a call that used them."""
+    tokenizer = wordpiece_tokenizer(["some words to be cut"] * 3, 60)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = load_tokenizer(tmp_path / "tokenizer.json").encode("some words to be cut").ids
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert ids == tokenizer.encode("some words to be cut").ids
+    assert len(ids) > 4
+
+
+def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
+    found = json.loads(word_tokenizer(["some words"] * 3).to_str())
+    found["model"]["vocab"]["words"] = 99
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="are not 0, 1, 2"):
+        load_tokenizer(tmp_path / "tokenizer.json")

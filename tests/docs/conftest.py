@@ -1,0 +1,68 @@
+"""The site, built once for all tests, and a browser that reads it."""
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labml_bert.files import lock
+from tests.support.serving import CHROMIUM, FLAGS, Quiet
+
+ROOT = Path(__file__).parents[2]
+
+pytest.importorskip("mkdocs", reason="the site's own dependencies are not installed: make test-site")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of several processes the first builds it, and the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    out, done = shared / "site", shared / "site-is-built"
+    with lock(shared, wait=lambda: None):
+        if not done.exists():
+            subprocess.run(
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+                cwd=ROOT,
+                check=True,
+            )
+            done.touch()
+    return out
+
+
+@pytest.fixture(scope="session")
+def server(site: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}/"
+        served.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser(server: str) -> Iterator[Any]:
+    """The browser of the machine: `chromium` or `google-chrome` on the path, or $CHROMIUM."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        # Playwright gives each start an empty user-data-dir of its own.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context.new_page()
+    context.close()

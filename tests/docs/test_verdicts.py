@@ -1,0 +1,328 @@
+"""Verdicts come from the numbers, and the page stands with no record, with a part of one and with a whole."""
+
+import json
+import math
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.literate import claims
+from docs.literate.claims import Claim, difference, least_factor, read_claim, share_difference, verdict
+from docs.literate.records import Record
+
+ENTRY = """
+[[claim]]
+name = "small"
+title = "`Short` is faster"
+sentence = "It is."
+source = "[Somebody](https://example.org)."
+question = "Is it?"
+job = "masked"
+seeds = 3
+minutes = 5
+figure = "{figure}"
+options = {{ tokens = 100_000 }}
+grid = {{ learning_rate = [1e-3, 2e-3] }}
+[claim.arms]
+"short" = {{}}
+"long" = {{ schedule = "128" }}
+[[claim.tests]]
+says = "sooner"
+better = "short"
+worse = "long"
+metric = "seconds"
+below = 1.0
+margin = 1.5
+[[claim.tests]]
+says = "lower"
+better = "short"
+worse = "long"
+metric = "loss"
+margin = 0.0
+aside = true
+"""
+
+
+def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]:
+    """A loss that falls from 3 to near 1, at the pace `tau`, over 100 steps, half of them short."""
+    curve = [[step, 1 + 2 * math.exp(-step / tau)] for step in range(0, 101, 5)]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "point": {"learning_rate": 1e-3},
+        "curve": curve,
+        "lengths": [[0, 16], [50, 128]] if arm == "short" else [[0, 128]],
+        "floor": 3.0,
+        "batch_tokens": 1000,
+        "result": {"loss": end + seed / 100, "failed": 0.0},
+        "core_seconds": 60.0,
+    }
+
+
+def record(short: list[float], long: list[float], **changes: Any) -> dict[str, Any]:
+    rows = [one_row("short", seed, tau, 1.0) for seed, tau in enumerate(short)]
+    rows += [one_row("long", seed, tau, 1.5) for seed, tau in enumerate(long)]
+    about = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
+    return {
+        "experiment": "claims",
+        "date": "2026-01-01",
+        "commit": "0" * 40,
+        "hardware": {"device": "cpu", "name": "Test", "cores": 2, "precision": "float32"},
+        "claim": {
+            "arms": {"short": {}, "long": {"schedule": "128"}},
+            "options": {"tokens": 100_000},
+            "grid": {"learning_rate": [1e-3, 2e-3]},
+            "seeds": 3,
+            "over_grid": False,
+            **{key: about[key] for key in ("job", "tests")},
+        },
+        "table": [one_row("short", 100, 1.0), *rows],
+        "step_seconds": {"short": {"16": 0.5, "128": 1.0}, "long": {"128": 1.0}},
+        **changes,
+    }
+
+
+def written(folder: Path, data: dict[str, Any] | None, figure: str = "curves") -> Claim:
+    path = folder / "claims.toml"
+    path.write_text(ENTRY.format(figure=figure))
+    if data is not None:
+        (folder / "claims").mkdir(exist_ok=True)
+        (folder / "claims" / "small.json").write_text(json.dumps(data))
+    return read_claim("small", path, folder)
+
+
+def test_the_interval_is_the_one_of_the_textbook() -> None:
+    """Two samples of three, worked out by hand: variance 1 each, so 4 degrees of freedom."""
+    found = difference([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
+    assert found.middle == 3.0
+    assert found.high - found.middle == pytest.approx(2.776 * math.sqrt(2 / 3))
+    assert difference([1.0], [2.0]).low == -math.inf
+
+
+def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
+    r = random.Random(0)
+    samples = [([r.gauss(1, 1) for _ in range(3)], [r.gauss(0, 2) for _ in range(3)]) for _ in range(4000)]
+    hits = sum(found.low < 1 < found.high for found in (difference(*pair) for pair in samples))
+    assert 0.94 < hits / len(samples) < 0.99
+
+
+def test_a_bound_by_ranks_is_below_the_truth_nineteen_times_in_twenty() -> None:
+    """The true factor is e. For 3 against 3 and 5 against 5 the test has exactly 5.0% and 4.8%."""
+    r = random.Random(0)
+    for runs in (3, 5):
+        samples = [[[math.exp(r.gauss(mu, 1)) for _ in range(runs)] for mu in (1, 0)] for _ in range(4000)]
+        below = sum(least_factor(worse, better) < math.e for worse, better in samples)
+        assert 0.94 < below / len(samples) < 0.96
+    assert least_factor([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]) == 10 / 3, "the smallest of 3 times 3"
+    assert least_factor([1.0, 2.0], [3.0, 4.0]) == 0, "too few for a bound"
+
+
+def test_a_bound_does_not_fall_when_a_run_lasts_longer() -> None:
+    worse, better = [20.0, 20.0, 14.0, 15.0, 16.0], [2.0, 2.1, 1.9, 2.0, 2.2]
+    bound = least_factor(worse, better)
+    assert all(least_factor([20.0 * times, *worse[1:]], better) >= bound for times in (2, 20, 1e6))
+
+
+def test_the_interval_of_two_shares_is_the_published_one() -> None:
+    """Newcombe 1998, table II, comparison (a): 56 of 70 against 48 of 80, method 10."""
+    found = share_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
+    assert [round(value, 4) for value in found] == [0.2, 0.0524, 0.3339]
+    assert share_difference([1] * 12, [0] * 12).low < 1, "all alike is not certain"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["yes", "yes"], "holds"),
+        (["no"], "fails"),
+        (["yes", "open", "no"], "depends"),
+        (["yes", "open"], "undecided"),
+        (["no", "open"], "undecided"),
+        (["open"], "undecided"),
+        ([], "undecided"),
+    ],
+)
+def test_the_rule(answers: list[str], expected: str) -> None:
+    assert verdict(answers) == expected
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "expected"),
+    [
+        ([10, 10.5, 11], [30, 31, 32], "holds"),
+        ([30, 31, 32], [10, 10.5, 11], "fails"),
+        ([10, 20, 40], [12, 30, 35], "undecided"),
+    ],
+)
+def test_verdicts_from_numbers(short: list[float], long: list[float], expected: str, tmp_path: Path) -> None:
+    assert written(tmp_path, record(short, long)).verdict() == expected
+
+
+def test_a_verdict_that_depends(tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]))
+    test = {"better": "long", "worse": "short", "metric": "loss", "margin": 0.0}
+    claim.about["tests"].append(test)
+    assert claim.answer(test).says == "no"
+    assert claim.verdict() == "depends"
+
+
+def test_margins_and_directions(tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]))
+    test = {"better": "short", "worse": "long", "metric": "loss", "margin": 0.0}
+    assert claim.answer(test).gain == pytest.approx(difference([1.5, 1.51, 1.52], [1.0, 1.01, 1.02]))
+    assert claim.answer({**test, "margin": 0.6}).says == "no"
+    assert claim.answer({**test, "margin": 0.5}).says == "open"
+    for row in claim.rows:
+        row["result"]["package"] = row["result"]["loss"]
+    assert claim.answer({**test, "metric": "package"}).says == "no", "there more is better"
+
+
+def test_times_are_steps_times_their_seconds(tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10, 10], [30, 30, 30]))
+    short, long = claim.of("short")[0], claim.of("long")[0]
+    assert claim.spent(short, 60, "seconds") == 50 * 0.5 + 10 * 1.0
+    assert claim.spent(long, 60, "seconds") == 60
+    assert claim.spent(short, 60, "tokens") == 60_000
+    # The losses at steps 5 and 10 are known; the loss in the middle of them is met in the middle.
+    (_, a), (_, b) = short["curve"][1:3]
+    assert claim.arrival(short, (a + b) / 2, "tokens").value == pytest.approx(7500)
+
+
+def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10.5, 11], [900, 910, 920]))
+    test = {"better": "short", "worse": "long", "metric": "tokens", "below": 1.0, "margin": 1.5}
+    found = claim.answer(test)
+    assert (found.says, found.at_least) == ("yes", True)
+    assert claim.answer({**test, "margin": 1000.0}).says == "open", "it may take a thousand times as long"
+    assert claim.answer({**test, "better": "long", "worse": "short", "margin": 0.001}).says == "open"
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "expected"),
+    [
+        ([10, 10, 10], [30, 30, 30], "2.9 times (95% interval 2.9 to 2.9)"),
+        ([10, 10, 10], [900, 900, 900], "at least 13.8 times (at 95%: 13.8 or more)"),
+        ([900, 900, 900], [10, 10, 10], "at most 0.1 times (at 95%: 0.1 or less)"),
+        ([900, 900, 900], [910, 910, 910], "neither arrived in all runs"),
+    ],
+)
+def test_a_chapter_can_quote_a_factor(
+    short: list[float], long: list[float], expected: str, tmp_path: Path
+) -> None:
+    """Steps 7.23 and 20.85, on the line between two evaluations. A run that never arrives bounds one side."""
+    same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
+    claim = written(tmp_path, record(short, long, step_seconds=same))
+    assert claims.measured(claim, "sooner") == expected
+    assert claims.measured(claim, "lower").startswith("+0.500 nats (95% interval +0.4")
+    for row in claim.rows:
+        row["result"]["package"] = 1 - row["result"]["loss"] / 2
+    claim.about["tests"][1]["metric"] = "package"
+    assert claims.measured(claim, "lower").startswith("+25.0 points (95% interval +23.")
+    with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
+        claims.measured(claim, "faster")
+
+
+def test_a_chapter_waits_for_a_number(tmp_path: Path) -> None:
+    assert claims.measured(written(tmp_path, None), "sooner") == "not measured yet"
+
+
+def test_a_run_without_a_number_decides_nothing(tmp_path: Path) -> None:
+    data = record([10, 10.5, 11], [30, 31, 32])
+    data["table"][-1]["result"]["loss"] = None
+    claim = written(tmp_path, data)
+    found = claim.answer({"better": "short", "worse": "long", "metric": "loss", "margin": 0.0})
+    assert (found.says, found.gain) == ("open", None)
+    assert "1 without a number" in claims.details(claim)
+
+
+@pytest.mark.parametrize("figure", ["curves", "loss"])
+def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
+    claim = written(tmp_path, None, figure)
+    assert claim.verdict() == "not run yet"
+    assert "**Verdict: not run yet.**" in claims.row(claim, {})
+    assert claims.drawing(claim).startswith("<!--")
+    assert "0 of 3" in claims.details(claim) and "about 5 minutes" in claims.details(claim)
+
+
+@pytest.mark.parametrize("figure", ["curves", "loss"])
+def test_a_page_with_a_part_of_a_record(figure: str, tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10.5, 11], [30], step_seconds={}), figure)
+    assert claim.verdict() == "not finished yet"
+    assert "4 of 6 runs are there" in claims.row(claim, {})
+    assert claims.drawing(claim).startswith("<figure") and "`" not in claims.drawing(claim)
+    assert "1 of 3" in claims.details(claim)
+
+
+def test_only_the_search_is_there(tmp_path: Path) -> None:
+    claim = written(tmp_path, record([], [], step_seconds={}))
+    assert claim.verdict() == "not run yet"
+    assert claims.drawing(claim).startswith("<!--")
+
+
+@pytest.mark.parametrize("figure", ["curves", "loss"])
+def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
+    claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
+    text = claims.row(claim, {})
+    assert "**Verdict: holds.**" in text and "changed after" not in text
+    assert "| *beside the verdict:* lower | yes | +0.500 |" in text
+    assert claims.drawing(claim).startswith("<figure")
+    assert "Cost: about 4 minutes on two cores; Test" in claims.details(claim)
+    assert "| short | 0.0 M, 4 s |" in claims.details(claim)
+
+
+def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
+    """It may come from anybody's machine."""
+    sign = "<img src=x onerror=alert(1)>"
+    data = record([10, 10.5, 11], [30, 31, 32], date=sign)
+    data["hardware"]["name"] = sign
+    assert "<img" not in claims.details(written(tmp_path, data))
+
+
+def test_a_claim_that_was_changed_after_its_runs_says_so(tmp_path: Path) -> None:
+    data = record([10, 10.5, 11], [30, 31, 32])
+    data["claim"]["options"]["tokens"] = 5
+    assert "changed after these runs" in claims.row(written(tmp_path, data), {})
+    data = record([10, 10.5, 11], [30, 31, 32])
+    data["claim"]["tests"][0]["margin"] = 2.0
+    assert "changed after these runs" in claims.row(written(tmp_path, data), {})
+
+
+def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
+    data = record([10, 10.5, 11], [30, 31, 32])
+    data["table"] += [{**row, "result": {"failed": 1.0}} for row in data["table"] if row["seed"] == 2]
+    claim = written(tmp_path, data)
+    claim.about["over_grid"] = True
+    assert claim.expected() == 6 and not claim.finished()
+    assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
+    test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
+    assert claim.answer(test).gain == share_difference([0, 0, 0, 1], [0, 0, 0, 1])
+    assert claims.in_words(claim.answer(test), "failed").startswith("+0.0 points (95% interval −")
+
+
+def test_the_claim_whose_record_is_of_another_experiment() -> None:
+    rows = [
+        {"task": "package", "arm": arm, "labels": labels, "seed": seed, "accuracy": base + seed / 100}
+        for arm, base in (("pretrained", 0.5), ("from scratch", 0.2))
+        for labels in (100, 1000, 3202)
+        for seed in range(3)
+    ]
+    about = read_claim("pretraining-pays").about
+    claim = Claim(about, Record("x", {"table": rows}))
+    assert claim.values("pretrained", "package 100") == [0.5, 0.51, 0.52]
+    assert claim.values("pretrained", "package 100 - package 3202") == [0.0, 0.0, 0.0]
+    assert [claim.answer(test).says for test in about["tests"]] == ["yes", "yes", "open"]
+
+
+def test_the_chapters_of_the_claims_link_to_their_rows() -> None:
+    pages = Path("docs/pages")
+    for claim in tomllib.loads(Path("experiments/claims/claims.toml").read_text())["claim"]:
+        chapter = (pages / f"{claim['chapter']}.md").read_text()
+        assert f"claims.md#{claim['name']})" in chapter, claim["name"]
+
+
+def test_no_such_claim() -> None:
+    with pytest.raises(claims.PageError, match="no claim 'x'; it has short-to-long"):
+        read_claim("x")

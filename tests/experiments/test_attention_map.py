@@ -1,0 +1,70 @@
+"""The experiment that shows where a mask looks."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from labml_bert.run.mlm_run import Options
+from labml_bert.run.mlm_run import main as train
+from tests.support.runs import small_text
+
+SCRIPT = Path(__file__).parents[2] / "experiments" / "attention_map.py"
+main = runpy.run_path(str(SCRIPT))["main"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attention")
+    (folder / "text.txt").write_text(small_text(400))
+    options = Options(
+        "mlm_tiny",
+        corpus=str(folder / "text.txt"),
+        schedule="8",
+        minutes=None,
+        steps=2,
+        batch_tokens=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    train(options, "", ["--runs", str(folder / "logs")])
+    return next((folder / "logs").glob("*/*"))
+
+
+def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["a[MASK]c", "--run", str(run_folder), "--record", str(tmp_path / "map.json")])
+    out = capsys.readouterr().out
+    # Where the model lies is as long as it is.
+    lines = [line for line in out.splitlines() if "  model " not in line]
+    assert "answers" in out and max(map(len, lines)) <= 80
+    record = json.loads((tmp_path / "map.json").read_text())
+    found = record["result"]
+    assert record["experiment"] == "attention_map" and found["tokens"] == ["a", "[MASK]", "c"]
+    assert found["masks"] == [1] and len(found["guesses"][0]) == 5
+    weights = torch.tensor(found["attentions"])  # (L, H, T, T)
+    assert weights.shape == (2, 2, 3, 3)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 2, 3), atol=2e-3)
+    assert str(run_folder) not in json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no mask"], "no [MASK] in the text"),
+        (["a" * 40 + "[MASK]"], "max_position_embeddings"),
+        (["[MASK]", "--run", "nowhere"], "there is no run at nowhere"),
+        (["[MASK]", "--record", "no/folder/map.json"], "cannot write"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    run_folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--run", str(run_folder), *arguments])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error

@@ -1,0 +1,125 @@
+"""The experiment on growth, as its user meets it, with sizes that take no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The script with small models. It has a name, so that its processes find it too."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import cost
+
+    monkeypatch.setattr(cost, "BASE", {"T": 8, "V": 50, "D": 16, "B": 2})
+    monkeypatch.setattr(cost, "SIZES", {"T": [4, 8, 16], "V": [20, 50], "D": [16, 32], "B": [1, 2]})
+    return cost
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5])
+def test_the_exponent_of_a_power(module: types.ModuleType, power: float) -> None:
+    xs = [3.0, 4.0, 10.0, 50.0]
+    assert module.exponent(xs, [7 * x**power for x in xs]) == pytest.approx(power)
+
+
+def test_both_exponents_are_found(module: types.ModuleType) -> None:
+    points = [{"size": x, "seconds": {"median": max(x, 4.0) ** 2}, "memory": 3.0 * x} for x in (1, 2, 4, 8)]
+    found = module.exponents(points)["exponents"]
+    assert found["memory"] == {"all": pytest.approx(1), "last": pytest.approx(1)}
+    assert found["seconds"]["last"] == pytest.approx(2) and found["seconds"]["all"] < 1
+    assert set(module.exponents([{**point, "memory": None} for point in points])["exponents"]) == {"seconds"}
+
+
+def test_text_of_a_size(module: types.ModuleType) -> None:
+    texts = list(module.some_text(123_456))
+    assert sum(map(len, texts)) == 123_456 and len(texts) > 1
+
+
+def test_from_the_command_to_the_record(
+    module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--rounds", "1", "--batches", "3", "--megabytes", "0.1", "--device", "cpu"]
+    module.main([*small, "--record", "cost.json"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    text = Path("cost.json").read_text()
+    assert str(tmp_path) not in text
+    record = json.loads(text)
+    assert record["command"] == "python experiments/speed/cost.py " + " ".join(small)
+    assert [one["letter"] for one in record["growth"]] == ["T", "V", "D", "B"]
+    for one in record["growth"]:
+        assert [point["size"] for point in one["points"]] == module.SIZES[one["letter"]]
+        assert all(0 < point["seconds"]["min"] <= point["seconds"]["median"] for point in one["points"])
+    rows = record["feeding"]
+    assert [(row["characters"], row["pipeline"]) for row in rows] == [(100_000, "pairs"), (100_000, "masked")]
+    assert all(row["batch_seconds"] > 0 and row["prepare_seconds"] > 0 for row in rows)
+    # A token is a few characters.
+    assert all(10_000 < row["tokens"] < 100_000 for row in rows)
+
+
+SLOW = """
+import os, time, cost
+def slow(*_):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+if __name__ == "__main__":
+    cost.feed = slow
+    cost.some_text = lambda characters: ["Some words stand here. And some more there."] * 20
+    cost.feeding([100_000], 1)
+"""
+
+
+def test_a_process_that_feeds_ends_with_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    """One that lives on would hold the output open, and whoever reads it would wait for ever."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXPERIMENTS), *sys.path])}
+    process = subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    feeding = int(process.stdout.readline())
+    process.kill()
+    try:
+        process.communicate(timeout=20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(feeding, signal.SIGKILL)
+
+
+BAD_INPUT = {
+    "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
+    "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),
+    "too little text": (["--megabytes", "1", "0.01"], "megabytes is 0.01; it must be at least 0.1"),
+    "text for a month": (
+        ["--megabytes", "1e300"],
+        "megabytes is 1e+300; it must be at least 0.1 and at most",
+    ),
+    "half an option": (["--rec", "r.json"], "unrecognized arguments: --rec r.json"),
+    "text that is no number": (["--megabytes", "nan"], "megabytes is nan"),
+    "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
+    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_exit_code_2(
+    case: str, module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    arguments, words = BAD_INPUT[case]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        module.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+    assert [*tmp_path.iterdir()] == []

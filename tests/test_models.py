@@ -1,0 +1,391 @@
+"""Whole models: what `transformers` reads of ours and we of theirs, and weights that stay tied."""
+
+import copy
+import dataclasses
+import json
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from labml_bert.bert import BertConfig
+from labml_bert.mlm import IGNORE
+from labml_bert.models import (
+    BertForMaskedLM,
+    BertForPreTraining,
+    parameter_table,
+)
+
+TOLERANCE = 1e-5
+PAIRS = [
+    (BertForPreTraining, transformers.BertForPreTraining),
+    (BertForMaskedLM, transformers.BertForMaskedLM),
+]
+
+
+def random_sizes(seed: int) -> BertConfig:
+    r = random.Random(seed)
+    heads = r.choice([1, 2, 3, 5])
+    return BertConfig(
+        vocab_size=r.randint(20, 300),
+        hidden_size=heads * r.choice([4, 8, 12]),
+        num_hidden_layers=r.randint(1, 3),
+        num_attention_heads=heads,
+        intermediate_size=r.randint(5, 90),
+        max_position_embeddings=r.randint(16, 40),
+        type_vocab_size=2,
+        layer_norm_eps=r.choice([1e-12, 1e-5]),
+    )
+
+
+def shake(model: torch.nn.Module, seed: int) -> None:
+    """Weights far from the initial ones, biases and norms included, so that no error hides behind a zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            if name.endswith("LayerNorm.weight"):
+                parameter.add_(1)
+
+
+def random_batch(config: BertConfig, seed: int, pairs: bool) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    B, T = 6, config.max_position_embeddings - 2
+    input_ids = torch.randint(1, config.vocab_size, (B, T), generator=g)
+    lengths = torch.randint(2, T + 1, (B,), generator=g)
+    attention_mask = (torch.arange(T) < lengths[:, None]).long()
+    input_ids[attention_mask == 0] = 0
+    labels = torch.randint(0, config.vocab_size, (B, T), generator=g)
+    hidden = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
+    hidden[0, 0] = False
+    batch = {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": torch.randint(0, 2, (B, T), generator=g),
+        "labels": labels.masked_fill(hidden, IGNORE),
+    }
+    return batch | ({"next_sentence_label": torch.randint(0, 2, (B,), generator=g)} if pairs else {})
+
+
+def assert_same_gradients(ours, theirs) -> None:
+    """After `backward` of both: the same parameters, and each gradient."""
+    grads = {name: p.grad for name, p in theirs.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(grads)
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
+
+
+def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
+    """Logits, losses and every gradient."""
+    ours.eval(), theirs.eval()
+    pairs = "next_sentence_label" in batch
+    mine, other = ours(**batch), theirs(**batch)
+    inputs = {k: v for k, v in batch.items() if not k.endswith(("labels", "label"))}
+    everywhere, seen = ours(**inputs), batch["attention_mask"].bool()
+    logits = other.prediction_logits if pairs else other.logits
+    full = everywhere.prediction_logits if pairs else everywhere.logits
+    assert (full - logits)[seen].abs().max() < TOLERANCE
+    chosen = mine.prediction_logits if pairs else mine.logits
+    assert (chosen - logits[batch["labels"] != IGNORE]).abs().max() < TOLERANCE
+    assert abs(mine.loss - other.loss) < TOLERANCE
+    if pairs:
+        assert (mine.seq_relationship_logits - other.seq_relationship_logits).abs().max() < TOLERANCE
+        masked = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert abs(mine.masked_lm_loss - masked) < TOLERANCE
+        assert abs(mine.next_sentence_loss - (other.loss - masked)) < TOLERANCE
+    mine.loss.backward()
+    other.loss.backward()
+    assert_same_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_transformers_loads_what_we_save(ours, theirs, seed: int, tmp_path: Path) -> None:
+    config = random_sizes(seed)
+    model = ours(config)
+    shake(model, seed)
+    model.save_pretrained(tmp_path)
+    other, report = theirs.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    shapes = {name: tensor.shape for name, tensor in other.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes
+    assert_same(model, other, random_batch(config, seed, ours is BertForPreTraining))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_we_load_what_transformers_saves(ours, theirs, seed: int, tmp_path: Path) -> None:
+    config = random_sizes(seed)
+    other = theirs(transformers.BertConfig(**dataclasses.asdict(config)))
+    shake(other, seed)
+    other.save_pretrained(tmp_path)
+    model = ours.from_pretrained(tmp_path)
+    assert model.config == config
+    assert not model.training
+    assert_same(model, other, random_batch(config, seed, ours is BertForPreTraining))
+    again = ours(config)
+    again.load_state_dict(other.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    other.load_state_dict(model.state_dict())
+
+
+def test_both_write_the_same_tensors(tmp_path: Path) -> None:
+    config = random_sizes(1)
+    for ours, theirs in PAIRS:
+        ours(config).save_pretrained(tmp_path / "a")
+        theirs(transformers.BertConfig(**dataclasses.asdict(config))).save_pretrained(tmp_path / "b")
+        names = []
+        for folder in ("a", "b"):
+            with safe_open(tmp_path / folder / "model.safetensors", "pt") as file:
+                names.append({key: file.get_slice(key).get_shape() for key in file.keys()})  # noqa: SIM118
+        assert names[0] == names[1]
+
+
+def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
+    """A masked model is read from one with both heads, and a new head is put on a bare encoder."""
+    config = random_sizes(2)
+    both = BertForPreTraining(config)
+    shake(both, 2)
+    both.save_pretrained(tmp_path / "both")
+    masked = BertForMaskedLM.from_pretrained(tmp_path / "both")
+    ids = random_batch(config, 2, False)["input_ids"]
+    assert torch.equal(masked(ids).logits, both.eval()(ids).prediction_logits)
+
+    bare = transformers.BertModel(transformers.BertConfig(**dataclasses.asdict(config)))
+    bare.save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match="has no cls"):
+        BertForPreTraining.from_pretrained(tmp_path / "bare")
+    again = BertForPreTraining.from_pretrained(tmp_path / "bare", fresh=["cls."])
+    theirs = bare.eval()(ids).last_hidden_state
+    assert (again.bert(ids).last_hidden_state - theirs).abs().max() < TOLERANCE
+
+
+def test_the_old_names_of_a_layer_norm(tmp_path: Path) -> None:
+    model = BertForPreTraining(random_sizes(3))
+    shake(model, 3)
+    model.save_pretrained(tmp_path)
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert sum("gamma" in name for name in tensors) > 2
+    save_file(tensors, tmp_path / "model.safetensors")
+    again = BertForPreTraining.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def assert_tied(model) -> None:
+    """A change of the embedding reaches the scores, and the other way round, and the bias has its size."""
+    weight = model.bert.embeddings.word_embeddings.weight
+    before = model(torch.tensor([[1, 2, 3]]))
+    before = (before.logits if isinstance(model, BertForMaskedLM) else before.prediction_logits).detach()
+    assert before.shape[-1] == len(weight) == len(model.cls.predictions.bias) == model.config.vocab_size
+    with torch.no_grad():
+        # A token that is not read: only the output can change.
+        weight[7] += 1
+    after = model(torch.tensor([[1, 2, 3]]))
+    after = after.logits if isinstance(model, BertForMaskedLM) else after.prediction_logits
+    changed = (after != before).any(0).any(0)
+    assert changed.nonzero().flatten().tolist() == [7]
+    state = model.state_dict()
+    assert torch.equal(state["cls.predictions.decoder.weight"], weight)
+    assert (
+        sum("word_embeddings" in name or "decoder.weight" in name for name, _ in model.named_parameters())
+        == 1
+    )
+
+
+@pytest.mark.parametrize("kind", [BertForPreTraining, BertForMaskedLM])
+def test_tied_through_everything(kind, tmp_path: Path) -> None:
+    config = random_sizes(4)
+    model = kind(config).eval()
+    shake(model, 4)
+    copied = copy.deepcopy(model)
+    assert_tied(copied)
+    assert torch.equal(
+        model.bert.embeddings.word_embeddings.weight[8], copied.bert.embeddings.word_embeddings.weight[8]
+    )
+    assert not torch.equal(
+        model.bert.embeddings.word_embeddings.weight[7], copied.bert.embeddings.word_embeddings.weight[7]
+    )
+    copied.save_pretrained(tmp_path)
+    assert_tied(kind.from_pretrained(tmp_path))
+    loaded = kind(config).eval()
+    loaded.load_state_dict(copied.state_dict())
+    assert_tied(loaded)
+    assert_tied(pickle.loads(pickle.dumps(copied)).to(torch.float64))
+    for size in (config.vocab_size + 9, config.vocab_size - 6):
+        resized = copy.deepcopy(model)
+        resized.resize_token_embeddings(size)
+        kept = min(size, config.vocab_size)
+        for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+            assert torch.equal(resized.state_dict()[name][:kept], model.state_dict()[name][:kept])
+        assert not resized.cls.predictions.bias[kept:].any()
+        assert resized.bert.embeddings.word_embeddings.weight[kept:].abs().max() if size > kept else True
+        assert_tied(resized)
+        resized.save_pretrained(tmp_path)
+        assert_tied(kind.from_pretrained(tmp_path))
+    assert model.config.vocab_size == config.vocab_size
+
+
+def test_a_resized_model_trains_its_new_rows() -> None:
+    model = BertForMaskedLM(random_sizes(5))
+    before = model.config.vocab_size
+    model.resize_token_embeddings(before + 3)
+    ids = torch.tensor([[before + 2, 5, 6]])
+    model(ids, ids).loss.backward()
+    assert model.bert.embeddings.word_embeddings.weight.grad[before + 2].abs().max() > 0
+    assert model.cls.predictions.bias.grad[before + 2].abs() > 0
+
+
+def test_an_untied_state_is_refused() -> None:
+    model = BertForMaskedLM(random_sizes(6))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["cls.predictions.decoder.weight"] += 1
+    with pytest.raises(ValueError, match="untied"):
+        model.load_state_dict(state)
+
+
+def test_each_loss_alone_and_both() -> None:
+    config = random_sizes(7)
+    model = BertForPreTraining(config).eval()
+    batch = random_batch(config, 7, True)
+    both = model(**batch)
+    assert both.loss == both.masked_lm_loss + both.next_sentence_loss
+    pairs = batch.pop("next_sentence_label")
+    alone = model(**batch)
+    assert alone.next_sentence_loss is None
+    assert alone.loss == both.masked_lm_loss
+    labels = batch.pop("labels")
+    assert model(**batch, next_sentence_label=pairs).loss == both.next_sentence_loss
+    assert model(**batch).loss is None
+    nothing = torch.full_like(labels, IGNORE)
+    output = model(**batch, labels=nothing, next_sentence_label=pairs)
+    assert output.masked_lm_loss == 0
+    assert output.loss == both.next_sentence_loss
+
+
+def test_the_parameter_table_adds_up() -> None:
+    with torch.device("meta"):
+        table = dict(parameter_table(BertForMaskedLM(BertConfig(vocab_size=21_128))))
+    assert table["cls.predictions.transform.dense"] == 590_592
+    assert table["cls.predictions.transform.LayerNorm"] == 1_536
+    assert table["cls.predictions.bias"] == 21_128
+    assert table["bert.encoder.layer × 12"] == 85_054_464
+    assert sum(table.values()) == 2 * table["together"]
+
+
+def write_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, **changes}))
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["cls.predictions.transform.dense.bias"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def spoil(folder: Path, value: float | None) -> None:
+    """One weight becomes `value`; without a value, all weights of a layer become whole numbers."""
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.embeddings.LayerNorm.bias"
+    if value is None:
+        tensors[name] = tensors[name].int()
+    else:
+        tensors[name][3] = value
+    save_file(tensors, folder / "model.safetensors")
+
+
+BAD_FOLDERS = {
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "a pickle": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "pytorch_model.bin is a pickle",
+    ),
+    "a pickle under the right name": (
+        lambda folder: torch.save({"a": torch.zeros(1)}, folder / "model.safetensors"),
+        "damaged or no safetensors",
+    ),
+    "cut weights": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100),
+        "damaged or no safetensors",
+    ),
+    "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "no JSON object"),
+    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
+    "other sizes": (lambda folder: write_config(folder, vocab_size=999), "not from one model"),
+    "more layers": (
+        lambda folder: write_config(folder, num_hidden_layers=9),
+        "2 layers and config.json says 9",
+    ),
+    "fewer layers": (
+        lambda folder: write_config(folder, num_hidden_layers=1),
+        "2 layers and config.json says 1",
+    ),
+    "heads that do not divide": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
+    "a size that is text": (lambda folder: write_config(folder, hidden_size="wide"), "is no BERT"),
+    "another model": (lambda folder: write_config(folder, model_type="roberta"), "model_type = 'roberta'"),
+    "another activation": (lambda folder: write_config(folder, hidden_act="gelu_new"), "hidden_act"),
+    "relative positions": (
+        lambda folder: write_config(folder, position_embedding_type="relative_key"),
+        "position_embedding_type",
+    ),
+    "layers without end": (
+        lambda folder: write_config(folder, num_hidden_layers=10**9),
+        "not from one model",
+    ),
+    "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
+    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
+    "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
+    "a norm in words": (lambda folder: write_config(folder, layer_norm_eps="small"), "is no BERT"),
+    "a config that is too deep": (
+        lambda folder: (folder / "config.json").write_text("[" * 200_000),
+        "nested too deeply|no JSON object",
+    ),
+    "weights in several files": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
+        "in several files",
+    ),
+    "a weight that is no number": (lambda folder: spoil(folder, float("nan")), "finite fractions"),
+    "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite fractions"),
+    "whole numbers for weights": (lambda folder: spoil(folder, None), "finite fractions"),
+    "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
+    "a tensor missing": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path) -> None:
+    break_it, words = BAD_FOLDERS[case]
+    folder = tmp_path / "model"
+    BertForMaskedLM(
+        BertConfig(
+            vocab_size=40,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=8,
+        )
+    ).save_pretrained(folder)
+    BertForMaskedLM.from_pretrained(folder)
+    break_it(folder)
+    with pytest.raises(ValueError, match=words) as caught:
+        BertForMaskedLM.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_the_padding_token_is_refused() -> None:
+    model = BertForMaskedLM(random_sizes(8))
+    with pytest.raises(ValueError, match="no room for the padding token"):
+        model.resize_token_embeddings(0)

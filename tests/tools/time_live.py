@@ -1,0 +1,89 @@
+"""
+How long the model in the page takes: `python tests/site/time_live.py SITE`, with SITE the built site.
+
+Prints, for some lengths and for a processor as it is and slowed four times, the median of the forward pass
+and of the whole way from a click to the answers. Chromium slows the thread of the page and not that of the
+worker, so the pass is timed on the page's thread too, and the sum of the two is the time that a slow machine
+needs at most.
+"""
+
+import functools
+import http.server
+import statistics
+import sys
+import threading
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from tests.support.serving import CHROMIUM, FLAGS, Quiet
+
+PASS = """async ([length, times]) => {
+  const { BertForMaskedLM, fill_mask } = await import("/docs/live/bert.js");
+  const card = await (await fetch("/docs/live/model/model.json")).json();
+  const weights = await (await fetch(`/docs/live/model/${card.checkpoints.at(-1).file}`)).arrayBuffer();
+  const model = BertForMaskedLM.from_pretrained(card, weights);
+  const ids = Array.from({ length }, (_, i) => (i % 7 ? 20 + (i % 50) : card.mask_id));
+  return Array.from({ length: times }, () => {
+    const began = performance.now();
+    fill_mask(model, ids, card.mask_id);
+    return performance.now() - began;
+  });
+}"""
+
+CLICK = """async (at) => {
+  const began = performance.now();
+  const letter = document.querySelectorAll(".letter")[at];
+  letter.click();
+  const hidden = letter.getAttribute("aria-pressed") === "true";
+  const tables = document.querySelectorAll(".answers .guesses").length + (hidden ? 1 : -1);
+  while (document.querySelectorAll(".answers .guesses").length !== tables) {
+    await new Promise((done) => setTimeout(done));
+  }
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - began;
+}"""
+
+
+def measure(page: Any, client: Any, slower: int, length: int) -> tuple[float, float, float]:
+    """The first pass, the median pass, and the median from a click to the drawn answers, in milliseconds."""
+    client.send("Emulation.setCPUThrottlingRate", {"rate": slower})
+    first, *passes = page.evaluate(PASS, [length, 9])
+    text = ("Return the number of items in the list, or raise an error. " * 3)[:length]
+    page.evaluate(
+        "text => { const field = document.querySelector('.live textarea'); field.value = text;"
+        "field.dispatchEvent(new InputEvent('input')) }",
+        text,
+    )
+    page.wait_for_timeout(500)
+    clicks = [page.evaluate(CLICK, at) for at in range(1, 10)]
+    return first, statistics.median(passes), statistics.median(clicks)
+
+
+def main() -> None:
+    """Serves the site and asks."""
+    handler = functools.partial(Quiet, directory=sys.argv[1])
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served,
+        sync_playwright() as playwright,
+    ):
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{served.server_port}/live/")
+        page.click(".live .start")
+        page.wait_for_selector(".live.running .guesses")
+        client = page.context.new_cdp_session(page)
+        for slower in (1, 4):
+            for length in (32, 64, 128):
+                first, one, click = measure(page, client, slower, length)
+                print(
+                    f"{length:3} letters, slowed {slower} times: first pass {first:.0f} ms, "
+                    f"pass {one:.0f} ms, click to answers {click:.0f} ms, at most {one + click:.0f} ms"
+                )
+        browser.close()
+        served.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""Several processes under `torchrun`, and parts of a batch: numbers and files are those of one process."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from labml_bert.bert import BertConfig
+from labml_bert.models import BertForPreTraining
+from labml_bert.run import mlm_run, pair_run
+from labml_bert.run.job import parse
+from labml_bert.training import distributed
+from labml_bert.training import trainer as training
+from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
+from labml_bert.training.trainer import CHECKPOINT, Trainer, choose_device, load_checkpoint
+from tests.support.runs import small_text
+
+ROOT = Path(__file__).parents[2]
+STEPS = 50
+# 65 rows, then 21: neither two processes nor two turns of each get equal shares.
+SIZES = {
+    "steps": STEPS,
+    "minutes": None,
+    "schedule": "8,24",
+    "batch_tokens": 520,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+}
+SMALL = [
+    "--hidden-size=32",
+    "--num-attention-heads=2",
+    "--num-hidden-layers=2",
+    "--batch-tokens=512",
+    "--schedule=8,32",
+    "--max-position-embeddings=32",
+]
+
+
+def train(
+    kind: str, corpus: Path, path: Path, turns: int = 1, dropout: float = 0.0, stop: int | None = None
+) -> dict[int, dict[str, float]]:
+    """
+    Trains a small model in float32, or goes on where `path` has a checkpoint. Returns the metrics of each
+    step. After step `stop` one process, the last, gets a SIGTERM.
+    """
+    module, make_job = {
+        "tokens": (mlm_run, mlm_run.MaskedLMJob),
+        "pairs": (pair_run, pair_run.PairJob),
+    }[kind]
+    vocab = {"vocab_size": 120} if kind == "pairs" else {}
+    options = module.Options(kind, str(corpus), hidden_dropout_prob=dropout, **SIZES, **vocab)
+    torch.manual_seed(0)
+    with first_before_others():
+        job = make_job(options, torch.device("cpu"))
+    # An evaluation after each step, so that each step is reported.
+    arguments = replace(job.arguments, evaluations=STEPS, gradient_accumulation_steps=turns)
+    trainer = Trainer(job.model, arguments, path, {}, job.generator, torch.device("cpu"), bfloat16=False)
+    if (path / CHECKPOINT).is_file():
+        trainer.resume()
+    found = {}
+    with mock.patch.object(training, "track"):
+        try:
+            for update in trainer.train(job.next_batch, job.metrics, lambda: {}):
+                found[update.step] = update.metrics
+                if update.step == stop and rank() == world_size() - 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            assert trainer.step == stop
+    return found
+
+
+# What the two processes do, in one launch: the name is that of the folder.
+SCENARIOS = {
+    "tokens": {"kind": "tokens"},
+    "pairs": {"kind": "pairs"},
+    "tokens-turns": {"kind": "tokens", "turns": 2},
+    "pairs-turns": {"kind": "pairs", "turns": 2},
+    "two-then-one": {"kind": "pairs", "stop": 20},
+    "one-then-two": {"kind": "pairs"},
+    "dropout": {"kind": "tokens", "dropout": 0.1},
+    "dropout-parts": {"kind": "tokens", "dropout": 0.1, "stop": 31},
+}
+TWO_PROCESSES = """
+import json, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[1])
+from tests.training.test_distributed import SCENARIOS, train
+from labml_bert.training import distributed
+folder = Path(sys.argv[2])
+distributed.start(torch.device("cpu"))
+found = {}
+for name, arguments in SCENARIOS.items():
+    # A folder of its own, where the second process has nothing to read, would show what it writes.
+    own = folder / "second" if distributed.rank() and name != "one-then-two" else folder
+    found[name] = train(corpus=folder / "text", path=own / name, **arguments)
+found["dropout-parts"] |= train("tokens", folder / "text", folder / "dropout-parts", dropout=0.1)
+distributed.leave()
+(folder / f"losses-{distributed.rank()}.json").write_text(json.dumps(found))
+"""
+
+
+def torchrun(*words: object, cwd: Path) -> subprocess.Popen[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    return subprocess.Popen(
+        [sys.executable, *launch, *map(str, words)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty documents, and a run of one process that was stopped after 20 steps."""
+    path = tmp_path_factory.mktemp("distributed")
+    (path / "text").mkdir()
+    for i in range(30):
+        (path / "text" / f"{i:02}.txt").write_text(small_text(40, seed=i))
+    for name in SCENARIOS:
+        (path / name).mkdir()
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(path / "cache")}):
+        train("pairs", path / "text", path / "one-then-two", stop=20)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """The metrics of each step in each scenario, by two processes."""
+    (folder / "worker.py").write_text(TWO_PROCESSES)
+    process = torchrun("worker.py", ROOT, folder, cwd=folder)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    first, second = ((folder / f"losses-{number}.json").read_text() for number in (0, 1))
+    assert first == second, "both processes know the metrics of the whole batch"
+    return {
+        name: {int(step): metrics for step, metrics in found.items()}
+        for name, found in json.loads(first).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, dict[str, float]]]:
+    """The same by one process."""
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        return {
+            kind: train(kind, folder / "text", tmp_path_factory.mktemp(kind)) for kind in ("tokens", "pairs")
+        }
+
+
+def check_same(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], steps: range) -> None:
+    """Every metric of every step."""
+    assert {*steps} <= a.keys()
+    assert {*steps} <= b.keys()
+    for step in steps:
+        assert a[step] == pytest.approx(b[step], abs=1e-5), step
+
+
+ALL = range(1, STEPS + 1)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "pairs"])
+def test_two_processes_lose_what_one_does(kind: str, one: dict, two: dict) -> None:
+    check_same(two[kind], one[kind], ALL)
+    assert one[kind][STEPS]["loss"] < one[kind][1]["loss"] - 0.3, "they learned something"
+
+
+@pytest.mark.parametrize("kind", ["tokens", "pairs"])
+def test_turns_change_nothing(kind: str, one: dict, two: dict, folder: Path, tmp_path: Path) -> None:
+    check_same(two[f"{kind}-turns"], one[kind], ALL)
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        check_same(train(kind, folder / "text", tmp_path, turns=3), one[kind], ALL)
+
+
+def test_begun_by_two_and_ended_by_one(one: dict, two: dict, folder: Path) -> None:
+    """The second process got the signal, and the first stopped after the same step."""
+    path = folder / "two-then-one"
+    assert load_checkpoint(path)[0]["step"] == 20
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        rest = train("pairs", folder / "text", path)
+    check_same(two["two-then-one"] | rest, one["pairs"], ALL)
+
+
+def test_begun_by_one_and_ended_by_two(one: dict, two: dict) -> None:
+    assert min(two["one-then-two"]) == 21
+    check_same(two["one-then-two"], one["pairs"], range(21, STEPS + 1))
+
+
+def test_each_process_drops_units_of_its_own_and_finds_them_again(two: dict, folder: Path) -> None:
+    """Stopped and resumed by two, to the bit."""
+    assert two["dropout-parts"] == two["dropout"]
+    whole, parts = (load_checkpoint(folder / name)[1] for name in ("dropout", "dropout-parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    assert not torch.equal(whole["random.torch"], whole["random.torch.1"])
+
+
+def test_the_second_process_writes_nothing(two: dict, folder: Path) -> None:
+    assert not (folder / "second").exists()
+    names = {key for key in load_checkpoint(folder / "pairs")[1] if key.startswith("model.")}
+    assert "model.bert.embeddings.word_embeddings.weight" in names, "not those of a wrapper"
+
+
+def test_the_parts_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients, with other counts of masked tokens in each part and in one part none."""
+    torch.manual_seed(0)
+    model = BertForPreTraining(BertConfig(40, 16, 2, 2, 32, max_position_embeddings=8)).eval()
+    ids = torch.randint(1, 40, (7, 8))
+    labels = ids.masked_fill(torch.rand(7, 8) < 0.6, -100)
+    labels[:2] = -100
+    batch = {"input_ids": ids, "labels": labels, "next_sentence_label": torch.arange(7) % 2}
+    whole = model(**batch).loss
+    whole.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    batch |= {"num_items_in_batch": (labels != -100).sum(), "num_pairs_in_batch": torch.tensor(7)}
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    parts = []
+    for number in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        parts += own_parts(batch, 2)
+    assert [len(part["input_ids"]) for part in parts] == [2, 2, 2, 1]
+    losses = [model(**part).loss for part in parts]
+    sum(losses).backward()
+    assert sum(losses).item() == pytest.approx(whole.item(), abs=1e-6)
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(p.grad, gradient, atol=1e-6)
+
+
+def test_bad_input_is_answered_once(folder: Path, tmp_path: Path) -> None:
+    script = ROOT / "experiments" / "mlm_tiny.py"
+    arguments = ["--corpus", folder / "text", *SMALL, "--gradient-accumulation-steps", 9]
+    process = torchrun(script, *arguments, cwd=tmp_path)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert out == ""
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert said == [
+        "error: a step has 16 sequences of length 32, too few for 18 parts (2 processes, 9 turns); "
+        "raise the batch or take fewer"
+    ]
+    assert str(script) + '", line' not in errors, "no traceback of ours"
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_misspelt_option_is_answered_by_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    for number, speaks in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", number)
+        with pytest.raises(SystemExit) as stopped:
+            parse(mlm_run.Options("mlm_tiny"), "", ["--gradient-accumulation-steps=x"], mlm_run.HELP)
+        assert stopped.value.code == 2
+        assert ("invalid int value" in capsys.readouterr().err) == speaks
+
+
+ONE_FAILS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.training.test_trainer import trainer_at
+from labml_bert.training import distributed, trainer as training
+from labml_bert.run.terminal import run_ends_well
+distributed.start(torch.device("cpu"))
+training.track = lambda update: None
+trainer, parts = trainer_at(Path.cwd(), steps=10**6)
+def next_batch(progress):
+    if trainer.step == 5 and distributed.rank() == 1:
+        raise RuntimeError("cannot allocate memory")
+    batch = parts["next_batch"](progress)
+    return {**batch, "num_items_in_batch": (batch["labels"] != -100).sum()}
+with run_ends_well(Path.cwd()):
+    list(trainer.train(**{**parts, "next_batch": next_batch}))
+"""
+
+
+def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
+    """And nobody waits for ever, nor blames what is only the consequence."""
+    (tmp_path / "worker.py").write_text(ONE_FAILS)
+    process = torchrun("worker.py", ROOT, cwd=tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    said = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert said == ["error: these sizes need more memory than there is; choose a smaller model or batch"]
+    assert 'worker.py", line' not in errors
+
+
+def wait_for_step(runs: Path, least: int, process: subprocess.Popen[str]) -> None:
+    """Until a checkpoint has that many steps."""
+    while True:
+        assert process.poll() is None, process.communicate()
+        found = list(runs.glob(f"*/*/{CHECKPOINT}"))
+        if found and load_checkpoint(found[0].parent)[0]["step"] >= least:
+            return
+        time.sleep(0.1)
+
+
+def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
+    """Header, question, answer and folder are there once."""
+    script = ROOT / "experiments" / "mlm_tiny.py"
+    arguments = ["--corpus", folder / "text", *SMALL, "--minutes", 5, "--checkpoint-seconds", 0]
+    process = torchrun(script, *arguments, "--gradient-accumulation-steps", 2, cwd=tmp_path)
+    wait_for_step(tmp_path / "logs", 1, process)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert str(script) + '", line' not in errors, "no traceback of ours"
+    for words in ("a masked language model on", "2 × cpu", "stopped and saved", "two-neighbour table"):
+        assert out.count(words) == 1, words
+    (run,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    command = shlex.split(out.splitlines()[-1])
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    assert command[1:] == [*launch, str(script), "--resume", str(run.relative_to(tmp_path))]
+    before = load_checkpoint(run)[0]["step"]
+    assert before > 0
+    again = subprocess.Popen(
+        [sys.executable, str(script), *command[-2:], "--checkpoint-seconds", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(tmp_path / "logs", before + 1, again)
+    again.send_signal(signal.SIGINT)
+    out, errors = again.communicate(timeout=60)
+    assert again.returncode == 130, errors
+    steps = [step for step, _ in training.read_metrics(run)["loss"]]
+    assert before in steps
+    assert steps[-1] == load_checkpoint(run)[0]["step"] > before
+
+
+def test_a_whole_run_of_two(folder: Path, tmp_path: Path) -> None:
+    script = ROOT / "experiments" / "mlm_tiny.py"
+    arguments = ["--corpus", folder / "text", *SMALL, "--steps", 20, "--record", "record.json"]
+    process = torchrun(script, *arguments, cwd=tmp_path)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    assert out.count("this model") == 1
+    assert len(list((tmp_path / "logs" / "mlm_tiny").iterdir())) == 1
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["result"]["steps"] == 20
+    assert record["hardware"]["processes"] == 2
+    assert [step for step, _ in record["history"]["valid.loss"]] == [*range(1, 21)]
+
+
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert distributed.own_gpu("cuda") == "cuda"
+    assert distributed.own_gpu("cuda:1") == "cuda:1"
+    for key, value in {"TORCHELASTIC_RUN_ID": "test", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    assert distributed.own_gpu("cuda") == "cuda:1"
+    with pytest.raises(ValueError, match="cuda:0 is one GPU for 2 processes"):
+        choose_device("cuda:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="3 processes and 2 GPUs"):
+        choose_device("cuda")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_gradients_on_gpus_go_by_nccl_and_the_clock_by_gloo() -> None:
+    assert distributed.backend_for(torch.device("cuda:1")) == "cpu:gloo,cuda:nccl"
+    assert distributed.backend_for(torch.device("cpu")) == "gloo"
