@@ -28,7 +28,7 @@ from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
-from labml_bert.training.trainer import load_checkpoint
+from labml_bert.training.checkpoint import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
 

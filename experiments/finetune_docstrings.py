@@ -58,7 +58,9 @@ from labml_bert.finetuning import (
 from labml_bert.models import fill, read_config, read_tensors
 from labml_bert.run.record import at_least_one, check_record, finish, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header, shown
-from labml_bert.training.trainer import NonFiniteLossError, choose_device, load_checkpoint
+from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.device import choose_device
+from labml_bert.training.trainer import NonFiniteLossError
 
 # For a few million parameters, or fewer; see `finetuning.fine_tune`.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)

@@ -1,31 +1,108 @@
 """
 # The same with words
 
-What changes when a token is a word? The sequences get short and the vocabulary large. Most words are
-rare: a text of a few megabytes shows each of them a handful of times. So in three minutes this model
-leaves the plateau, but it stays above the table of the two neighbours, which its sibling `mlm_tiny.py`
-leaves far behind. A table needs to see a pair of words once to use it; a model has to learn each word's
-vector first. More text helps here, and so do word pieces.
-"""
+What changes when a token is a word? The sequences get short and the vocabulary large. Most words are rare:
+a text of a few megabytes shows each of them a handful of times. In three minutes this model leaves the
+plateau, but it stays above the two-neighbor table, which `mlm_tiny.py` leaves far behind. A table needs to
+see a pair of words once to use it; a model has to learn a vector for each word first. More text helps, and
+so do word pieces."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
 from labml_bert.run import script  # noqa: F401  # isort: skip
 
-from labml_bert.run.mlm_run import Options, main
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.tokenizers import word_tokenizer
+from labml_bert.mlm import masked_accuracy
+from labml_bert.models import BertForMaskedLM
+from labml_bert.run.experiment import Run, launch
+from labml_bert.run.options import RunOptions
+from labml_bert.training.evaluation import evaluate_masked_lm
 
-# A word says more than a character, so 64 of them are a long context. At the rate that suits characters,
-# 3e-3, this model did not leave the plateau in three minutes: with thousands of answers to choose from, a
-# step's gradient is mostly noise.
-DEFAULTS = Options(
-    experiment="mlm_words",
-    tokenizer="word",
-    schedule="8:3,16:1,32:1,64:3",
-    max_position_embeddings=64,
-    learning_rate=1e-3,
-)
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """
+    ## The values, and why
+
+    The reasons not given here are those of `mlm_tiny.py`.
+    """
+
+    vocab_size: int = 8192
+    """Size of the vocabulary: the most frequent words. The others become [UNK]."""
+    schedule: str = "8:3,16:1,32:1,64:3"
+    """Sequence lengths and their shares of the budget. A word says more than a character, so 64 words are a
+    long context, and 8 a short one."""
+    batch_tokens: int = 2048
+    """Tokens in a step, at every length."""
+    mlm_probability: float = 0.3
+    """Fraction of the tokens to predict in training; the evaluation always masks 15%."""
+    hidden_size: int = 128
+    """Width of the model; the feed-forward network is four times as wide."""
+    num_hidden_layers: int = 4
+    """Number of blocks."""
+    num_attention_heads: int = 4
+    """Heads in each block; must divide the hidden size."""
+    max_position_embeddings: int = 64
+    """Longest sequence that the model can read."""
+    initializer_range: float = 0.04
+    """Standard deviation of the initial weights."""
+    hidden_dropout_prob: float = 0.0
+    """Dropout, in the attention weights too."""
+    learning_rate: float = 1e-3
+    """Peak learning rate. At the 3e-3 that suits characters, this model did not leave the plateau in three
+    minutes: with thousands of words to choose from, the gradient of a step is mostly noise."""
+    warmup_ratio: float = 0.05
+    """Fraction of the budget in which the learning rate rises to its peak."""
+    weight_decay: float = 0.05
+    """Weight decay of matrices; biases and LayerNorms have none."""
+    adam_beta2: float = 0.98
+    """Decay rate of Adam's second moment."""
+
+
+def main(run: Run, options: Options) -> None:
+    """Train a masked language model of words in three minutes."""
+    stages = parse_schedule(options.schedule)
+    with run.reading_text():
+        corpus = load_corpus(options.corpus)
+        text = MaskedText(
+            corpus,
+            word_tokenizer(corpus.train, options.vocab_size),
+            longest=stages[-1].length,
+            batch_tokens=options.batch_tokens,
+            max_position_embeddings=options.max_position_embeddings,
+            mlm_probability=options.mlm_probability,
+            generator=run.generator,
+        )
+    model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
+    about = {
+        "vocabulary": f"{text.vocab_size:,} words",
+        "length": " then ".join(str(stage.length) for stage in stages) + " words",
+        "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
+    }
+    trainer = run.trainer(model, text, "a masked language model", about)
+
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
+        length = length_at(stages, step.progress)  # the curriculum
+        batch = text.batch(length)  # random windows at random positions, masked
+        for part in step.micro_batches(batch):  # this process's rows
+            with step.autocast():  # bfloat16 where that is fast
+                output = trainer.parallel(**part)
+            accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
+            step.backward(output.loss, accuracy=accuracy)
+        step.update()  # clip, refuse NaN, AdamW, learning rate
+        if step.evaluation_due:
+            run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
+        if step.at_milestone:
+            run.show_predictions(*text.samples)
+
+    run.finish(lambda: evaluate_masked_lm(trainer, text.held_out))
+
 
 if __name__ == "__main__":
-    main(DEFAULTS, "Train a masked language model of words in three minutes.")
+    launch(main, Options)

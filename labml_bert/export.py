@@ -33,7 +33,8 @@ from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, shown
-from labml_bert.training.trainer import CHECKPOINT, load_checkpoint, read_metrics
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.tracking import read_metrics
 
 # Of the layout below; a page refuses another one.
 FORMAT = 1

@@ -20,7 +20,7 @@ from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.run.mlm_run import Options
 from labml_bert.run.mlm_run import main as train
-from labml_bert.training.trainer import CHECKPOINT
+from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import small_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."

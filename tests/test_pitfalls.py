@@ -23,7 +23,8 @@ from labml_bert.mlm import IGNORE, TokenMasker, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.nsp import next_sentence_loss
 from labml_bert.run.mlm_run import MaskedLMJob, Options
-from labml_bert.training.trainer import Trainer, TrainingArguments, parameter_groups
+from labml_bert.training.optimization import TrainingArguments, parameter_groups
+from labml_bert.training.trainer import Trainer
 
 V, MASK, PAD = 40, 4, 0
 SPECIALS = range(5)

@@ -53,7 +53,8 @@ from labml_bert.run.job import PRECISIONS
 from labml_bert.run.record import record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, shown
 from labml_bert.run.timing import interleaved
-from labml_bert.training.trainer import Trainer, choose_device
+from labml_bert.training.device import choose_device
+from labml_bert.training.trainer import Trainer
 
 import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip

@@ -45,7 +45,7 @@ from labml_bert.run.timing import (
     training_step,
     where_time_goes,
 )
-from labml_bert.training.trainer import choose_device, has_fast_bfloat16
+from labml_bert.training.device import choose_device, has_fast_bfloat16
 
 import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip

@@ -64,7 +64,8 @@ from labml_bert.run.pair_run import PairJob
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.run.timing import interleaved, seconds
-from labml_bert.training.trainer import choose_device, has_fast_bfloat16, parameter_groups
+from labml_bert.training.device import choose_device, has_fast_bfloat16
+from labml_bert.training.optimization import parameter_groups
 
 import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip

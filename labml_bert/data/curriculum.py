@@ -64,6 +64,11 @@ def length_at(stages: list[Stage], progress: float) -> int:
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
 
+def stage_ends(stages: list[Stage]) -> list[float]:
+    """The fractions of the budget, 0 to 1, at which the stages end."""
+    return [min(end, 1.0) for end in accumulate(stage.share for stage in stages)]
+
+
 class Batch(NamedTuple):
     """Text before any masking, ready for the encoder."""
 
@@ -73,65 +78,18 @@ class Batch(NamedTuple):
     """`(B, T)`"""
 
 
-class Curriculum:
+def random_windows(
+    token_ids: Tensor, B: int, T: int, max_position_embeddings: int, generator: torch.Generator
+) -> Batch:
     """
-    ## The batches of a run
+    ## Random windows at random positions
 
-    Windows cut at random from one long row of tokens. All randomness comes from `generator`, so its
-    state is the position in the data: saved with a checkpoint, the same windows follow after a resume.
-    """
-
-    def __init__(
-        self,
-        token_ids: Tensor,
-        stages: list[Stage],
-        batch_tokens: int,
-        max_position_embeddings: int,
-        generator: torch.Generator,
-        frame: tuple[int, int] | None = None,
-    ):
-        """
-        `token_ids` is one-dimensional, `batch_tokens` the number of tokens in a step, `frame` as in `framed`.
-
-        Raises `ValueError` where the longest stage does not fit the text, the positions or the batch.
-        """
-        longest = stages[-1].length
-        if longest > max_position_embeddings:
-            raise ValueError(
-                f"schedule reaches length {longest} but max_position_embeddings is "
-                f"{max_position_embeddings}; shorten the schedule or give the model more positions"
-            )
-        if longest > len(token_ids):
-            raise ValueError(
-                f"the text has {len(token_ids)} training tokens, shorter than one sequence of {longest}; "
-                "give more text or shorten the schedule"
-            )
-        if longest > batch_tokens:
-            raise ValueError(
-                f"{batch_tokens} tokens a step do not hold one sequence of {longest}; "
-                "raise the batch or shorten the schedule"
-            )
-        self.token_ids = token_ids
-        self.stages = stages
-        self.batch_tokens = batch_tokens
-        self.max_position_embeddings = max_position_embeddings
-        self.generator = generator
-        self.frame = frame
-
-    def length(self, progress: float) -> int:
-        """The length in force when the share `progress` of the budget is spent."""
-        return length_at(self.stages, progress)
-
-    def batch(self, progress: float) -> Batch:
-        """The next random windows, at the length that is in force."""
-        T = self.length(progress)
-        B = self.batch_tokens // T
-        start = torch.randint(len(self.token_ids) - T + 1, (B, 1), generator=self.generator)  # (B, 1)
-        offset = torch.randint(
-            self.max_position_embeddings - T + 1, (B, 1), generator=self.generator
-        )  # (B, 1)
-        t = torch.arange(T)  # (T)
-        return Batch(framed(self.token_ids[start + t], self.frame), offset + t)
+    `B` windows of `T` tokens from one long row of tokens. All randomness comes from `generator`, so its
+    state is the position in the data: saved with a checkpoint, the same windows follow after a resume."""
+    start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)  # (B, 1)
+    offset = torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)  # (B, 1)
+    t = torch.arange(T)  # (T)
+    return Batch(token_ids[start + t], offset + t)
 
 
 def framed(input_ids: Tensor, frame: tuple[int, int] | None) -> Tensor:

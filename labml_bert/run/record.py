@@ -22,7 +22,7 @@ import torch
 
 from labml_bert.files import write_whole
 from labml_bert.run.terminal import console, shown
-from labml_bert.training.trainer import has_fast_bfloat16
+from labml_bert.training.device import has_fast_bfloat16
 
 
 def check_record(path: Path) -> None:

@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from labml_bert.baselines.ngrams import Floor
 from labml_bert.mlm import IGNORE
 from labml_bert.run.script import stop_before_it_began
 from labml_bert.training.distributed import fails_first, launcher, rank
-from labml_bert.training.trainer import NonFiniteLossError, Update
+from labml_bert.training.trainer import NonFiniteLossError, Report
 
 # Of the processes of `torchrun`, one speaks.
 # Text and paths may have brackets, which are no markup.
@@ -69,30 +69,47 @@ def bad_input_ends_here() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_ends_well(run_path: Path, resumable: bool = True) -> Iterator[None]:
+def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[], bool]) -> Iterator[None]:
     """
     ## The end of a run that does not finish
 
-    A run that is stopped says how to go on, if it is one that can. One whose loss is no number any more, or
-    whose disk is full, says so in one line. What was saved stays.
-    """
+    As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After
+    that, a run that is stopped says how to resume it, if it can be resumed. One whose loss is not finite,
+    or whose disk is full, says so in one line. What was saved stays."""
     try:
-        yield
+        with not_yet_written(find_path):
+            yield
     except KeyboardInterrupt:
-        if rank() == 0 and resumable:
-            again = command(*launcher(), sys.argv[0], "--resume", shown(run_path))
+        path = find_path()
+        if rank() == 0 and path is not None and is_resumable():
+            again = command(*launcher(), sys.argv[0], "--resume", shown(path))
             print(f"\nstopped and saved; go on with:\n  {again}")
-        elif rank() == 0:
+        elif rank() == 0 and path is not None:
             print("\nstopped; the same command starts anew, and what it was to replace is as it was")
         raise SystemExit(130) from None
     except NonFiniteLossError as error:
         fail(error)
     except OSError as error:
+        path = find_path()
         what = f"{error.strerror} ({error.filename})" if error.filename else error
-        again = f"what was saved is in {shown(run_path)}, go on with --resume" if resumable else "start anew"
+        is_saved = path is not None and is_resumable()
+        again = (
+            f"what was saved is in {shown(path)}, go on with --resume" if path and is_saved else "start anew"
+        )
         fail(f"{what}; {again} when this is mended")
     except RuntimeError as error:
         fail_for_memory(error)
+
+
+@contextlib.contextmanager
+def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
+    """Before a run has a folder, a `ValueError` or an `OSError` is bad input."""
+    try:
+        yield
+    except (ValueError, OSError, OverflowError) as error:
+        if find_path() is not None:
+            raise
+        fail(error)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -154,7 +171,7 @@ def results_table(floors: list[Floor], ours: Floor | None = None) -> None:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("held-out text" if ours else "to beat, by counting alone", min_width=30)
     table.add_column("loss (nats)", justify="right")
-    table.add_column("right", justify="right")
+    table.add_column("accuracy", justify="right")
     for floor in floors:
         table.add_row(floor.name, f"{floor.loss:.3f}", f"{floor.accuracy:.1%}")
     if ours:
@@ -181,10 +198,9 @@ class ProgressLine:
     A bar on a terminal; else a line every ten seconds.
     """
 
-    def __init__(self, minutes: float | None, batch_tokens: int):
+    def __init__(self, minutes: float | None):
         self.minutes = minutes
-        self.batch_tokens = batch_tokens
-        self.last: Update | None = None
+        self.last: Report | None = None
         self.printed = time.monotonic() - 10
         columns = (
             TextColumn("  {task.percentage:3.0f}%"),
@@ -200,22 +216,23 @@ class ProgressLine:
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 
-    def show(self, update: Update, length: int) -> None:
-        """Takes one update of the loop; `length` is the number of tokens in a sequence."""
-        before = self.last or Update(0, 0.0, 0.0, {}, None)
-        took = update.seconds - before.seconds
-        rate = (update.step - before.step) * self.batch_tokens / took if took > 0 else 0.0
-        done = max(update.progress, 1e-9)
-        left = self.minutes * 60 * (1 - done) if self.minutes else update.seconds * (1 - done) / done
+    def show(self, report: Report, batch_tokens: int) -> None:
+        """Takes one report of the trainer; `batch_tokens` is the number of tokens in a step."""
+        before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
+        took = report.seconds - before.seconds
+        tokens_per_second = (report.step - before.step) * batch_tokens / took if took > 0 else 0.0
+        done = max(report.progress, 1e-9)
+        left = self.minutes * 60 * (1 - done) if self.minutes else report.seconds * (1 - done) / done
+        metrics = report.metrics
         text = (
-            f"loss {update.metrics['loss']:.3f}  right {update.metrics['accuracy']:.0%}  length {length}  "
-            f"{rate / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
+            f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.0%}  length {report.length}  "
+            f"{tokens_per_second / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
         )
-        self.progress.update(self.task, completed=update.progress, description=text)
+        self.progress.update(self.task, completed=report.progress, description=text)
         if not console.is_terminal and time.monotonic() - self.printed >= 10:
-            console.print(f"  {update.progress:4.0%}  {text}")
+            console.print(f"  {report.progress:4.0%}  {text}")
             self.printed = time.monotonic()
-        self.last = update
+        self.last = report
 
 
 def filled_lines(

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import TokenMasker
-from labml_bert.training.trainer import parameter_groups
+from labml_bert.training.optimization import parameter_groups
 
 
 def wait(device: torch.device) -> None:

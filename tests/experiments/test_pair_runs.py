@@ -15,7 +15,7 @@ import transformers
 
 from labml_bert import fill_mask
 from labml_bert.run.job import example
-from labml_bert.training.trainer import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import main_in_process, small_text
 
 ROOT = Path(__file__).parents[2]

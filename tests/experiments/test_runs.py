@@ -21,7 +21,8 @@ from labml_bert.data import corpora
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.models import BertForMaskedLM
-from labml_bert.training.trainer import CHECKPOINT, PREVIOUS, load_checkpoint, read_metrics
+from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
+from labml_bert.training.tracking import read_metrics
 from tests.support.runs import main_in_process, small_text, stopped_by_ctrl_c
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labml_bert import bert
-from labml_bert.training.trainer import has_fast_bfloat16
+from labml_bert.training.device import has_fast_bfloat16
 from tests.support.runs import small_text
 
 path = Path(__file__).parents[2] / "experiments" / "speed" / "speed_ledger.py"

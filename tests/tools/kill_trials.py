@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from labml_bert.files import read_tensors
-from labml_bert.training.trainer import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]

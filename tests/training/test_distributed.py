@@ -21,7 +21,9 @@ from labml_bert.run.job import parse
 from labml_bert.training import distributed
 from labml_bert.training import trainer as training
 from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
-from labml_bert.training.trainer import CHECKPOINT, Trainer, choose_device, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.device import choose_device
+from labml_bert.training.trainer import Trainer
 from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]

@@ -31,18 +31,10 @@ from labml_bert.files import read_tensors, write_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run import job as run
 from labml_bert.run.terminal import run_ends_well
-from labml_bert.training.trainer import (
-    CHECKPOINT,
-    FAILED_STEP,
-    PREVIOUS,
-    NonFiniteLossError,
-    Trainer,
-    TrainingArguments,
-    load_checkpoint,
-    read_metrics,
-    replay,
-    tracked,
-)
+from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
+from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.tracking import read_metrics
+from labml_bert.training.trainer import NonFiniteLossError, Trainer, tracked
 from tests.experiments.test_runs import ROOT, command, flipped
 from tests.support.runs import small_text
 from tests.training.test_trainer import CONFIG, finish, trainer_at

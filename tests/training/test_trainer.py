@@ -18,17 +18,11 @@ from labml_bert.bert import BertConfig
 from labml_bert.files import write_tensors
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import ALIASES, BertForMaskedLM
-from labml_bert.training.trainer import (
-    CHECKPOINT,
-    NonFiniteLossError,
-    Trainer,
-    TrainingArguments,
-    choose_device,
-    load_checkpoint,
-    parameter_groups,
-    read_metrics,
-    tracked,
-)
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.device import choose_device
+from labml_bert.training.optimization import TrainingArguments, parameter_groups
+from labml_bert.training.tracking import read_metrics
+from labml_bert.training.trainer import NonFiniteLossError, Trainer, tracked
 
 CONFIG = BertConfig(
     vocab_size=30,

@@ -1,0 +1,131 @@
+"""
+# Text for a masked language model
+
+From a corpus to masked batches: the text becomes one long row of token ids, batches are random windows of it,
+and a fixed set of masked windows from held-out documents measures every run in the same way.
+"""
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.baselines.ngrams import floors
+from labml_bert.data.corpora import Corpus
+from labml_bert.data.curriculum import framed, random_windows
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
+from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
+
+
+class MaskedText:
+    """
+    ## Windows, masked
+
+    `longest` is the length of the longest sequence, in tokens, and that of the held-out windows. With
+    `with_cls_sep` each window starts with `[CLS]` and ends with `[SEP]`: a model that will be used with
+    them has to learn with them.
+
+    Raises `ValueError` if the text, the positions or the batch cannot hold the longest sequence.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        longest: int,
+        batch_tokens: int,
+        max_position_embeddings: int,
+        mlm_probability: float,
+        generator: torch.Generator,
+        with_cls_sep: bool = False,
+    ):
+        if not 0 < mlm_probability <= 1:
+            raise ValueError(f"mlm_probability is {mlm_probability}; it must be above 0, at most 1")
+        self.corpus, self.tokenizer, self.generator = corpus, tokenizer, generator
+        self.batch_tokens, self.max_position_embeddings = batch_tokens, max_position_embeddings
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.special_ids = special_token_ids(tokenizer)
+        self.train_ids = encode_corpus(tokenizer, corpus.train)  # one-dimensional
+        valid_ids = encode_corpus(tokenizer, corpus.valid)
+        check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
+        first, last = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
+        self.cls_sep = (first, last) if with_cls_sep else None
+        self.baselines = floors(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
+        # A fixed count of masks per row gives tensors of one shape. PyTorch prepares its matmuls on a CPU
+        # once per
+        # shape, and with a coin for each token every step would bring a new one.
+        self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
+        windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
+        self.windows = framed(windows, self.cls_sep)
+        # The same masks in every evaluation of every run; otherwise two results could not be compared.
+        self.held_out: MaskedTokens = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
+        if (self.held_out.labels == IGNORE).all():
+            raise ValueError("the held-out text has no token of the vocabulary to predict; give more text")
+        # Two of the held-out windows to show while training; every chosen token is masked.
+        masker = self.make_masker(torch.Generator().manual_seed(2), mask_replace_prob=1.0)
+        rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
+        self.samples: MaskedTokens = masker(self.windows[rows])
+
+    def make_masker(
+        self,
+        generator: torch.Generator,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        max_predictions_per_seq: int | None = None,
+    ) -> TokenMasker:
+        """
+        The paper's rule over this vocabulary; of what `[MASK]` leaves over, half becomes a random token.
+        """
+        return TokenMasker(
+            self.vocab_size,
+            self.special_ids[SPECIAL_TOKENS.index("[MASK]")],
+            self.special_ids,
+            mlm_probability,
+            mask_replace_prob,
+            random_replace_prob=(1 - mask_replace_prob) / 2,
+            max_predictions_per_seq=max_predictions_per_seq,
+            generator=generator,
+        )
+
+    def batch(self, length: int) -> dict[str, Tensor]:
+        """
+        The next windows of `length` tokens, masked: the arguments of `BertForMaskedLM`, with `input_ids`,
+        `labels` and `position_ids` `(B, T)` and `num_items_in_batch`, the number of masked positions.
+        """
+        B = self.batch_tokens // length
+        windows = random_windows(self.train_ids, B, length, self.max_position_embeddings, self.generator)
+        input_ids, labels = self.masker(framed(windows.input_ids, self.cls_sep))
+        return {
+            "input_ids": input_ids,
+            "labels": labels,
+            "position_ids": windows.position_ids,
+            "num_items_in_batch": (labels != IGNORE).sum(),
+        }
+
+
+def check_lengths(
+    train: int, valid: int, longest: int, batch_tokens: int, max_position_embeddings: int
+) -> None:
+    """
+    Raises `ValueError` if a sequence of `longest` tokens does not fit. `train` and `valid` are counts of
+    tokens.
+    """
+    if longest > max_position_embeddings:
+        raise ValueError(
+            f"schedule reaches length {longest} but max_position_embeddings is "
+            f"{max_position_embeddings}; shorten the schedule or give the model more positions"
+        )
+    if longest > train:
+        raise ValueError(
+            f"the text has {train} training tokens, shorter than one sequence of {longest}; "
+            "give more text or shorten the schedule"
+        )
+    if longest > batch_tokens:
+        raise ValueError(
+            f"{batch_tokens} tokens a step do not hold one sequence of {longest}; "
+            "raise the batch or shorten the schedule"
+        )
+    if valid < longest:
+        raise ValueError(
+            f"the held-out tenth of the text has {valid} tokens, shorter than one sequence of {longest}; "
+            "give more text or shorten the schedule"
+        )

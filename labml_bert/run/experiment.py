@@ -1,0 +1,365 @@
+"""
+# What surrounds an experiment
+
+A script holds its values, its data, its model and its loop. Everything that no reader came for is here:
+reading the command line, refusing bad input before anything is written, the folder of the run, the header,
+the progress line, tracking, and at the end a result, a model that `fill_mask` and `transformers` can load,
+and a record."""
+
+import contextlib
+import inspect
+import json
+import shlex
+import string
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.text import Text
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.baselines.ngrams import Floor
+from labml_bert.data.corpora import Corpus
+from labml_bert.data.curriculum import parse_schedule
+from labml_bert.data.tokenizers import save_tokenizer
+from labml_bert.files import lock, write_whole
+from labml_bert.models import BertPreTrainedModel
+from labml_bert.run.options import PRECISIONS, Options, RunOptions, parse_options
+from labml_bert.run.record import check_record, record_head
+from labml_bert.run.terminal import (
+    ProgressLine,
+    bad_input_ends_here,
+    command,
+    console,
+    filled_lines,
+    header,
+    printable,
+    results_table,
+    run_ends_well,
+    shown,
+)
+from labml_bert.training.device import choose_device
+from labml_bert.training.distributed import first_before_others, from_first, leave, rank, start, world_size
+from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.tracking import Tracker, read_metrics
+from labml_bert.training.trainer import Report, Step, Trainer
+
+
+class PreparedText(Protocol):
+    """What `MaskedText` and `PairedText` have in common."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    generator: torch.Generator
+    batch_tokens: int
+    baselines: list[Floor]
+
+
+class Run:
+    """
+    ## One run
+
+    `generator` draws everything that the script draws, `device` is where it trains. Both follow the options.
+    """
+
+    def __init__(self, options: RunOptions, experiment: str):
+        # What was asked for. A script may fill in what was left open, in `options`.
+        self.asked = self.options = options
+        self.experiment = experiment
+        self.start_time = time.monotonic()
+        if options.record is not None and rank() == 0:
+            check_record(options.record)
+        if not 0 <= options.seed < 2**63:
+            raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
+        self.device = choose_device(options.device)
+        start(self.device)
+        torch.manual_seed(options.seed)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.path: Path | None = None
+        self.is_resumable = True
+        self.progress = ProgressLine(options.minutes)
+        self.resources = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def reading_text(self) -> Iterator[None]:
+        """Whatever the block puts on the disk, rank zero puts there; the other processes then find it."""
+        with console.status("reading the text"), first_before_others():
+            yield
+
+    def trainer(
+        self,
+        model: BertPreTrainedModel,
+        text: PreparedText,
+        title: str,
+        about: dict[str, str],
+        arguments: TrainingArguments | None = None,
+    ) -> Trainer:
+        """The trainer of `model`: on the device, in the precision, resumed if asked. It is tracked from
+        now on. Prints the header, with `title` and the rows of `about`, and the baselines.
+
+        Raises `ValueError` if the batch is too small for the processes, the folder cannot be written, or
+        the run cannot be resumed."""
+        options = self.options
+        arguments = arguments or options.training_arguments()
+        check_micro_batches(options, text.batch_tokens)
+        self.model, self.text = model, text
+        self.configuration = {
+            "experiment": self.experiment,
+            **options.configuration(),
+            "corpus_sha256": text.corpus.sha256,
+            "model": asdict(model.config),
+        }
+        path = from_first(lambda: options.resume or new_run_path(options.runs, self.experiment))
+        if rank() == 0:
+            self.resources.enter_context(hold(path))
+        bfloat16 = PRECISIONS[options.precision]
+        trainer = Trainer(model, arguments, text.generator, self.device, bfloat16, path, self.configuration)
+        if options.resume:
+            trainer.resume()
+        self.path = path
+        if rank() == 0:
+            write_whole(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
+        self.print_header(trainer, title, about)
+        trainer.on_report = self.report
+        if rank() == 0:
+            self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
+        self.resources.enter_context(self.progress.live())
+        self.trained = trainer
+        return trainer
+
+    def print_header(self, trainer: Trainer, title: str, about: dict[str, str]) -> None:
+        """What will happen, and what there is to beat."""
+        options, text, model = self.options, self.text, self.model
+        budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
+        precision = "bfloat16" if trainer.bfloat16 else "float32"
+        processes = world_size()
+        device = f"{processes} × {self.device.type}" if processes > 1 else self.device
+        assert self.path is not None
+        header(
+            f"{self.experiment}: {title} on {text.corpus.name}",
+            {
+                "text": f"{sum(map(len, text.corpus.train)):,} characters, "
+                f"{sum(map(len, text.corpus.valid)):,} held out",
+                "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens a step",
+                "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
+                f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide",
+                **about,
+                "run": shown(self.path),
+            },
+        )
+        results_table(text.baselines)
+
+    def report(self, report: Report) -> None:
+        """Tracks a report of the trainer, and shows it."""
+        held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
+        self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
+        self.progress.show(report, self.text.batch_tokens)
+
+    def log(self, step: Step, evaluation: dict[str, float]) -> None:
+        """Takes the result of an evaluation during training."""
+        step.evaluation = evaluation
+        if step.at_milestone:
+            console.print(
+                f"\n  at {self.trained.seconds:.0f} s, after length {step.length}: held-out loss "
+                f"{evaluation['loss']:.3f}, accuracy {evaluation['accuracy']:.0%}"
+            )
+
+    @torch.no_grad()
+    def show_predictions(self, input_ids: Tensor, labels: Tensor) -> None:
+        """Prints what the model puts under the masks of a few rows `(B, T)`."""
+        self.model.eval()
+        with self.trained.autocast():
+            predictions = self.model(input_ids.to(self.device)).logits.argmax(-1).cpu()
+        self.model.train()
+        self.print_filled(input_ids, labels, predictions)
+
+    def print_filled(
+        self, input_ids: Tensor, labels: Tensor, predictions: Tensor, notes: Sequence[str] = ()
+    ) -> None:
+        """Prints rows with their masks filled, each with a note below if there are `notes`."""
+        console.print()
+        for row in range(len(predictions)):
+            for line in filled_lines(self.text.tokenizer, input_ids[row], labels[row], predictions[row]):
+                console.print(line)
+            if notes:
+                console.print(Text(f"    {notes[row]}\n"))
+        console.print()
+
+    def finish(
+        self,
+        evaluate: Callable[[], dict[str, float]],
+        conclusion: Callable[[dict[str, float]], str] | None = None,
+    ) -> None:
+        """
+        Evaluates, saves the model and the tokenizer in the format of `transformers`, prints the result and
+        how to use the model, and writes the record if asked. Only rank zero does; the other processes are
+        done.
+        """
+        trainer, text, options = self.trained, self.text, self.options
+        trainer.parallel = trainer.model
+        leave()
+        if rank() > 0:
+            return
+        assert self.path is not None
+        result = evaluate()
+        self.model.save_pretrained(self.path / "model")
+        save_tokenizer(text.tokenizer, self.path / "model")
+        self.resources.close()
+
+        console.print()
+        results_table(text.baselines, Floor("this model", result["loss"], result["accuracy"]))
+        if conclusion:
+            console.print(conclusion(result))
+        if options.record is not None:
+            write_whole(options.record, json.dumps(self.record(result), indent=1))
+            console.print(f"  record      {shown(options.record)}")
+        console.print(f"  run         {shown(self.path)}")
+        console.print(f"  model       {shown(self.path / 'model')}\n\n  Try it:\n")
+        # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
+        is_default = self.path.parent.parent == Path("logs")
+        where = "" if is_default else f"  --run {shlex.quote(shown(self.path))} \\\n"
+        example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
+        console.print(
+            f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(printable(example))}\n"
+        )
+
+    def record(self, result: dict[str, float]) -> dict[str, Any]:
+        """
+        ## The record
+
+        A result with all that somebody needs to doubt or repeat it. Pages and charts quote these files.
+        """
+        asked, text, trainer = self.asked, self.text, self.trained
+        assert self.path is not None
+        # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
+        changed = {
+            f.name: text.corpus.name if f.name == "corpus" else getattr(asked, f.name)
+            for f in fields(asked)
+            if not f.metadata.get("operational") and getattr(asked, f.name) not in (None, f.default)
+        }
+        words = [w for name, value in changed.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+        record = record_head(
+            self.experiment, words, self.device, "bfloat16" if trainer.bfloat16 else "float32"
+        )
+        record["hardware"]["processes"] = world_size()
+        return record | {
+            "configuration": {**self.configuration, "corpus": text.corpus.name},
+            "corpus": {
+                "name": text.corpus.name,
+                "sha256": text.corpus.sha256,
+                "train_characters": sum(map(len, text.corpus.train)),
+                "valid_characters": sum(map(len, text.corpus.valid)),
+            },
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "floors": [baseline._asdict() for baseline in text.baselines],
+            "history": {
+                name: [[step, round(value, 6)] for step, value in points]
+                for name, points in read_metrics(self.path).items()
+            },
+            "result": {
+                **result,
+                "steps": trainer.step,
+                "training_seconds": trainer.seconds,
+                "wall_seconds": time.monotonic() - self.start_time,
+            },
+        }
+
+
+def launch(
+    main: Callable[[Run, Options], None], options_type: type[Options], argv: list[str] | None = None
+) -> None:
+    """
+    ## From the command line to the end
+
+    Calls `main(run, options)`. Whatever the user got wrong ends in one line and exit code 2; a run that is
+    stopped says how to resume it."""
+    experiment = Path(inspect.getfile(main)).stem
+    description = inspect.cleandoc(main.__doc__ or "")
+    with bad_input_ends_here():
+        options = parse_options(options_type, experiment, description, argv)
+        run = Run(options, experiment)
+    with run_ends_well(lambda: run.path, lambda: run.is_resumable), run.resources:
+        main(run, options)
+
+
+def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
+    """
+    A line of the text with its middle word masked; for a model of characters, and for a script without
+    spaces, one letter of it. A model of `longest` positions can read it, as a token is a character at
+    least.
+    """
+    is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
+        "two words"
+    )
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
+    # Room for the special tokens around a text, and short enough for a line of the terminal.
+    most = min(60, longest - 2)
+    # No quotes for the shell to mind.
+    special = {*string.punctuation, *string.digits}
+    fitting = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
+    line = min(fitting or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
+    words = line.split(" ")
+    middle = len(words) // 2
+    if is_character_model or len(words) < 4:
+        at = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        return f"{line[:at]}[MASK]{line[at + 1 :]}"
+    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
+
+
+def new_run_path(runs: Path, experiment: str) -> Path:
+    """
+    Makes the folder `runs/experiment/time`.
+
+    Raises `ValueError` if it cannot be written.
+    """
+    base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
+    path, n = base, 1
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                n += 1
+                path = base.with_name(f"{base.name}-{n}")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write runs to {runs}: {error.strerror}; choose another folder with --runs"
+        ) from None
+
+
+def hold(run_path: Path) -> contextlib.AbstractContextManager[object]:
+    """
+    The run's folder, for this process alone until the end of the block.
+
+    Raises `ValueError` if another process trains in it, or it cannot be written.
+    """
+    try:
+        held = lock(run_path)
+        for part in run_path.rglob("*.part"):
+            # Half a file, left by a run that was killed.
+            part.unlink()
+        return held
+    except BlockingIOError:
+        raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {run_path}: {error.strerror}; make it writable, or copy it and resume the copy"
+        ) from None
+
+
+def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
+    """Raises `ValueError` if a step has fewer rows than the micro-batches that it is divided into."""
+    schedule: str = options.schedule  # type: ignore[attr-defined]
+    longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
+    rows, parts = batch_tokens // longest, world_size() * count
+    if rows < parts:
+        raise ValueError(
+            f"a step has {rows} sequences of length {longest}, too few for {parts} parts ({world_size()} "
+            f"processes, {count} turns); raise the batch or take fewer"
+        )

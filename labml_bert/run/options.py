@@ -1,0 +1,189 @@
+"""
+# The options of a run
+
+An experiment's options are a dataclass: each field is a flag of the command line, its value the default,
+and the docstring under it both the reason for the value and the `--help` text.
+[tyro](https://github.com/brentyi/tyro) reads all three, so a value and its reason are written once, in the
+script that they belong to."""
+
+import contextlib
+import io
+import os
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from labml_bert.bert import BertConfig
+from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.distributed import only_first_speaks, rank
+from labml_bert.training.optimization import TrainingArguments
+
+PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
+# What does not change the result, and may therefore differ when a run is resumed.
+OPERATIONAL: Any = {"operational": True}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """
+    ## What every run can choose
+
+    An experiment adds its own fields. A field with the name of one of `TrainingArguments` or `BertConfig`
+    is passed on to it. All fields decide the result, except for those marked as operational: they are saved
+    with the run, and a run resumes only with what it was started with."""
+
+    corpus: str = "python-docs"
+    """Text to learn from: python-docs, tiny-shakespeare, wikitext-2, wikitext-103, or a UTF-8 file or
+    folder."""
+    minutes: float | None = 3.0
+    """How long to train."""
+    steps: int | None = None
+    """Train for so many steps instead of minutes. Such a run is reproducible to the bit."""
+    seed: int = 0
+    """Of all random numbers."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of the matmuls. auto is bfloat16 where the hardware multiplies it."""
+    device: str = field(default="auto", metadata=OPERATIONAL)
+    """cpu, cuda, or auto: the GPU if there is one."""
+    runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
+    """Folder for the folders of runs."""
+    checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)
+    """Seconds of work that a killed run may lose."""
+    gradient_accumulation_steps: int = field(default=1, metadata=OPERATIONAL)
+    """Micro-batches per process and step: less memory, the same result."""
+    torch_compile: bool = field(default=False, metadata=OPERATIONAL)
+    """Compile the model. For a GPU."""
+    resume: Path | None = field(default=None, metadata=OPERATIONAL)
+    """Resume the run in this folder."""
+    record: Path | None = field(default=None, metadata=OPERATIONAL)
+    """Write the result to this file, as JSON."""
+
+    def configuration(self) -> dict[str, Any]:
+        """The values that decide the result, by name."""
+        values = asdict(self)
+        return {f.name: values[f.name] for f in fields(self) if not f.metadata.get("operational")}
+
+    def training_arguments(self, **others: Any) -> TrainingArguments:
+        """Raises `ValueError` if a value is out of range."""
+        names = {f.name for f in fields(TrainingArguments)}
+        return TrainingArguments(**{k: v for k, v in vars(self).items() if k in names}, **others)
+
+    def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
+        """The sizes of the model. The feed-forward network is four times as wide as the model, as in the
+        paper, and there is one dropout probability.
+
+        Raises `ValueError` if they cannot work.
+        """
+        names = {f.name for f in fields(BertConfig)}
+        values = {k: v for k, v in vars(self).items() if k in names}
+        values |= {"vocab_size": vocab_size, "max_position_embeddings": max_position_embeddings}
+        values["intermediate_size"] = 4 * values["hidden_size"]
+        values["attention_probs_dropout_prob"] = values["hidden_dropout_prob"]
+        return BertConfig(**values)
+
+
+Options = TypeVar("Options", bound=RunOptions)
+
+
+def parse_options(
+    options_type: type[Options], experiment: str, description: str, argv: Sequence[str] | None = None
+) -> Options:
+    """
+    ## From the command line
+
+    What is not given comes from the run that is resumed, or from the defaults.
+
+    Raises `ValueError` if the run to resume is damaged or of another experiment. A command line that makes
+    no sense ends the program with one line and exit code 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    options = parse(options_type, options_type(), description, argv)
+    if options.resume is not None:
+        saved = load_checkpoint(options.resume)[0]["configuration"]
+        options = parse(
+            options_type, saved_options(options_type(), saved, experiment, options.resume), "", argv
+        )
+    flags = {word.partition("=")[0] for word in argv}
+    if {"--steps", "--minutes"} <= flags:
+        usage_error("give --steps or --minutes, not both")
+    if "--steps" in flags:
+        options = replace(options, minutes=None)
+    if "--minutes" in flags:
+        options = replace(options, steps=None)
+    if "--corpus" in flags and os.path.exists(options.corpus):
+        # So that the run can be resumed from another folder.
+        options = replace(options, corpus=os.path.abspath(options.corpus))
+    return options
+
+
+def saved_options(defaults: Options, saved: dict[str, Any], experiment: str, run_path: Path) -> Options:
+    """
+    `defaults` with the values of a saved run.
+
+    Raises `ValueError` if the run is of another experiment, or has a value of another type.
+    """
+    if saved.get("experiment") != experiment:
+        raise ValueError(f"{run_path} is a run of {saved.get('experiment')}, not of {experiment}")
+    kinds = get_type_hints(type(defaults))
+    names = defaults.configuration().keys() & saved.keys()
+    for name in names:
+        choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
+        if saved[name] not in choices if choices else not isinstance(saved[name], kinds[name]):
+            raise ValueError(f"{run_path} has {name} = {saved[name]!r}, which no run has; start a new run")
+    return replace(defaults, **{name: saved[name] for name in names})
+
+
+def parse(options_type: type[Options], defaults: Options, description: str, argv: list[str]) -> Options:
+    """The options of a command line. An error is one line, in place of tyro's box of several."""
+    box = io.StringIO()
+    try:
+        with optional_values, only_first_speaks(), contextlib.redirect_stderr(box):
+            return tyro.cli(
+                options_type,
+                default=defaults,
+                description=description,
+                args=argv,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as end:
+        if end.code == 0:
+            raise
+        lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
+        rule = next((i for i, line in enumerate(lines) if {*line} == {"─"}), len(lines))
+        usage_error(" ".join(filter(None, lines[:rule])))
+
+
+def usage_error(message: str) -> NoReturn:
+    """Ends the program. All processes read the same command line, and rank zero answers."""
+    if rank() == 0:
+        print(f"error: {message}; see --help", file=sys.stderr)
+    raise SystemExit(2)
+
+
+optional_values = tyro.constructors.ConstructorRegistry()
+
+
+@optional_values.primitive_rule
+def read_optional(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """`int | None` reads as an `int` that need not be given; tyro would offer the word `None`."""
+    kinds = [kind for kind in get_args(info.type) if kind is not types.NoneType]
+    if get_origin(info.type) not in (Union, types.UnionType) or len(kinds) != 1:
+        return None
+
+    def read(words: list[str]) -> Any:
+        try:
+            return kinds[0](words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is not a valid {kinds[0].__name__}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kinds[0].__name__.upper(),
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, kinds[0]),
+        str_from_instance=lambda value: ["none" if value is None else str(value)],
+    )

@@ -1,0 +1,220 @@
+"""
+# Checkpoints
+
+A run can be killed at any moment and resume as if nothing had happened, bit for bit. A checkpoint holds all
+that the next step depends on: the weights, both moments of Adam, the state of every random generator, the
+step and the clock. It is one safetensors file, written under another name and then renamed, so the file under
+its own name is always complete. The checkpoint before it is kept too.
+"""
+
+import contextlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.files import read_tensors, write_tensors
+from labml_bert.training.distributed import gathered, rank
+
+CHECKPOINT = "checkpoint.safetensors"
+# The checkpoint before it, in case the disk returns other bits than it was given.
+PREVIOUS = "previous.safetensors"
+# The last step of a failed run, with its batch.
+FAILED_STEP = "failed_step.safetensors"
+
+
+class PendingStep(NamedTuple):
+    """A step whose result has not been checked yet, with all that it takes to repeat it."""
+
+    batch: dict[str, Tensor]
+    random: dict[str, Tensor]
+
+
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name. (A `state_dict` would name a tied tensor twice.)"""
+    return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that dropout draws from, by kind of device."""
+    states = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def random_name(kind: str, number: int) -> str:
+    """The name of a generator's state in a checkpoint: `random.torch`; for rank 1 `random.torch.1`."""
+    return f"random.{kind}.{number}" if number else f"random.{kind}"
+
+
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def save_checkpoint(
+    run_path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    device: torch.device,
+    metadata: dict[str, Any],
+) -> None:
+    """
+    ## Saving
+
+    All processes call this. They have the same weights, but each draws its own dropout masks; rank zero
+    gathers the states of those generators and writes the file. `metadata` is saved as JSON.
+    """
+    states = {
+        random_name(kind, number): state
+        for kind, own in random_states(device).items()
+        for number, state in enumerate(gathered(own))
+    }
+    if rank() > 0:
+        return
+    tensors = {f"model.{key}": value for key, value in named_weights(model).items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+    tensors |= {**states, "random.data": generator.get_state()}
+    path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
+    if path.is_file():
+        # A second name for the same file, so there is always a checkpoint. A file system without hard links
+        # keeps only one checkpoint.
+        second = previous.with_suffix(".part")
+        with contextlib.suppress(OSError):
+            second.unlink(missing_ok=True)
+            os.link(path, second)
+            os.replace(second, previous)
+    write_tensors(path, tensors, {"about": json.dumps(metadata)})
+
+
+def restore(
+    run_path: Path,
+    tensors: dict[str, Tensor],
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    device: torch.device,
+) -> None:
+    """
+    ## Restoring
+
+    Puts what `load_checkpoint` returned back in place. The checkpoint may be from another number of
+    processes; a process that did not exist then keeps the random state that it started with.
+
+    Raises `ValueError` if tensors are missing or do not fit.
+    """
+    moments = with_prefix(tensors, "optimizer.")
+    try:
+        model.load_state_dict(with_prefix(tensors, "model."))
+        indices = {int(key.split(".")[0]) for key in moments}
+        state = {index: with_prefix(moments, f"{index}.") for index in indices}
+        optimizer.load_state_dict(
+            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]},
+        )
+        generator.set_state(tensors["random.data"])
+        own, own_cuda = random_name("torch", rank()), random_name("cuda", rank())
+        if rank() == 0 or own in tensors:
+            torch.set_rng_state(tensors[own])
+        if own_cuda in tensors and device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[own_cuda], device)
+        complete = {f"{i}.exp_avg" for i, _ in enumerate(model.parameters())}
+        if step > 0 and not complete <= moments.keys():
+            raise KeyError("a moment of Adam is missing")
+    except (KeyError, RuntimeError, TypeError, ValueError):
+        raise ValueError(f"{run_path / CHECKPOINT} is incomplete; start a new run") from None
+
+
+def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """
+    ## Loading
+
+    Returns the metadata, with `step`, `seconds` and `configuration`, and the tensors by name.
+
+    Raises `ValueError` if there is no checkpoint or it is damaged. If the previous one is intact, the message
+    says how to resume from it.
+    """
+    path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
+    if not path.is_file():
+        raise ValueError(
+            f"there is no run at {run_path} (no {CHECKPOINT}); give the folder that a run printed"
+        )
+    try:
+        return read_checkpoint(path)
+    except ValueError as error:
+        try:
+            step = read_checkpoint(previous)[0]["step"]
+        except ValueError:
+            raise ValueError(f"{error}; start a new run") from None
+        raise ValueError(
+            f"{error}; the one before it, of step {step}, is whole: rename {PREVIOUS} to {CHECKPOINT}"
+        ) from None
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One file of `load_checkpoint`. Raises `ValueError` if it is damaged."""
+    tensors, metadata = read_tensors(path)
+    try:
+        saved = json.loads(metadata["about"])
+        saved["configuration"].items()
+        if not (isinstance(saved["step"], int) and saved["step"] >= 0 and 0 <= saved["seconds"] < math.inf):
+            raise ValueError(f"step {saved['step']} at {saved['seconds']} seconds")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    return saved, tensors
+
+
+def save_failed_step(
+    run_path: Path, model: nn.Module, pending: PendingStep, metadata: dict[str, Any]
+) -> None:
+    """Saves the weights, the batch and the random states of a step, for `replay`."""
+    tensors = {f"batch.{key}": value for key, value in pending.batch.items()}
+    tensors |= {f"model.{key}": value for key, value in named_weights(model).items()}
+    tensors |= {random_name(kind, 0): state for kind, state in pending.random.items()}
+    write_tensors(run_path / FAILED_STEP, tensors, {"about": json.dumps(metadata)})
+
+
+def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
+    """
+    ## Replaying a failed step
+
+    Loads the weights of the failed step into `model` and repeats its forward and backward pass, with the
+    same batch and random numbers, without updating anything. Returns the loss, and the gradient norm of
+    each parameter; the first norm that is not finite shows where it began. `model` must have the class and
+    the sizes of the run; it can be on any device:
+
+        saved = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
+        loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**saved["model"])))
+
+    With one process on the same device, the numbers are those of the failed step. The batch of several
+    processes is replayed in one pass, with other dropout masks.
+
+    Raises `ValueError` if there is no failed step, it is damaged, or it belongs to another model.
+    """
+    path = run_path / FAILED_STEP
+    if not path.is_file():
+        raise ValueError(f"no step has failed in {run_path} (no {FAILED_STEP})")
+    tensors, metadata = read_tensors(path)
+    device = next(model.parameters()).device
+    try:
+        model.load_state_dict(with_prefix(tensors, "model."))
+    except RuntimeError:
+        raise ValueError(f"{path} is of another model; build it from the configuration in the file") from None
+    torch.set_rng_state(tensors[random_name("torch", 0)])
+    if device.type == "cuda" and random_name("cuda", 0) in tensors:
+        torch.cuda.set_rng_state(tensors[random_name("cuda", 0)], device)
+    batch = {key: value.to(device) for key, value in with_prefix(tensors, "batch.").items()}
+    model.train()
+    model.zero_grad()
+    with torch.autocast(device.type, torch.bfloat16, enabled=json.loads(metadata["about"])["bfloat16"]):
+        loss: Tensor = model(**batch).loss
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {name: gradient.norm().item() for name, gradient in gradients.items()}

@@ -1,0 +1,86 @@
+"""
+# Evaluation
+
+How good is the model on text that it never trained on? Both functions run in eval mode on held-out batches
+whose masks never change, so any two evaluations can be compared. Means are over masked tokens, not over
+batches, which hold different numbers of them."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_accuracy
+from labml_bert.models import PreTrainingOutput
+from labml_bert.training.trainer import Trainer
+
+
+@torch.no_grad()
+def evaluate_masked_lm(
+    trainer: Trainer, held_out: MaskedTokens, tokens: int | None = None
+) -> dict[str, float]:
+    """
+    ## A masked language model
+
+    `loss`, in nats per masked token, and `accuracy` on held-out windows `(N, T)`, or on the first `tokens`
+    tokens of them."""
+    model, device = trainer.model, trainer.device
+    model.eval()
+    loss = correct = count = 0.0
+    N, T = held_out.input_ids.shape
+    windows = N if tokens is None else min(N, max(1, tokens // T))
+    rows = max(1, 8192 // T)
+    for start in range(0, windows, rows):
+        end = min(start + rows, windows)
+        input_ids, labels = (part[start:end].to(device) for part in held_out)
+        with trainer.autocast():
+            output: MaskedLMOutput = model(input_ids, labels)
+        assert output.loss is not None and output.labels is not None
+        number = len(output.labels)
+        loss += output.loss.item() * number
+        correct += masked_accuracy(output.logits, output.labels).item() * number
+        count += number
+    model.train()
+    return {"loss": loss / max(count, 1), "accuracy": correct / max(count, 1)}
+
+
+@torch.no_grad()
+def evaluate_pretraining(
+    trainer: Trainer, held_out: Sequence[dict[str, Tensor]], batches: int | None = None
+) -> dict[str, float]:
+    """
+    ## Both tasks of BERT
+
+    `loss` and `accuracy` are those of the masked tokens, so they compare with the baselines. For the pairs:
+    accuracy, the accuracy of always choosing the larger class (`next_sentence_chance`), and the standard
+    error of an accuracy near it. `batches` limits the evaluation to the first few."""
+    model = trainer.model
+    model.eval()
+    loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0
+    for batch in held_out[:batches]:
+        batch = {key: value.to(trainer.device) for key, value in batch.items()}
+        with trainer.autocast():
+            output: PreTrainingOutput = model(**batch)
+        assert output.masked_lm_loss is not None and output.labels is not None
+        assert output.next_sentence_loss is not None
+        number, rows = len(output.labels), len(batch["input_ids"])
+        loss += output.masked_lm_loss.item() * number
+        correct += masked_accuracy(output.prediction_logits, output.labels).item() * number
+        count += number
+        is_random = batch["next_sentence_label"]
+        pairs_correct += (output.seq_relationship_logits.argmax(-1) == is_random).sum().item()
+        random += is_random.sum().item()
+        pair_loss += output.next_sentence_loss.item() * rows
+        pairs += rows
+    model.train()
+    chance = max(random, pairs - random) / pairs
+    return {
+        "loss": loss / max(count, 1),
+        "accuracy": correct / max(count, 1),
+        "next_sentence_loss": pair_loss / pairs,
+        "next_sentence_accuracy": pairs_correct / pairs,
+        "next_sentence_chance": chance,
+        "next_sentence_standard_error": math.sqrt(chance * (1 - chance) / pairs),
+        "pairs": pairs,
+    }

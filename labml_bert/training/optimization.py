@@ -1,0 +1,144 @@
+r"""
+# The optimizer and its learning rate
+
+The learning rate follows the fraction $\tau$ of the budget that is spent. It warms up to its peak over the
+first $w$ and then decays linearly to zero:
+
+$$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
+
+The optimizer is AdamW. Two details of the original recipe are easy to get wrong, and both are here: which
+parameters decay, and a bias correction that the original leaves out.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class TrainingArguments:
+    """
+    ## How to train
+
+    The field names are those of `transformers.TrainingArguments` where it has them. Give `steps` or
+    `minutes`. The clock of `minutes` includes everything between the first step and the last, evaluations
+    too.
+
+    Raises `ValueError` if a value is out of range.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    learning_rate: float = 1e-4
+    warmup_ratio: float = 0.01
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-6
+    # The original has none, so its first steps are several times too long or too short.
+    adam_bias_correction: bool = True
+    max_grad_norm: float = 1.0
+    # Micro-batches per process and step: less memory, the same result.
+    gradient_accumulation_steps: int = 1
+    # Pays off on a GPU, after a minute of compiling. On a CPU it needs a C++ compiler and gained nothing.
+    torch_compile: bool = False
+    # Evaluations, evenly spaced over the run.
+    evaluations: int = 20
+    # Seconds of work that a killed run may lose.
+    checkpoint_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise ValueError("give a budget: either steps or minutes")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must be 0 or more and finite")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not 0 <= self.checkpoint_seconds < math.inf:
+            raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more")
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}; it must be at least 1"
+            )
+        if not 0 <= self.warmup_ratio < 1:
+            raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """The learning rate once the fraction `progress` of the budget is spent."""
+        decay = (1 - progress) / (1 - self.warmup_ratio)
+        warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
+        return self.learning_rate * max(0.0, min(warmup, decay))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """
+    ## What decays
+
+    Weight decay pulls towards zero. That makes sense for matrices; the original exempts biases and
+    LayerNorms, which are exactly the parameters with one dimension. Every parameter must be in exactly one
+    group. Old ports matched on names that never occurred, and decayed everything.
+
+    Source: `AdamWeightDecayOptimizer` in `optimization.py` of
+    [google-research/bert](https://github.com/google-research/bert).
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() <= 1]
+    assert {id(p) for p in matrices} | {id(p) for p in vectors} == {id(p) for p in parameters}
+    assert len(matrices) + len(vectors) == len(parameters)
+    return [
+        {"params": matrices, "weight_decay": weight_decay, "has_decay": True},
+        {"params": vectors, "weight_decay": 0.0, "has_decay": False},
+    ]
+
+
+def make_optimizer(model: nn.Module, arguments: TrainingArguments) -> torch.optim.AdamW:
+    """AdamW over `parameter_groups`. The fused kernel updates all parameters in one pass over memory."""
+    return torch.optim.AdamW(
+        parameter_groups(model, arguments.weight_decay),
+        lr=arguments.learning_rate,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        eps=arguments.adam_epsilon,
+        fused=True,
+    )
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, arguments: TrainingArguments, step: int, progress: float
+) -> None:
+    r"""
+    ## The learning rate of a step
+
+    `step` counts from 1; `progress` is the fraction of the budget spent before it.
+
+    Adam divides its running means $m$ and $v$ by $1 - \beta^t$, since both start at zero. The original does
+    not. PyTorch always does, so to leave it out we pass a learning rate, an $\epsilon$ and a decay that
+    undo it:
+
+    $$\eta\, \frac{m}{\sqrt v + \epsilon} =
+      \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
+      \qquad c = \sqrt{1 - \beta_2^t}$$
+
+    Source: `AdamWeightDecayOptimizer` in `optimization.py` of
+    [google-research/bert](https://github.com/google-research/bert).
+    """
+    learning_rate, epsilon, scale = arguments.learning_rate_at(progress), arguments.adam_epsilon, 1.0
+    if not arguments.adam_bias_correction:
+        c = math.sqrt(1 - arguments.adam_beta2**step)
+        scale = (1 - arguments.adam_beta1**step) / c
+        epsilon = epsilon / c
+    for group in optimizer.param_groups:
+        decay = arguments.weight_decay if group["has_decay"] else 0.0
+        group["lr"], group["eps"] = learning_rate * scale, epsilon
+        # AdamW multiplies the decay by the learning rate that it is given.
+        group["weight_decay"] = decay / scale

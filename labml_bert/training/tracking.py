@@ -1,0 +1,191 @@
+"""
+# Tracking a run
+
+How did the loss get to where it is? A run answers with its learning curves. They are in `metrics.jsonl` in
+the run's folder, one line of JSON for each report:
+
+    {"step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
+    {"step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
+
+A line is on disk as soon as it is reported, so a killed run loses none. Any tool that reads JSON lines can
+plot the file, for example `pandas.read_json(path, lines=True)`.
+
+You can also watch a run in a browser, from any computer, with a
+[labml server](https://github.com/labmlai/labml) of your own. Name the server in `app_url` of the file
+`.labml.yaml`, or in the environment variable `labml_app_url`:
+
+    labml_app_url=http://localhost:5005/api/v1/default python experiments/mlm_tiny.py
+
+Without either, labml isn't started and nothing is sent anywhere.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
+    """
+    ## Writing
+
+    Appends one line to `metrics.jsonl`. JSON has no NaN and no infinity, so these become `null`.
+
+    Raises `OSError` if the line can't be written, for example on a full disk.
+    """
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    line = json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n"
+    with open(run_path / METRICS, "a+b") as file:
+        if os.fstat(file.fileno()).st_size:
+            file.seek(-1, os.SEEK_END)
+            # A kill or a full disk can cut a line off. Start a new one, or both would be lost.
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+
+
+def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
+    """
+    ## Reading
+
+    Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. A run that
+    was killed repeats the steps after its last checkpoint; for a step reported twice, the later value counts.
+    A line that was cut off is skipped. A folder without metrics gives an empty dictionary.
+    """
+    path = run_path / METRICS
+    metrics: dict[str, dict[int, float]] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            values = json.loads(line)
+            step = int(values.pop("step"))
+        except (ValueError, AttributeError, KeyError, TypeError):
+            continue
+        for name, value in values.items():
+            if value is not None:
+                metrics.setdefault(name, {})[step] = value
+    return {name: sorted(points.items()) for name, points in metrics.items()}
+
+
+class Tracker:
+    """
+    ## A tracker for a run
+
+    Writes the metrics of one run, and sends them to a labml server if you have configured one:
+
+        with Tracker(run_path, configuration) as tracker:
+            tracker.save(400, {"seconds": 11.5, "loss": 2.902, "valid.loss": 2.884})
+
+    `configuration` is what the server shows beside the curves. A resumed run continues its curves there.
+
+    Training doesn't depend on the server. If labml fails, for example because the server doesn't answer or
+    the home folder, where labml keeps an id for this computer, isn't writable, one line on stderr says so
+    and the run continues without it.
+    """
+
+    def __init__(self, run_path: Path, configuration: dict[str, Any]):
+        self.run_path = run_path
+        self.configuration = configuration
+        # What ends labml's run and removes its files; empty if no server is configured.
+        self.server = contextlib.ExitStack()
+        self.is_connected = False
+
+    def __enter__(self) -> "Tracker":
+        with self.without_server_on_error():
+            url = server_url()
+            if url is not None:
+                connect(url, self.run_path, self.configuration, self.server)
+                self.is_connected = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self.without_server_on_error(), silence():
+            self.server.__exit__(kind, error, traceback)
+
+    def save(self, step: int, values: dict[str, float]) -> None:
+        """
+        Reports the metrics of a step, by name. Metrics on held-out text are called `valid.…`.
+
+        Raises `OSError` if they can't be written to disk.
+        """
+        append_metrics(self.run_path, step, values)
+        if self.is_connected:
+            from labml import tracker
+
+            with self.without_server_on_error():
+                tracker.save(step, values)
+
+    @contextlib.contextmanager
+    def without_server_on_error(self) -> Iterator[None]:
+        """Continues without the server if labml raises anything."""
+        try:
+            yield
+        except Exception as error:
+            self.is_connected = False
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"labml failed ({reason}); metrics are only in {self.run_path / METRICS}", file=sys.stderr)
+
+
+def server_url() -> str | None:
+    """
+    The address of the labml server that the user configured, or `None`. labml reads `.labml.yaml` in the
+    folder of this file and in all folders above it.
+
+    Raises `RuntimeError` if `.labml.yaml` has a setting that labml doesn't know.
+    """
+    from labml import lab
+
+    # Without a `.labml.yaml`, labml prints where it looked for one.
+    with silence():
+        url = lab.get_info()["configs"]["app_url"] or os.environ.get("labml_app_url")  # noqa: SIM112
+    return (url or "").strip() or None
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Drops what labml prints; the experiments print their own header and results."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: contextlib.ExitStack) -> None:
+    """
+    Starts a labml run that reports to `url`; closing `on_exit` ends it.
+
+    Raises `OSError` if the server doesn't answer or the home folder isn't writable.
+    """
+    # labml's own thread would retry forever and keep the process from ending.
+    try:
+        urllib.request.urlopen(url, timeout=10).close()
+    except urllib.error.HTTPError as answer:
+        answer.close()
+    from labml import experiment, lab
+
+    # labml writes the commit, the configuration and a process id next to the metrics. The server has them
+    # too, and the process id of a killed run would keep it from being resumed.
+    files = on_exit.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+    with silence():
+        lab.configure({"app_url": url, "experiments_path": files})
+        experiment.create(
+            # The same after a resume, and different from the runs of all other computers.
+            uuid=uuid.uuid5(uuid.NAMESPACE_URL, f"{socket.gethostname()}{run_path.resolve()}").hex,
+            name=run_path.resolve().parent.name,
+            python_file=os.path.abspath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else None,
+            writers={"app"},
+        )
+        experiment.configs(dict(configuration))
+        on_exit.enter_context(experiment.start())
