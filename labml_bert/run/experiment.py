@@ -13,7 +13,7 @@ import shlex
 import string
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,6 +81,9 @@ class Run:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
         self.is_resumable = True
+        # Other listeners than the progress line, for whoever runs an experiment from a program.
+        self.on_step: Callable[[Step], None] | None = None
+        self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
         self.resources = contextlib.ExitStack()
 
@@ -105,6 +108,9 @@ class Run:
         the run cannot be resumed."""
         options = self.options
         arguments = arguments or options.training_arguments()
+        if self.on_step:
+            # Whoever watches each step needs no evaluations between the stages.
+            arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
         self.model, self.text = model, text
         self.configuration = {
@@ -124,7 +130,8 @@ class Run:
         if rank() == 0:
             write_whole(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
         self.print_header(trainer, title, about)
-        trainer.on_report = self.report
+        trainer.on_report = self.on_report or self.report
+        trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())

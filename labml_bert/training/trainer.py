@@ -126,7 +126,10 @@ class Trainer:
         self.metric_steps = 0
         self.stop_signal: int | None = None
         self.is_stopping = False
+        # Listeners. A report is about once a second; that of a step can look at its loss, which waits for
+        # the device.
         self.on_report: Callable[[Report], None] = lambda report: None
+        self.on_step: Callable[[Step], None] = lambda step: None
         if rank() > 0:
             # Otherwise all processes would drop the same units of their different rows.
             torch.manual_seed(torch.initial_seed() + rank())
@@ -166,6 +169,7 @@ class Trainer:
                 set_learning_rate(self.optimizer, self.arguments, self.step + 1, self.progress)
                 step = Step(self)
                 yield step
+                self.on_step(step)
                 if not step.report_due:
                     continue
                 self.report(step)

@@ -1,0 +1,227 @@
+"""
+# Does today's code still give this result?
+
+A recorded run is judged by its effect, not by its age: the record is current if today's code reproduces it.
+Repeating three minutes of training for every record would take hours, and another processor rounds
+differently. So each record holds a *fingerprint*: the same configuration, run for a few dozen steps in
+float32 on one thread, with the loss of each step and the evaluation at the end. The schedule is compressed
+into these steps, so every stage is reached.
+
+    python -m labml_bert.run.fingerprint                # checks all records in docs/runs
+    python -m labml_bert.run.fingerprint mlm_tiny       # checks one
+
+The losses must be equal to the bit on the same processor with the same versions, and within a tolerance
+elsewhere. A change of the code that matters shows in the first steps: another mask, another initial weight,
+another learning rate."""
+
+import contextlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from labml_bert.files import write_whole
+from labml_bert.run.experiment import Run
+from labml_bert.run.options import RunOptions
+from labml_bert.run.record import hardware, versions
+from labml_bert.run.terminal import bad_input_ends_here, console
+from labml_bert.training.trainer import Report, Step
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "docs" / "runs"
+STEPS = 32
+# In nats, between two processors or versions. Rounding moves a loss of the first steps by less than 1e-5,
+# another random
+# draw by more than 1e-2.
+TOLERANCE = 1e-3
+
+Fingerprint = dict[str, Any]
+
+
+class FingerprintComplete(Exception):
+    """The last step of a fingerprint is reported; nothing after it is needed."""
+
+
+def take_fingerprint(
+    main: Callable[[Run, Any], None], options: RunOptions, experiment: str, steps: int = STEPS
+) -> Fingerprint:
+    """
+    ## Taking one
+
+    Runs `main` for a few steps, silently and in a temporary folder. Returns the `steps`, the `losses` in
+    nats, the `evaluation` after the last of them, and the machine and versions that it was taken with."""
+    losses: list[float] = []
+    evaluation: dict[str, float] = {}
+
+    def see_step(step: Step) -> None:
+        losses.append(step.loss.item())
+
+    def see_report(report: Report) -> None:
+        if report.progress >= 1:
+            evaluation.update(report.evaluation or {})
+            raise FingerprintComplete
+
+    with TemporaryDirectory() as folder, single_thread(), quiet():
+        options = replace(
+            options,
+            steps=steps,
+            minutes=None,
+            precision="float32",
+            device="cpu",
+            runs=Path(folder),
+            record=None,
+            resume=None,
+        )
+        run = Run(options, experiment)
+        run.on_step, run.on_report = see_step, see_report
+        with contextlib.suppress(FingerprintComplete), run.resources:
+            main(run, options)
+    return {"steps": steps, "losses": losses, "evaluation": evaluation, **machine()}
+
+
+def machine() -> dict[str, Any]:
+    """What decides the last bits."""
+    return {"processor": hardware(torch.device("cpu"), "float32")["name"], "versions": versions()}
+
+
+@contextlib.contextmanager
+def single_thread() -> Iterator[None]:
+    """One thread adds the same numbers in the same order on any number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is printed in the block."""
+    before, console.quiet = console.quiet, True
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
+def difference(recorded: Fingerprint, today: Fingerprint) -> str:
+    """
+    ## Comparing two
+
+    What differs, in one line; an empty string if nothing does.
+    """
+    same_machine = all(recorded.get(key) == today[key] for key in machine())
+    tolerance = 0.0 if same_machine else TOLERANCE
+    for step, (before, now) in enumerate(zip(recorded["losses"], today["losses"], strict=True), 1):
+        if not abs(before - now) <= tolerance:
+            return f"the loss of step {step} was {before:.6f} and is {now:.6f}"
+    for name, before in recorded["evaluation"].items():
+        now = today["evaluation"].get(name)
+        if now is None or not abs(before - now) <= max(tolerance, tolerance * abs(before)):
+            return f"{name} of the evaluation was {before} and is {now}"
+    return ""
+
+
+def load_script(experiment: str) -> ModuleType:
+    """
+    The script of an experiment, wherever under `experiments` it is.
+
+    Raises `ValueError` if there is none.
+    """
+    path = next((ROOT / "experiments").rglob(f"{experiment}.py"), None)
+    if path is None:
+        raise ValueError(f"no experiment {experiment!r}")
+    name = f"experiments.{experiment}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
+    """
+    How to take the fingerprints of a record, by name. An experiment with a loop of its own, or with several
+    runs in one record, has a function `fingerprints(record)` that says how; of all others `main` is run.
+    """
+    script = load_script(record["experiment"])
+    if hasattr(script, "fingerprints"):
+        own: dict[str, Callable[[], Fingerprint]] = script.fingerprints(record)
+        return own
+    if not hasattr(script, "Options"):
+        return {}
+    names = {f.name for f in fields(script.Options)}
+    values = {key: value for key, value in record["configuration"].items() if key in names}
+    options = replace(script.Options(), **values)
+    return {"": lambda: take_fingerprint(script.main, options, record["experiment"])}
+
+
+def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """
+    The records in `docs/runs`, or those of them with the given names (`mlm_tiny`, `claims/head`).
+
+    Raises `ValueError` if a name has no record, or a record is not JSON.
+    """
+    paths = {path.relative_to(RUNS).with_suffix("").as_posix(): path for path in sorted(RUNS.rglob("*.json"))}
+    for name in names:
+        if name not in paths:
+            raise ValueError(f"no record {name!r}; choose from {', '.join(paths)}")
+    for name, path in paths.items():
+        if not names or name in names:
+            yield path, json.loads(path.read_text("utf-8"))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """
+    Checks the fingerprints of the records that are named, or of all. With `--write`, a record without fingerprints gets
+    them: for a record that was just made by today's code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    is_writing = "--write" in words
+    names = [word for word in words if word != "--write"]
+    failures = count = 0
+    start = time.monotonic()
+    with bad_input_ends_here():
+        for path, record in records(names):
+            name = path.relative_to(RUNS).with_suffix("").as_posix()
+            saved: dict[str, Fingerprint] = record.get("fingerprints", {})
+            for part, take in fingerprints_of(record).items():
+                label = f"{name}  {part}".rstrip()
+                if part not in saved and not is_writing:
+                    console.print(f"  {label}: no fingerprint; repeat the run with --record")
+                    failures += 1
+                    continue
+                try:
+                    today = take()
+                except ValueError as error:
+                    # Its text is not here: another Python, or a download that was not made.
+                    console.print(f"  {label}: cannot be checked here ({error})")
+                    continue
+                count += 1
+                if part not in saved:
+                    saved[part] = today
+                    console.print(f"  {label}: written")
+                elif reason := difference(saved[part], today):
+                    failures += 1
+                    console.print(f"  {label}: not reproduced, {reason}")
+                else:
+                    console.print(f"  {label}: reproduced")
+            if is_writing and saved:
+                write_whole(path, json.dumps({**record, "fingerprints": saved}, indent=1))
+    console.print(f"  {count} fingerprints in {time.monotonic() - start:.0f} s, {failures} not reproduced")
+    if failures:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
