@@ -241,6 +241,7 @@ TWENTY_STEPS = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from tests.support.trainers import finish
 finish(Path(sys.argv[2]), steps=20)
 """
 
