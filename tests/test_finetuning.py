@@ -26,8 +26,7 @@ from labml_bert.finetuning import (
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.nsp import SentencePair
 from labml_bert.training.trainer import NonFiniteLossError
-from tests.support.runs import small_text
-from tests.test_models import (
+from tests.support.parity import (
     TOLERANCE,
     assert_same_gradients,
     random_batch,
@@ -35,6 +34,7 @@ from tests.test_models import (
     shake,
     write_config,
 )
+from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
 NAMES = ["bad", "so-so", "good"]

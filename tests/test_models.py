@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import json
 import pickle
-import random
 from pathlib import Path
 
 import pytest
@@ -15,69 +13,21 @@ from safetensors.torch import load_file, save_file
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE
-from labml_bert.models import (
-    BertForMaskedLM,
-    BertForPreTraining,
-    parameter_table,
+from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
+from tests.support.damage import flipped
+from tests.support.parity import (
+    TOLERANCE,
+    assert_same_gradients,
+    random_batch,
+    random_sizes,
+    shake,
+    write_config,
 )
 
-TOLERANCE = 1e-5
 PAIRS = [
     (BertForPreTraining, transformers.BertForPreTraining),
     (BertForMaskedLM, transformers.BertForMaskedLM),
 ]
-
-
-def random_sizes(seed: int) -> BertConfig:
-    r = random.Random(seed)
-    heads = r.choice([1, 2, 3, 5])
-    return BertConfig(
-        vocab_size=r.randint(20, 300),
-        hidden_size=heads * r.choice([4, 8, 12]),
-        num_hidden_layers=r.randint(1, 3),
-        num_attention_heads=heads,
-        intermediate_size=r.randint(5, 90),
-        max_position_embeddings=r.randint(16, 40),
-        type_vocab_size=2,
-        layer_norm_eps=r.choice([1e-12, 1e-5]),
-    )
-
-
-def shake(model: torch.nn.Module, seed: int) -> None:
-    """Weights far from the initial ones, biases and norms included, so that no error hides behind a zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-            if name.endswith("LayerNorm.weight"):
-                parameter.add_(1)
-
-
-def random_batch(config: BertConfig, seed: int, pairs: bool) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    B, T = 6, config.max_position_embeddings - 2
-    input_ids = torch.randint(1, config.vocab_size, (B, T), generator=g)
-    lengths = torch.randint(2, T + 1, (B,), generator=g)
-    attention_mask = (torch.arange(T) < lengths[:, None]).long()
-    input_ids[attention_mask == 0] = 0
-    labels = torch.randint(0, config.vocab_size, (B, T), generator=g)
-    hidden = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
-    hidden[0, 0] = False
-    batch = {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "token_type_ids": torch.randint(0, 2, (B, T), generator=g),
-        "labels": labels.masked_fill(hidden, IGNORE),
-    }
-    return batch | ({"next_sentence_label": torch.randint(0, 2, (B,), generator=g)} if pairs else {})
-
-
-def assert_same_gradients(ours, theirs) -> None:
-    """After `backward` of both: the same parameters, and each gradient."""
-    grads = {name: p.grad for name, p in theirs.named_parameters()}
-    assert {name for name, _ in ours.named_parameters()} == set(grads)
-    for name, parameter in ours.named_parameters():
-        assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
 
 
 def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
@@ -282,12 +232,6 @@ def test_the_parameter_table_adds_up() -> None:
     assert sum(table.values()) == 2 * table["together"]
 
 
-def write_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps({**found, **changes}))
-
-
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["cls.predictions.transform.dense.bias"]
@@ -389,3 +333,12 @@ def test_a_vocabulary_without_the_padding_token_is_refused() -> None:
     model = BertForMaskedLM(random_sizes(8))
     with pytest.raises(ValueError, match="no room for the padding token"):
         model.resize_token_embeddings(0)
+
+
+def test_a_model_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    BertForMaskedLM(random_sizes(0)).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, len(data) - 7))
+    with pytest.raises(ValueError, match=r"does not have the sha256.*save it again"):
+        BertForMaskedLM.from_pretrained(tmp_path)

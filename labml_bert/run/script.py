@@ -21,6 +21,13 @@ def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
+try:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop_before_it_began)
+except ValueError:
+    # Only the main thread may set a handler.
+    pass
+
 if missing := [name for name in REQUIRED if find_spec(name) is None]:
     print(
         f"error: not installed: {', '.join(missing)}; from the top of the clone run: "
@@ -28,10 +35,3 @@ if missing := [name for name in REQUIRED if find_spec(name) is None]:
         file=sys.stderr,
     )
     raise SystemExit(2)
-
-try:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, stop_before_it_began)
-except ValueError:
-    # Only the main thread may set a handler.
-    pass

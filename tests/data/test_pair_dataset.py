@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from labml_bert import files
 from labml_bert.data import pair_dataset as module
 from labml_bert.data.pair_collator import Masking, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, grouped, open_dataset, sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
+from tests.support.damage import flipped
+from tests.support.pairs import pairs_of
 from tests.support.runs import small_text
 
 CLS, SEP, MASK = 2, 3, 4
@@ -432,3 +436,29 @@ def test_fewer_documents_leave_no_file_behind(
     assert len(few["parts"]) < len(many["parts"])
     assert len(list(tmp_path.glob("part-*.parquet"))) == len(few["parts"])
     assert len(open_dataset(tmp_path)) == few["rows"]
+
+
+def test_pairs_with_a_flipped_bit_are_made_again(tmp_path: Path) -> None:
+    """Also where the end of the file, which says what it is, is whole."""
+    pairs_of(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    whole = part.read_bytes()
+    for share in (0.05, 0.3, 0.6):
+        part.write_bytes(flipped(whole, int(len(whole) * share)))
+        pq.read_metadata(part)
+        with pytest.raises(ValueError, match="is damaged; build it again"):
+            open_dataset(tmp_path)
+        pairs_of(tmp_path)
+        assert part.read_bytes() == whole
+    assert len(open_dataset(tmp_path)) > 0
+
+
+def test_two_builds_in_one_folder_take_turns(tmp_path: Path) -> None:
+    other = files.lock(tmp_path)
+    building = threading.Thread(target=pairs_of, args=[tmp_path])
+    building.start()
+    building.join(0.5)
+    assert building.is_alive() and not list(tmp_path.glob("part-*"))
+    other.close()
+    building.join()
+    assert len(open_dataset(tmp_path)) > 0

@@ -1,5 +1,6 @@
 """A small text that can be learned, and experiments as they are started from a shell."""
 
+import os
 import random
 import runpy
 import signal
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+ROOT = Path(__file__).parents[2]
+# Sizes at which a step takes about a millisecond.
+SIZES = ["--hidden-size=32", "--num-attention-heads=2", "--num-hidden-layers=2", "--batch-tokens=512"]
+SMALL = [*SIZES, "--schedule=8,32", "--max-position-embeddings=32"]
 
 
 def small_text(sentences: int, seed: int = 0) -> str:
@@ -25,14 +29,45 @@ def small_text(sentences: int, seed: int = 0) -> str:
     )
 
 
+def script(experiment: str) -> str:
+    """The path of the experiment, in whichever room it is."""
+    (path,) = (ROOT / "experiments").rglob(f"{experiment}.py")
+    return str(path)
+
+
+def command(experiment: str, *arguments: object) -> list[str]:
+    return [sys.executable, script(experiment), *map(str, arguments)]
+
+
+def start(experiment: str, *arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts the experiment in the folder `cwd`, with its cache there too."""
+    return subprocess.Popen(
+        command(experiment, *arguments),
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), **environment},
+    )
+
+
+def run(experiment: str, *arguments: object, cwd: Path, **environment: str) -> str:
+    """Runs the experiment to its end and returns what it printed."""
+    process = start(experiment, *arguments, cwd=cwd, **environment)
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert errors == ""
+    assert max(map(len, out.splitlines())) <= 80
+    return out
+
+
 def main_in_process(
     monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object, experiment: str = "mlm_tiny"
 ) -> None:
     """The experiment, started in the folder `cwd` as from a shell, but in this process."""
     monkeypatch.chdir(cwd)
-    script = str(EXPERIMENTS / f"{experiment}.py")
-    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-    runpy.run_path(script, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", command(experiment, *arguments)[1:])
+    runpy.run_path(script(experiment), run_name="__main__")
 
 
 def stopped_by_ctrl_c(command: list[str], cwd: Path) -> str:

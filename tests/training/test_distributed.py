@@ -274,7 +274,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from tests.training.test_trainer import trainer_at
+from tests.support.trainers import trainer_at
 from labml_bert.training import distributed, trainer as training
 from labml_bert.run.terminal import run_ends_well
 distributed.start(torch.device("cpu"))

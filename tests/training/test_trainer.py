@@ -14,58 +14,14 @@ import pytest
 import torch
 
 from labml_bert import files
-from labml_bert.bert import BertConfig
 from labml_bert.files import write_tensors
-from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import ALIASES, BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.optimization import TrainingArguments, parameter_groups
 from labml_bert.training.tracking import read_metrics
 from labml_bert.training.trainer import NonFiniteLossError, Trainer, tracked
-
-CONFIG = BertConfig(
-    vocab_size=30,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-)
-
-
-def trainer_at(path: Path, steps: int = 30, **configuration: object) -> tuple[Trainer, dict]:
-    """A small run with dropout, and what `Trainer.train` needs."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    masker = TokenMasker(30, 4, range(5), generator=generator)
-    arguments = TrainingArguments(steps=steps, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0)
-    trainer = Trainer(
-        BertForMaskedLM(CONFIG),
-        arguments,
-        path,
-        configuration,
-        generator,
-        torch.device("cpu"),
-        bfloat16=False,
-    )
-
-    def next_batch(progress: float) -> dict[str, torch.Tensor]:
-        ids = 5 + (torch.randint(25, (8, 1), generator=generator) + torch.arange(16)) % 25
-        return masker(ids)._asdict()
-
-    def metrics(output, batch) -> dict[str, torch.Tensor]:
-        return {"accuracy": masked_accuracy(output.logits, output.labels)}
-
-    return trainer, {"next_batch": next_batch, "metrics": metrics, "evaluate": lambda: {"loss": 1.0}}
-
-
-def finish(path: Path, **options) -> Trainer:
-    path.mkdir()
-    trainer, parts = trainer_at(path, **options)
-    with tracked(path, {}):
-        list(trainer.train(**parts))
-    return trainer
+from tests.support.trainers import CONFIG, finish, trainer_at
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -213,7 +169,7 @@ SAVE_FOR_EVER = """
 import os, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.training.test_trainer import trainer_at
+from tests.support.trainers import trainer_at
 trainer, _ = trainer_at(Path(sys.argv[2]))
 for line in sys.stdin:
     child = os.fork()

@@ -1,204 +1,21 @@
-"""The experiments as their users meet them: the terminal, the files, kills, and bad input."""
+"""Every experiment answers bad input with one line and exit code 2."""
 
 import json
-import os
 import re
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from labml_bert import fill_mask
 from labml_bert.bert import BertConfig
 from labml_bert.data import corpora
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.models import BertForMaskedLM
-from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
-from labml_bert.training.tracking import read_metrics
-from tests.support.runs import main_in_process, small_text, stopped_by_ctrl_c
-
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "--hidden-size=32",
-    "--num-attention-heads=2",
-    "--num-hidden-layers=2",
-    "--batch-tokens=512",
-    "--schedule=8,32",
-    "--max-position-embeddings=32",
-]
-
-
-def command(*arguments: object, experiment: str = "mlm_tiny") -> list[str]:
-    return [sys.executable, str(ROOT / "experiments" / f"{experiment}.py"), *SMALL, *map(str, arguments)]
-
-
-def run(*arguments: object, cwd: Path, experiment: str = "mlm_tiny", **environment: str) -> str:
-    done = subprocess.run(
-        command(*arguments, experiment=experiment),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-NO_NETWORK = """
-import socket
-def refuse(*args, **kwargs):
-    open("network-was-tried", "a").write(repr(args))
-    raise OSError("no network in this test")
-socket.socket.connect = socket.socket.connect_ex = refuse
-socket.getaddrinfo = socket.create_connection = refuse
-"""
-
-
-def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
-    """Header, floors, samples, result, record, and the command it ends with, pasted into a shell."""
-    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
-    out = run(
-        "--corpus",
-        corpus_file,
-        "--steps",
-        800,
-        "--record",
-        "result.json",
-        cwd=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    assert not (tmp_path / "network-was-tried").exists()
-    assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out, "colour codes where there is no terminal"
-    for words in (
-        "two-neighbour table",
-        "frequencies",
-        "after length 8",
-        "after length 32",
-        "✓",
-        "this model",
-    ):
-        assert words in out
-
-    record = json.loads((tmp_path / "result.json").read_text())
-    assert record["result"]["steps"] == 800
-    # It beats letter frequencies by far; a loop that did not train could not.
-    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.25
-    assert f"{record['result']['loss']:.3f}" in out
-    history = record["history"]
-    assert history["loss"][0][1] == pytest.approx(record["floors"][0]["loss"], rel=0.2)
-    assert [step for step, _ in history["valid.loss"]] == [40 * i for i in range(1, 21)]
-    assert history["seconds"][-1][1] <= record["result"]["training_seconds"]
-    assert str(tmp_path) not in (tmp_path / "result.json").read_text()
-    assert record["corpus"]["name"] == "text.txt"
-    assert len(record["corpus"]["sha256"]) == 64
-
-    pasted = out[out.index("Try it:") + 7 :]
-    filled = subprocess.run(pasted, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert filled.returncode == 0, filled.stderr
-    assert "probability" in filled.stdout
-
-    folder = next((tmp_path / "logs" / "mlm_tiny").iterdir())
-    assert read_metrics(folder)["valid.loss"][-1][0] == 800
-    model, tokenizer = fill_mask.load_model(folder)
-    first, second = fill_mask.fill_mask(model, tokenizer, "the cat see[MASK] t[MASK]e dog today.", top_k=3)
-    assert len(first) == len(second) == 3
-    assert [g.probability for g in second] == sorted((g.probability for g in second), reverse=True)
-    assert second[0].sequence == f"the cat see[MASK] t{second[0].token}e dog today."
-    assert sum(g.probability for g in second) <= 1
-
-
-def test_brackets_are_no_markup(tmp_path: Path) -> None:
-    """A text and a path of brackets are printed as they are."""
-    (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
-    out = run(
-        "--corpus=text.txt",
-        "--steps=2",
-        "--runs=d[bold]",
-        "--record=r[red].json",
-        "--tokenizer=word",
-        cwd=tmp_path,
-    )
-    assert "d[bold]/mlm_tiny" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
-
-
-def test_words(corpus_file: Path, tmp_path: Path) -> None:
-    # A vocabulary of thirty words can take the rate of characters.
-    options = ["--corpus", corpus_file, "--steps", 800, "--learning-rate", 3e-3, "--record", "r.json"]
-    out = run(*options, cwd=tmp_path, experiment="mlm_words")
-    assert "words" in out
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert record["configuration"]["tokenizer"] == "word"
-    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.5
-    folder = next((tmp_path / "logs" / "mlm_words").iterdir())
-    guesses = fill_mask.fill_mask(*fill_mask.load_model(folder), "the cat sees [MASK] dog", top_k=3)
-    assert "the" in [guess.token for guess in guesses[0]]
-
-
-def test_killed_and_resumed_is_as_if_nothing_happened(corpus_file: Path, tmp_path: Path) -> None:
-    """SIGKILL, `--resume`, and every tensor of the end equals that of the uninterrupted run."""
-    options = ["--corpus", corpus_file, "--steps", 500, "--hidden-dropout-prob", 0.1]
-    run(*options, "--runs", "whole", cwd=tmp_path)
-    (whole,) = (tmp_path / "whole" / "mlm_tiny").iterdir()
-    _, expected = load_checkpoint(whole)
-    for delay in (0.0, 1.4):
-        runs = tmp_path / f"killed-{delay}"
-        process = subprocess.Popen(
-            command(*options, "--runs", runs, "--checkpoint-seconds", 0),
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while not list(runs.glob(f"*/*/{CHECKPOINT}")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(delay)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        (folder,) = (runs / "mlm_tiny").iterdir()
-        assert load_checkpoint(folder)[0]["step"] < 500
-        script = str(ROOT / "experiments" / "mlm_tiny.py")
-        resume = [sys.executable, script, "--resume", str(folder)]
-        run_again = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True)
-        assert run_again.returncode == 0, run_again.stderr
-        _, tensors = load_checkpoint(folder)
-        assert tensors.keys() == expected.keys()
-        assert [key for key in tensors if not torch.equal(tensors[key], expected[key])] == [], delay
-
-
-def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command("--corpus", corpus_file, "--steps", 10**6), cwd=tmp_path, stdout=subprocess.DEVNULL
-    )
-    while not (found := list(tmp_path.glob("logs/*/*/log.jsonl"))):
-        assert process.poll() is None
-        time.sleep(0.1)
-    time.sleep(12)
-    checkpoint = load_checkpoint(found[0].parent)[0]
-    started = (found[0].parent / "tokenizer.json").stat().st_mtime
-    ran = time.time() - started
-    process.kill()
-    process.wait()
-    assert checkpoint["step"] == 0, (
-        "before the first thirty seconds are over the only checkpoint is the first"
-    )
-    assert read_metrics(found[0].parent)["seconds"][-1][1] > ran - 10
-
-
-def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
-    out = stopped_by_ctrl_c(command("--corpus", corpus_file, "--minutes", 5), tmp_path)
-    again = shlex.split(out.splitlines()[-1])
-    assert again[-2] == "--resume"
-    assert load_checkpoint(tmp_path / again[-1])[0]["step"] > 0
+from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS
+from tests.support.damage import flipped
+from tests.support.runs import main_in_process, small_text
 
 
 def write_bad_files(folder: Path) -> None:
@@ -207,6 +24,13 @@ def write_bad_files(folder: Path) -> None:
     (folder / "blank.txt").write_text(" \n\n")
     (folder / "short.txt").write_text("too short")
     (folder / "latin1.txt").write_bytes("é".encode("latin-1") * 1000)
+    (folder / "one.txt").write_text("\n\n".join(["One sentence here. Another one there."] * 20))
+    for name in ("documents", "unbroken"):
+        (folder / name).mkdir()
+        for i in range(30):
+            text = small_text(40, seed=i)
+            text = text.replace(".", "").replace("\n", " ") if name == "unbroken" else text
+            (folder / name / f"{i}.txt").write_text(text)
     (folder / "folder").mkdir()
     (folder / "empties").mkdir()
     (folder / "empties" / "a.txt").write_text("")
@@ -240,11 +64,6 @@ def write_bad_files(folder: Path) -> None:
     BertForMaskedLM(config).save_pretrained(model)
     data = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(flipped(data, len(data) - 100))
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    """`data` with one bit the other way round."""
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 # What is typed, and words of the one line that answers.
@@ -315,6 +134,7 @@ BAD_INPUT = {
     "resume from before it began": (["--resume", "early"], "step -1 at 0.5 seconds"),
 }  # fmt: skip
 
+
 # The same of the other programs.
 MORE_BAD_INPUT = {
     "attention without a model": ("attention_map", [], "no run under logs"),
@@ -327,11 +147,24 @@ MORE_BAD_INPUT = {
     "fine-tuning of a pickle": ("finetune_docstrings", ["--model", "pickle"], "is a pickle"),
     "fine-tuning of a flipped bit": ("finetune_docstrings", ["--model", "flipped_model"], "the sha256"),
     "pairs of a pile that is one": ("bert_tiny", ["--corpus", "good.txt"], "two documents to learn from"),
+    "pairs without sentence breaks": ("bert_tiny", ["--corpus", "unbroken"], "no sentence breaks"),
+    "pairs of one document": ("bert_tiny", ["--corpus", "one.txt"],
+                              "two documents to learn from and two held out"),
+    "pairs longer than a step": ("bert_tiny", ["--corpus", "documents", "--batch-tokens", "64"],
+                                 "do not hold one pair of 128"),
+    "a pair without room": ("bert_tiny", ["--corpus", "documents", "--schedule", "3"], "max_length is 3"),
+    "pairs with a vocabulary below the alphabet": ("bert_tiny", ["--corpus", "documents", "--vocab-size",
+                                                   "12"], "alphabet"),
+    "resume of pairs that are not there": ("bert_tiny", ["--resume", "no"], "there is no run at no"),
     "masks of a fourth kind": ("bert_tiny", ["--masking", "often"], "invalid choice: 'often'"),
     "Adam of a third kind": ("bert_tiny", ["--adam", "Eve"], "invalid choice: 'Eve'"),
     "a language without text": ("own_language", ["--corpus", "blank.txt"], "blank.txt is empty"),
     "a language that is not there": ("own_language", ["--corpus", "no"], "no corpus or file is called 'no'"),
     "a language without a name": ("own_language", ["--corpus"], "expected one argument"),
+    "a language with a vocabulary below the alphabet": ("own_language", ["--corpus", "documents",
+                                                        "--vocab-size", "12"], "alphabet"),
+    "a language with more tokens than positions": ("own_language", ["--corpus", "documents", "--schedule",
+                                                   "16,256"], "max_position_embeddings is 128"),
     "words that are none": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 
@@ -373,65 +206,3 @@ def test_a_download_that_fails_is_bad_input_too(
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()
-
-
-def test_resume_with_other_options_or_another_text_is_refused(
-    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
-    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
-
-    def refused(*arguments: str) -> str:
-        # The process that asks has to end before another may train there.
-        copy = shutil.copytree(folder, tmp_path / f"copy {len(list(tmp_path.iterdir()))}")
-        with pytest.raises(SystemExit) as stopped:
-            main_in_process(monkeypatch, tmp_path, "--resume", copy, *arguments)
-        assert stopped.value.code == 2
-        assert (copy / CHECKPOINT).read_bytes() == (folder / CHECKPOINT).read_bytes()
-        error = capsys.readouterr().err
-        assert re.fullmatch("error: .*\n", error)
-        return error
-
-    assert "made with hidden_size = 32, not 64" in refused("--hidden-size", "64")
-    assert "made with steps = 3, not 9" in refused("--steps", "9")
-    corpus_file.write_text(small_text(1000, seed=1))
-    assert "corpus_sha256" in refused()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["no mask here"], "no [MASK] in the text"),
-        (["[MASK]" + "a" * 40], "41 tokens but max_position_embeddings is 32"),
-        (["[MASK]", "--top-k", "0"], "top_k is 0"),
-        (["\udcff[MASK]"], "not UTF-8"),
-        (["[MASK]", "--run", "nowhere"], "there is no run at nowhere"),
-    ],
-)
-def test_bad_questions(
-    run_folder: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.chdir(run_folder.parent.parent.parent)
-    with pytest.raises(SystemExit) as stopped:
-        fill_mask.main(arguments)
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps."""
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "text.txt").write_text(small_text(1000))
-    run("--corpus", "text.txt", "--steps", 3, cwd=folder)
-    return next((folder / "logs" / "mlm_tiny").iterdir())
-
-
-def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        fill_mask.main(["[MASK]"])
-    assert stopped.value.code == 2
-    assert "make train" in capsys.readouterr().err

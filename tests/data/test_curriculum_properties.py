@@ -1,0 +1,88 @@
+"""What holds for any schedule of sequence lengths, and for any text."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from labml_bert.data.curriculum import Curriculum, framed, parse_schedule
+from tests.support.strategies import is_run
+
+
+@given(st.text("0123456789:,. -einfa", max_size=12))
+@example("16:nan")
+def test_a_schedule_is_read_or_refused(text: str) -> None:
+    def number(kind: Any, word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            return math.nan
+
+    parts = [part.partition(":") for part in text.split(",")]
+    lengths = [number(int, length) for length, _, _ in parts]
+    weights = [number(float, weight or "1") for _, _, weight in parts]
+    good = (
+        all(length >= 2 for length in lengths)
+        and all(a < b for a, b in pairwise(lengths))
+        and all(0 < weight < math.inf for weight in weights)
+    )
+    if not good:
+        with pytest.raises(ValueError, match="bad schedule"):
+            parse_schedule(text)
+        return
+    stages = parse_schedule(text)
+    assert [stage.length for stage in stages] == lengths
+    assert [stage.share for stage in stages] == pytest.approx([w / sum(weights) for w in weights])
+
+
+@given(st.data())
+def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> None:
+    draw = data.draw
+    lengths = sorted(draw(st.sets(st.integers(2, 8), min_size=1, max_size=3)))
+    weights = [draw(st.integers(1, 4)) for _ in lengths]
+    text = ",".join(f"{length}:{weight}" for length, weight in zip(lengths, weights, strict=True))
+    n, batch_tokens, positions = (draw(st.integers(1, top)) for top in (20, 30, 12))
+    frame = draw(st.sampled_from([None, (-1, -2)]))
+    ids = torch.arange(100, 100 + n)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    arguments = (ids, parse_schedule(text), batch_tokens, positions, generator, frame)
+    if lengths[-1] > min(n, batch_tokens, positions):
+        with pytest.raises(ValueError, match=str(lengths[-1])):
+            Curriculum(*arguments)
+        return
+    curriculum = Curriculum(*arguments)
+    progress = draw(st.integers(0, sum(weights))) / sum(weights) + draw(st.sampled_from([0, 1e-9, -1e-9]))
+    spent, expected = 0, lengths[-1]
+    for length, weight in zip(lengths, weights, strict=True):
+        spent += weight
+        if progress * sum(weights) < spent - 1e-12:
+            expected = length
+            break
+    T = curriculum.length(progress)
+    # On the border itself the last bit of a sum decides.
+    if abs(progress * sum(weights) - round(progress * sum(weights))) > 1e-12:
+        assert expected == T
+    batch = curriculum.batch(progress)
+    assert batch.input_ids.shape == batch.position_ids.shape == (batch_tokens // T, T)
+    for row, places in zip(batch.input_ids.tolist(), batch.position_ids.tolist(), strict=True):
+        if frame:
+            assert (row[0], row[-1]) == frame
+            row = row[1:-1]
+        assert is_run(row)
+        assert is_run(places)
+        assert set(row) <= set(ids.tolist())
+        assert places[0] >= 0
+        assert places[-1] < positions
+    assert ids.tolist() == [*range(100, 100 + n)]
+
+
+@given(st.integers(0, 3), st.integers(2, 5), st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)))
+def test_a_frame(B: int, T: int, frame: tuple[int, int] | None) -> None:
+    rows = torch.arange(B * T).view(B, T)
+    expected = [row if frame is None else [frame[0], *row[1:-1], frame[1]] for row in rows.tolist()]
+    assert framed(rows, frame).tolist() == expected
+    assert rows.flatten().tolist() == [*range(B * T)]

@@ -1,0 +1,67 @@
+"""What surrounds a training run: its folder, its lock, `--resume`, and the example that it asks."""
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from labml_bert.run import job
+from labml_bert.run.job import example
+from labml_bert.training.checkpoint import CHECKPOINT
+from tests.support.runs import SMALL, main_in_process, run, small_text
+
+
+def test_resume_with_other_options_or_another_text_is_refused(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("mlm_tiny", *SMALL, "--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+
+    def refused(*arguments: str) -> str:
+        # The process that asks has to end before another may train there.
+        copy = shutil.copytree(folder, tmp_path / f"copy {len(list(tmp_path.iterdir()))}")
+        with pytest.raises(SystemExit) as stopped:
+            main_in_process(monkeypatch, tmp_path, "--resume", copy, *arguments)
+        assert stopped.value.code == 2
+        assert (copy / CHECKPOINT).read_bytes() == (folder / CHECKPOINT).read_bytes()
+        error = capsys.readouterr().err
+        assert re.fullmatch("error: .*\n", error)
+        return error
+
+    assert "made with hidden_size = 32, not 64" in refused("--hidden-size", "64")
+    assert "made with steps = 3, not 9" in refused("--steps", "9")
+    corpus_file.write_text(small_text(1000, seed=1))
+    assert "corpus_sha256" in refused()
+
+
+def test_whoever_holds_a_run_holds_it_alone_and_clears_up(tmp_path: Path) -> None:
+    left = tmp_path / f"{CHECKPOINT}.77.part"
+    left.write_bytes(b"half")
+    with job.held_alone(tmp_path):
+        assert not left.exists()
+        with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
+            job.held_alone(tmp_path)
+    job.held_alone(tmp_path).__exit__(None, None, None)
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the clock is set back."""
+    monkeypatch.setattr(time, "strftime", lambda *_: "20200101-000000")
+    made = [job.new_run_path(tmp_path, "x").name for _ in range(3)]
+    assert made == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
+
+
+@pytest.mark.parametrize("longest", [3, 8, 32, 512])
+@pytest.mark.parametrize(
+    "text",
+    ["the cat sees the dog in the morning", "x", "一二三四五六七八九十" * 20, "\n\n a b\n" + "word " * 99],
+)
+def test_the_example_fits_the_model(text: str, longest: int) -> None:
+    for letters in (True, False):
+        asked = example([text], letters, longest)
+        assert asked.count("[MASK]") == 1
+        assert len(asked.replace("[MASK]", "?")) <= max(longest - 2, len(asked.split()[0]))
