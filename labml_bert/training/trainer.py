@@ -308,7 +308,7 @@ class Step:
         assert is_whole or "num_items_in_batch" in batch, (
             "the loss of a part must know the count of the batch"
         )
-        self.length = batch["input_ids"].size(1)
+        self.length = batch["input_ids"].size(1) if "input_ids" in batch else 0
         if trainer.run_path is not None:
             trainer.pending.append(PendingStep(batch, random_states(trainer.device)))
         parts = own_parts(batch, count)

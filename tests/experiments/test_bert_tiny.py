@@ -42,7 +42,7 @@ def newest(path: Path) -> Path:
 def test_pairs_from_text_to_a_result(trained: Path) -> None:
     out = (trained / "out.txt").read_text()
     for words in (
-        "pairs told apart",
+        "accuracy on pairs",
         "standard errors",
         "two-neighbour table",
         "after length 32",

@@ -1,14 +1,18 @@
 """An own language, from a folder of text to a model that `transformers` opens."""
 
 import random
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
+from experiments import own_language
 from labml_bert import fill_mask
-from tests.support.runs import ROOT, SIZES, run
+from labml_bert.data.corpora import Corpus
+from labml_bert.run.experiment import Run
+from labml_bert.training.trainer import Trainer
+from tests.support.runs import SIZES, main_in_process, run
 
 
 def made_language(sentences: int) -> str:
@@ -32,7 +36,6 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
         *("--corpus", "text", *SIZES, "--steps=1200", "--schedule=8,16", "--hidden-size=64"),
         cwd=tmp_path,
     )
-    assert "What suits this text" in out
     (folder,) = tmp_path.glob("logs/*/*/")
     model, tokenizer = fill_mask.load_model(folder)
     text = "সেই নদী আবার পাখি দেখে।"
@@ -45,39 +48,39 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "budget", "passes"),
     [
-        ([], "6,000 steps: 40 passes over the text, but at least 6,000 steps"),
-        (["--steps", "1"], "1 steps, as asked"),
-        (["--minutes", "0.5"], "0.5 minutes, as asked"),
+        ([], "6,000 steps", True),
+        (["--steps", "1"], "1 steps", False),
+        (["--minutes", "0.5"], "0.5 minutes", False),
     ],
 )
 def test_what_it_says_of_the_training(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    words: list[str], budget: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    import own_language
-
-    monkeypatch.setattr(own_language, "run", lambda *_: None)
-    (tmp_path / "text.txt").write_text("some words here. " * 100)
-    own_language.main(["--corpus", str(tmp_path / "text.txt"), *words])
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "training" in line)
-    assert line.split(maxsplit=1)[1] == says
+    """The header, as the loop then ends at once."""
+    monkeypatch.setattr(Trainer, "steps", lambda *_, **__: iter(()))
+    monkeypatch.setattr(Run, "finish", lambda *_: None)
+    (tmp_path / "text.txt").write_text("some words here. " * 500)
+    main_in_process(monkeypatch, tmp_path, "--corpus", "text.txt", *words, experiment="own_language")
+    out = capsys.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.startswith("  training "))
+    assert line.split(maxsplit=1)[1].startswith(f"{budget}, ")
+    assert ("40 passes over the text, but at least 6,000 steps" in out) == passes
 
 
 def test_sizes_grow_with_the_text() -> None:
-    sys.path.insert(0, str(ROOT / "experiments"))
-    from own_language import choose
+    def suited(text: str) -> Any:
+        return own_language.suit(own_language.Options(), Corpus("", [text], []))
 
-    from labml_bert.data.corpora import Corpus
-
-    small, middle, large = (
-        choose(Corpus("", ["abcdefghij " * (n // 11)], [])) for n in (100_000, 30_000_000, 300_000_000)
-    )
+    small, middle, large = (suited("abcdefghij " * (n // 11)) for n in (100_000, 30_000_000, 300_000_000))
     for name in ("hidden_size", "num_hidden_layers", "steps"):
-        assert small[name] < middle[name] < large[name]
-    assert small["vocab_size"] < middle["vocab_size"] <= large["vocab_size"]
-    assert all(o["hidden_size"] % o["num_attention_heads"] == 0 for o in (small, middle, large))
+        assert getattr(small, name) < getattr(middle, name) < getattr(large, name)
+    assert small.vocab_size < middle.vocab_size <= large.vocab_size
+    assert all(o.hidden_size % o.num_attention_heads == 0 for o in (small, middle, large))
     # A script with thousands of characters.
-    many = choose(Corpus("", ["".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10], []))
-    assert many["vocab_size"] > 6000
+    assert suited("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
+    # What is given stays.
+    given = own_language.Options(hidden_size=64, minutes=2.0)
+    chosen = own_language.suit(given, Corpus("", ["abcdefghij " * 1000], []))
+    assert (chosen.hidden_size, chosen.steps, chosen.minutes) == (64, None, 2.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labml_bert.run import job
-from labml_bert.run.job import example
+from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
+from labml_bert.run.experiment import hold, masked_line, new_run_path
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, main_in_process, run, small_text
 
@@ -39,11 +39,11 @@ def test_resume_with_other_options_or_another_text_is_refused(
 def test_whoever_holds_a_run_holds_it_alone_and_clears_up(tmp_path: Path) -> None:
     left = tmp_path / f"{CHECKPOINT}.77.part"
     left.write_bytes(b"half")
-    with job.held_alone(tmp_path):
+    with hold(tmp_path):
         assert not left.exists()
         with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
-            job.held_alone(tmp_path)
-    job.held_alone(tmp_path).__exit__(None, None, None)
+            hold(tmp_path)
+    hold(tmp_path).__exit__(None, None, None)
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
@@ -51,7 +51,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
 ) -> None:
     """As when the clock is set back."""
     monkeypatch.setattr(time, "strftime", lambda *_: "20200101-000000")
-    made = [job.new_run_path(tmp_path, "x").name for _ in range(3)]
+    made = [new_run_path(tmp_path, "x").name for _ in range(3)]
     assert made == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
 
 
@@ -61,7 +61,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     ["the cat sees the dog in the morning", "x", "一二三四五六七八九十" * 20, "\n\n a b\n" + "word " * 99],
 )
 def test_the_example_fits_the_model(text: str, longest: int) -> None:
-    for letters in (True, False):
-        asked = example([text], letters, longest)
+    for tokenizer in (character_tokenizer([text]), word_tokenizer([text])):
+        asked = masked_line([text], tokenizer, longest)
         assert asked.count("[MASK]") == 1
         assert len(asked.replace("[MASK]", "?")) <= max(longest - 2, len(asked.split()[0]))

@@ -22,16 +22,15 @@ def test_brackets_are_no_markup(tmp_path: Path) -> None:
     """A text and a path of brackets are printed as they are."""
     (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
     out = run(
-        "mlm_tiny",
+        "mlm_words",
         *SMALL,
         "--corpus=text.txt",
         "--steps=2",
         "--runs=d[bold]",
         "--record=r[red].json",
-        "--tokenizer=word",
         cwd=tmp_path,
     )
-    assert "d[bold]/mlm_tiny" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
+    assert "d[bold]/mlm_words" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -
 def test_a_full_disk_promises_only_what_can_be_done(
     resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped, run_ends_well(tmp_path, resumable):
+    with pytest.raises(SystemExit) as stopped, run_ends_well(lambda: tmp_path, lambda: resumable):
         raise OSError(28, "No space left on device", "log.jsonl")
     assert stopped.value.code == 2
     error = capsys.readouterr().err

@@ -73,7 +73,7 @@ def main_in_process(
 def stopped_by_ctrl_c(command: list[str], cwd: Path) -> str:
     """Starts an experiment, stops it as soon as it trains, and returns what it printed."""
     process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, text=True)
-    while not list(cwd.glob("logs/*/*/log.jsonl")):
+    while not list(cwd.glob("logs/*/*/metrics.jsonl")):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

@@ -1,14 +1,21 @@
 """A small run with dropout, for the tests of whatever happens to a run."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import BertForMaskedLM
+from labml_bert.training.distributed import rank
 from labml_bert.training.optimization import TrainingArguments
-from labml_bert.training.trainer import Trainer, tracked
+from labml_bert.training.tracking import Tracker
+from labml_bert.training.trainer import Report, Step, Trainer
+
+NextBatch = Callable[[], dict[str, torch.Tensor]]
 
 CONFIG = BertConfig(
     vocab_size=30,
@@ -20,35 +27,57 @@ CONFIG = BertConfig(
 )
 
 
-def trainer_at(path: Path, steps: int = 30, **configuration: object) -> tuple[Trainer, dict]:
-    """A small run with dropout, and what `Trainer.train` needs."""
+def trainer_at(path: Path | None, steps: int = 30, **configuration: object) -> tuple[Trainer, NextBatch]:
+    """A small run with dropout, and what draws its batches."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     masker = TokenMasker(30, 4, range(5), generator=generator)
     arguments = TrainingArguments(steps=steps, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0)
-    trainer = Trainer(
-        BertForMaskedLM(CONFIG),
-        arguments,
-        path,
-        configuration,
-        generator,
-        torch.device("cpu"),
-        bfloat16=False,
-    )
+    model, device = BertForMaskedLM(CONFIG), torch.device("cpu")
+    trainer = Trainer(model, arguments, generator, device, False, path, configuration)
 
-    def next_batch(progress: float) -> dict[str, torch.Tensor]:
+    def next_batch() -> dict[str, torch.Tensor]:
         ids = 5 + (torch.randint(25, (8, 1), generator=generator) + torch.arange(16)) % 25
         return masker(ids)._asdict()
 
-    def metrics(output, batch) -> dict[str, torch.Tensor]:
-        return {"accuracy": masked_accuracy(output.logits, output.labels)}
-
-    return trainer, {"next_batch": next_batch, "metrics": metrics, "evaluate": lambda: {"loss": 1.0}}
+    return trainer, next_batch
 
 
-def finish(path: Path, **options) -> Trainer:
+def train_on(step: Step, batch: dict[str, torch.Tensor]) -> None:
+    """One step on a batch."""
+    for part in step.micro_batches(batch):
+        with step.autocast():
+            output = step.trainer.parallel(**part)
+        accuracy = {}
+        if "labels" in part:
+            count = part.get("num_items_in_batch")
+            accuracy = {"accuracy": masked_accuracy(output.logits, output.labels, count)}
+        step.backward(output.loss, **accuracy)
+    step.update()
+
+
+def train(
+    trainer: Trainer, next_batch: NextBatch, evaluate: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
+) -> None:
+    """All steps, tracked if the trainer has a folder."""
+    with contextlib.ExitStack() as stack:
+        if trainer.run_path is not None and rank() == 0:
+            tracker = stack.enter_context(Tracker(trainer.run_path, {}))
+
+            def track(report: Report) -> None:
+                held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
+                tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
+
+            trainer.on_report = track
+        for step in trainer.steps():
+            train_on(step, next_batch())
+            if step.evaluation_due:
+                step.evaluation = evaluate()
+
+
+def finish(path: Path, **options: Any) -> Trainer:
+    """A whole run."""
     path.mkdir()
-    trainer, parts = trainer_at(path, **options)
-    with tracked(path, {}):
-        list(trainer.train(**parts))
+    trainer, next_batch = trainer_at(path, **options)
+    train(trainer, next_batch)
     return trainer

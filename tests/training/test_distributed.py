@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -15,29 +14,33 @@ import pytest
 import torch
 
 from labml_bert.bert import BertConfig
-from labml_bert.models import BertForPreTraining
-from labml_bert.run import mlm_run, pair_run
-from labml_bert.run.job import parse
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.curriculum import length_at, parse_schedule
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.paired_text import PairedText
+from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
+from labml_bert.mlm import masked_accuracy
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from labml_bert.run.options import RunOptions, parse
 from labml_bert.training import distributed
-from labml_bert.training import trainer as training
-from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
-from labml_bert.training.trainer import Trainer
+from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
+from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.trainer import Step, Trainer
 from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
 # 65 rows, then 21: neither two processes nor two turns of each get equal shares.
 SIZES = {
-    "steps": STEPS,
-    "minutes": None,
-    "schedule": "8,24",
-    "batch_tokens": 520,
     "hidden_size": 32,
     "num_attention_heads": 2,
     "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "initializer_range": 0.04,
 }
+SCHEDULE, BATCH_TOKENS = "8,24", 520
 SMALL = [
     "--hidden-size=32",
     "--num-attention-heads=2",
@@ -55,27 +58,70 @@ def train(
     Trains a small model in float32, or goes on where `path` has a checkpoint. Returns the metrics of each
     step. After step `stop` one process, the last, gets a SIGTERM.
     """
-    module, make_job = {
-        "tokens": (mlm_run, mlm_run.MaskedLMJob),
-        "pairs": (pair_run, pair_run.PairJob),
-    }[kind]
-    vocab = {"vocab_size": 120} if kind == "pairs" else {}
-    options = module.Options(kind, str(corpus), hidden_dropout_prob=dropout, **SIZES, **vocab)
     torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    stages = parse_schedule(SCHEDULE)
     with first_before_others():
-        job = make_job(options, torch.device("cpu"))
+        text: MaskedText | PairedText
+        documents = load_corpus(str(corpus))
+        if kind == "tokens":
+            tokenizer = character_tokenizer(documents.train)
+            text = MaskedText(documents, tokenizer, 24, BATCH_TOKENS, 128, 0.3, generator)
+        else:
+            tokenizer = wordpiece_tokenizer(documents.train, 120)
+            lengths = [stage.length for stage in stages]
+            text = PairedText(documents, tokenizer, lengths, BATCH_TOKENS, "dynamic", generator)
+    config = BertConfig(
+        text.vocab_size,
+        max_position_embeddings=128 if kind == "tokens" else 24,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        **SIZES,
+    )
+    model = BertForMaskedLM(config) if kind == "tokens" else BertForPreTraining(config)
     # An evaluation after each step, so that each step is reported.
-    arguments = replace(job.arguments, evaluations=STEPS, gradient_accumulation_steps=turns)
-    trainer = Trainer(job.model, arguments, path, {}, job.generator, torch.device("cpu"), bfloat16=False)
+    arguments = TrainingArguments(
+        steps=STEPS,
+        learning_rate=3e-3 if kind == "tokens" else 2e-3,
+        warmup_ratio=0.05,
+        weight_decay=0.05 if kind == "tokens" else 0.01,
+        adam_beta2=0.98,
+        evaluations=STEPS,
+        gradient_accumulation_steps=turns,
+    )
+    trainer = Trainer(model, arguments, generator, torch.device("cpu"), False, path)
     if (path / CHECKPOINT).is_file():
         trainer.resume()
-    found = {}
-    with mock.patch.object(training, "track"):
+    found: dict[int, dict[str, float]] = {}
+
+    def see(step: int, metrics: dict[str, float]) -> None:
+        found[step] = metrics
+        if step == stop and rank() == world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    report = trainer.report
+
+    def report_everywhere(step: Step) -> None:
+        # A report goes to rank zero only; here both processes are asked what they know.
+        sums, count = trainer.metric_sums, trainer.metric_steps
+        totals = distributed.summed([value.item() for value in sums.values()])
+        see(step.number, {key: total / count for key, total in zip(sums, totals, strict=True)})
+        report(step)
+
+    with mock.patch.object(trainer, "report", report_everywhere):
         try:
-            for update in trainer.train(job.next_batch, job.metrics, lambda: {}):
-                found[update.step] = update.metrics
-                if update.step == stop and rank() == world_size() - 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
+            for step in trainer.steps():
+                for part in step.micro_batches(text.batch(length_at(stages, step.progress))):
+                    with step.autocast():
+                        output = trainer.parallel(**part)
+                    logits = output.logits if kind == "tokens" else output.prediction_logits
+                    count = part["num_items_in_batch"]
+                    metrics = {"accuracy": masked_accuracy(logits, output.labels, count)}
+                    if kind == "pairs":
+                        metrics["masked_lm_loss"] = output.masked_lm_loss
+                        metrics["next_sentence_loss"] = output.next_sentence_loss
+                    step.backward(output.loss, **metrics)
+                step.update()
         except KeyboardInterrupt:
             assert trainer.step == stop
     return found
@@ -264,9 +310,9 @@ def test_a_misspelt_option_is_answered_by_the_first(
     for number, speaks in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", number)
         with pytest.raises(SystemExit) as stopped:
-            parse(mlm_run.Options("mlm_tiny"), "", ["--gradient-accumulation-steps=x"], mlm_run.HELP)
+            parse(RunOptions, RunOptions(), "", ["--gradient-accumulation-steps=x"])
         assert stopped.value.code == 2
-        assert ("invalid int value" in capsys.readouterr().err) == speaks
+        assert ("invalid literal for int" in capsys.readouterr().err) == speaks
 
 
 ONE_FAILS = """
@@ -274,19 +320,18 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from tests.support.trainers import trainer_at
-from labml_bert.training import distributed, trainer as training
+from tests.support.trainers import train, trainer_at
+from labml_bert.training import distributed
 from labml_bert.run.terminal import run_ends_well
 distributed.start(torch.device("cpu"))
-training.track = lambda update: None
-trainer, parts = trainer_at(Path.cwd(), steps=10**6)
-def next_batch(progress):
+trainer, draw = trainer_at(Path.cwd(), steps=10**6)
+def next_batch():
     if trainer.step == 5 and distributed.rank() == 1:
         raise RuntimeError("cannot allocate memory")
-    batch = parts["next_batch"](progress)
+    batch = draw()
     return {**batch, "num_items_in_batch": (batch["labels"] != -100).sum()}
-with run_ends_well(Path.cwd()):
-    list(trainer.train(**{**parts, "next_batch": next_batch}))
+with run_ends_well(Path.cwd, lambda: True):
+    train(trainer, next_batch)
 """
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +18,11 @@ from labml_bert.files import read_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
 from labml_bert.training.optimization import TrainingArguments
-from labml_bert.training.tracking import read_metrics
-from labml_bert.training.trainer import NonFiniteLossError, Trainer, tracked
+from labml_bert.training.tracking import METRICS, read_metrics
+from labml_bert.training.trainer import NonFiniteLossError, Trainer
 from tests.support.pairs import pairs_of
 from tests.support.runs import small_text
-from tests.support.trainers import CONFIG, finish, trainer_at
+from tests.support.trainers import CONFIG, finish, train, trainer_at
 
 # Numbers that go wrong
 
@@ -34,24 +33,21 @@ def poisoned(path: Path, when: int, poison: object, **options: object) -> tuple[
     loss of each step, and the weights that the poison left.
     """
     path.mkdir()
-    trainer, parts = trainer_at(path)
+    trainer, draw = trainer_at(path)
     for name, value in options.items():
         setattr(trainer, name, value)
-    inner, losses, weights = parts["next_batch"], [], []
+    losses, weights = [], []
+    trainer.parallel.register_forward_hook(lambda model, inputs, output: losses.append(output.loss.item()))
 
-    def next_batch(progress: float) -> dict[str, Tensor]:
+    def next_batch() -> dict[str, Tensor]:
         if trainer.step + 1 == when:
             with torch.no_grad():
                 poison(trainer.model)
             weights.extend(p.detach().clone() for p in trainer.model.parameters())
-        return inner(progress)
+        return draw()
 
-    def metrics(output, batch) -> dict[str, Tensor]:
-        losses.append(output.loss.item())
-        return {}
-
-    with tracked(path, {}), pytest.raises(NonFiniteLossError, match=f"at step {when}; .*{CHECKPOINT}"):
-        list(trainer.train(next_batch, metrics, parts["evaluate"]))
+    with pytest.raises(NonFiniteLossError, match=f"at step {when}; .*{CHECKPOINT}"):
+        train(trainer, next_batch)
     return trainer, losses, weights
 
 
@@ -114,13 +110,13 @@ def test_a_finite_loss_with_a_gradient_that_is_not(tmp_path: Path) -> None:
     """Clipping by an infinite norm would make every weight NaN, and then the checkpoint too."""
     generator = torch.Generator()
     arguments = TrainingArguments(steps=9, evaluations=1, checkpoint_seconds=0)
-    trainer = Trainer(Root(), arguments, tmp_path, {}, generator, torch.device("cpu"), bfloat16=False)
+    trainer = Trainer(Root(), arguments, generator, torch.device("cpu"), False, tmp_path)
 
-    def next_batch(progress: float) -> dict[str, Tensor]:
+    def next_batch() -> dict[str, Tensor]:
         return {"x": torch.zeros(3) if trainer.step == 5 else torch.ones(3)}
 
-    with tracked(tmp_path, {}), pytest.raises(NonFiniteLossError, match="at step 6"):
-        list(trainer.train(next_batch, lambda *_: {}, lambda: {"loss": 0.0}))
+    with pytest.raises(NonFiniteLossError, match="at step 6"):
+        train(trainer, next_batch, lambda: {"loss": 0.0})
     assert trainer.model.weight.isfinite().all()
     assert all(v.isfinite().all() for k, v in load_checkpoint(tmp_path)[1].items() if k.startswith("model"))
     loss, norms = replay(tmp_path, Root())
@@ -199,29 +195,25 @@ def test_a_full_disk_loses_nothing_that_was_there(small_disk: Path) -> None:
 
 def test_a_log_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
     """And not one line in a thread that nobody reads, and a night without metrics."""
-    trainer, parts = trainer_at(tmp_path)
-    log, aside = tmp_path / "log.jsonl", tmp_path / "aside"
+    trainer, next_batch = trainer_at(tmp_path)
+    log, aside = tmp_path / METRICS, tmp_path / "aside"
 
     def evaluate() -> dict[str, float]:
         if trainer.step == 18:
-            # What is on its way from the thread may still come.
-            while not log.is_file() or log.read_text().count("valid") < 2:
-                time.sleep(0.01)
             log.rename(aside)
             log.symlink_to("/dev/full")
         return {"loss": 1.0}
 
     trainer.arguments = TrainingArguments(steps=30, evaluations=5, checkpoint_seconds=0)
-    with pytest.raises(OSError, match="No space left"), tracked(tmp_path, {}):
-        list(trainer.train(**{**parts, "evaluate": evaluate}))
+    with pytest.raises(OSError, match="No space left"):
+        train(trainer, next_batch, evaluate)
     aside.rename(log)
     with open(log, "a") as file:
-        file.write('{"track": {"loss": [[18')
-    trainer, parts = trainer_at(tmp_path)
+        file.write('{"step": 18, "loss": 2')
+    trainer, next_batch = trainer_at(tmp_path)
     trainer.resume()
     assert trainer.step >= 12
-    with tracked(tmp_path, {}):
-        list(trainer.train(**parts))
+    train(trainer, next_batch)
     # A line that was cut off spoils no other.
     assert {6, 12, 24, 30} <= {step for step, _ in read_metrics(tmp_path)["valid.loss"]}
 

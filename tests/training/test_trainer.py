@@ -19,15 +19,15 @@ from labml_bert.models import ALIASES, BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.optimization import TrainingArguments, parameter_groups
-from labml_bert.training.tracking import read_metrics
-from labml_bert.training.trainer import NonFiniteLossError, Trainer, tracked
-from tests.support.trainers import CONFIG, finish, trainer_at
+from labml_bert.training.tracking import METRICS, read_metrics
+from labml_bert.training.trainer import NonFiniteLossError, Trainer
+from tests.support.trainers import CONFIG, finish, train, train_on, trainer_at
 
 
 def test_the_rate_rises_and_falls() -> None:
     arguments = TrainingArguments(steps=1, learning_rate=2.0, warmup_ratio=0.1)
-    assert [arguments.rate(p) for p in (0, 0.05, 0.1, 0.55, 1)] == pytest.approx([0, 1, 2, 1, 0])
-    assert TrainingArguments(steps=1, learning_rate=2.0, warmup_ratio=0).rate(0) == 2
+    assert [arguments.learning_rate_at(p) for p in (0, 0.05, 0.1, 0.55, 1)] == pytest.approx([0, 1, 2, 1, 0])
+    assert TrainingArguments(steps=1, learning_rate=2.0, warmup_ratio=0).learning_rate_at(0) == 2
 
 
 @pytest.mark.parametrize(
@@ -73,24 +73,21 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "parts"
     path.mkdir()
     for stop in (7, 19, None):
-        trainer, parts = trainer_at(path)
+        trainer, draw = trainer_at(path)
         if stop != 7:
             trainer.resume()
-        inner = parts["next_batch"]
 
-        def next_batch(progress, trainer=trainer, stop=stop, inner=inner):
+        def next_batch(trainer=trainer, stop=stop, draw=draw):
             if trainer.step == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return inner(progress)
+            return draw()
 
-        with tracked(path, {}):
-            updates = trainer.train(**{**parts, "next_batch": next_batch})
-            if stop:
-                with pytest.raises(KeyboardInterrupt):
-                    list(updates)
-                assert load_checkpoint(path)[0]["step"] == stop + 1
-            else:
-                list(updates)
+        if stop:
+            with pytest.raises(KeyboardInterrupt):
+                train(trainer, next_batch)
+            assert load_checkpoint(path)[0]["step"] == stop + 1
+        else:
+            train(trainer, next_batch)
     (about_a, a), (about_b, b) = load_checkpoint(tmp_path / "whole"), load_checkpoint(path)
     assert about_a["step"] == about_b["step"] == 30
     assert a.keys() == b.keys()
@@ -134,14 +131,7 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
             trainer_at(tmp_path / "run")[0].resume()
 
 
-def test_the_last_metrics_are_on_disk_when_the_run_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the disk is slow."""
-    from labml.internal.tracker.writers.file import FileWriterThread
-
-    send = FileWriterThread._send
-    monkeypatch.setattr(FileWriterThread, "_send", lambda *args: (time.sleep(0.2), send(*args)))
+def test_the_last_metrics_are_on_disk_when_the_run_is_over(tmp_path: Path) -> None:
     finish(tmp_path / "run")
     assert [step for step, _ in read_metrics(tmp_path / "run")["valid.loss"]] == [6, 12, 18, 24, 30]
 
@@ -216,22 +206,21 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    trainer, parts = trainer_at(tmp_path / "run")
-    inner = parts["next_batch"]
+    trainer, draw = trainer_at(tmp_path / "run")
 
-    def poisoned(progress: float) -> dict[str, torch.Tensor]:
+    def poisoned() -> dict[str, torch.Tensor]:
         if trainer.step == 12:
             with torch.no_grad():
                 next(trainer.model.parameters()).fill_(float("nan"))
-        return inner(progress)
+        return draw()
 
-    with tracked(tmp_path / "run", {}), pytest.raises(NonFiniteLossError, match="lower learning rate"):
-        list(trainer.train(**{**parts, "next_batch": poisoned}))
+    with pytest.raises(NonFiniteLossError, match="lower learning rate"):
+        train(trainer, poisoned)
     about, tensors = load_checkpoint(tmp_path / "run")
     assert about["step"] <= 12
     assert all(value.isfinite().all() for key, value in tensors.items() if key.startswith("model."))
-    # labml would write NaN as it is, which no JSON reader takes.
-    for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines():
+    # No JSON reader takes NaN.
+    for line in (tmp_path / "run" / METRICS).read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} in the log"))
 
 
@@ -240,8 +229,8 @@ def test_a_torn_last_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
     before = read_metrics(tmp_path / "run")
     assert {"loss", "accuracy", "seconds", "valid.loss"} <= set(before)
     assert [step for step, _ in before["valid.loss"]] == [6, 12, 18, 24, 30]
-    with open(tmp_path / "run" / "log.jsonl", "a") as log:
-        log.write('{"track": {"loss": [[99')
+    with open(tmp_path / "run" / METRICS, "a") as file:
+        file.write('{"step": 31, "loss": 2')
     assert read_metrics(tmp_path / "run") == before
     assert read_metrics(tmp_path) == {}
 
@@ -250,7 +239,7 @@ def test_a_torn_last_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
 def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
     """Against the update written out, with the decay of matrices only and one norm to clip."""
     steps = 12
-    trainer, parts = trainer_at(tmp_path)
+    trainer, next_batch = trainer_at(None)
     trainer.arguments = TrainingArguments(
         steps=steps,
         learning_rate=1e-2,
@@ -263,8 +252,8 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
     slow = {name: p.detach().clone().double() for name, p in trainer.model.named_parameters()}
     m = {name: torch.zeros_like(p) for name, p in slow.items()}
     v = {name: torch.zeros_like(p) for name, p in slow.items()}
-    for step in range(steps):
-        batch = parts["next_batch"](0.0)
+    for step, taken in enumerate(trainer.steps()):
+        batch = next_batch()
         trainer.model(**batch).loss.backward()
         grads = {name: p.grad.double() for name, p in trainer.model.named_parameters()}
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
@@ -279,9 +268,7 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
                 mean, square = mean / (1 - 0.9 ** (step + 1)), square / (1 - 0.999 ** (step + 1))
             decay = 0.3 * slow[name] if slow[name].dim() > 1 else 0.0
             slow[name] = slow[name] - rate * (mean / (square.sqrt() + 1e-6) + decay)
-        trainer.set_rate()
-        trainer.train_step(batch, lambda *_: {})
-        trainer.step += 1
+        train_on(taken, batch)
         for name, p in trainer.model.named_parameters():
             assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)
 
@@ -293,12 +280,11 @@ def test_a_compiled_run_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest
     for compiled in (False, True):
         path = tmp_path / str(compiled)
         path.mkdir()
-        first, parts = trainer_at(path, 3)
+        first, next_batch = trainer_at(path, 3)
         arguments = replace(first.arguments, torch_compile=compiled)
-        trainer = Trainer(first.model, arguments, path, {}, first.generator, first.device, bfloat16=False)
+        trainer = Trainer(first.model, arguments, first.generator, first.device, False, path)
         assert (trainer.parallel is trainer.model) is not compiled
-        with tracked(path, {}):
-            list(trainer.train(**parts))
+        train(trainer, next_batch)
         ends.append(trainer.model.state_dict())
     assert ends[0].keys() == ends[1].keys() == load_names(tmp_path / "True")
     for name, value in ends[0].items():
