@@ -112,7 +112,7 @@ class Run:
             # Whoever watches each step needs no evaluations between the stages.
             arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
-        self.model, self.text = model, text
+        self.model, self.text, self.processes = model, text, world_size()
         self.configuration = {
             "experiment": self.experiment,
             **options.configuration(),
@@ -252,7 +252,7 @@ class Run:
         record = record_head(
             self.experiment, words, self.device, "bfloat16" if trainer.bfloat16 else "float32"
         )
-        record["hardware"]["processes"] = world_size()
+        record["hardware"]["processes"] = self.processes
         return record | {
             "configuration": {**self.configuration, "corpus": text.corpus.name},
             "corpus": {

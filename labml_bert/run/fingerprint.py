@@ -183,8 +183,8 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def main(argv: list[str] | None = None) -> None:
     """
-    Checks the fingerprints of the records that are named, or of all. With `--write`, a record without fingerprints gets
-    them: for a record that was just made by today's code.
+    Checks the fingerprints of the records that are named, or of all. With `--write`, a record without
+    fingerprints gets them: for a record that was just made by today's code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words

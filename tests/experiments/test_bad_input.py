@@ -163,7 +163,8 @@ MORE_BAD_INPUT = {
     "a language with more tokens than positions": ("own_language", ["--corpus", "documents", "--schedule",
                                                    "16,256"], "max_position_embeddings is 128"),
     "a tiny vocabulary": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "3"], "vocab"),
-    "a vocabulary beyond numbers": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "9" * 20], "error:"),
+    "a vocabulary beyond numbers": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "9" * 20],
+                                    "error:"),
     "words that are none": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
 from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.tracking import read_metrics
 from labml_bert.training.trainer import Step, Trainer
 from tests.support.runs import small_text
 
@@ -384,7 +385,7 @@ def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     again.send_signal(signal.SIGINT)
     out, errors = again.communicate(timeout=60)
     assert again.returncode == 130, errors
-    steps = [step for step, _ in training.read_metrics(run)["loss"]]
+    steps = [step for step, _ in read_metrics(run)["loss"]]
     assert before in steps
     assert steps[-1] == load_checkpoint(run)[0]["step"] > before
 
