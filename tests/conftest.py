@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from labml_bert.data import corpora
+from tests.support.processes import ProcessGuard
 from tests.support.runs import small_text
 from tests.support.server import Server
 
@@ -21,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("quick", deadline=None, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessGuard())
 
 
 @pytest.fixture()
