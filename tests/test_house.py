@@ -1,13 +1,281 @@
-"""What holds for every file of the project."""
+"""What holds for every file of the project: who may import whom, how long a file is, what is never opened."""
 
 import ast
 import importlib.metadata
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.support.runs import ROOT
+
+PACKAGE = sorted((ROOT / "labml_bert").rglob("*.py"))
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """`labml_bert/run/record.py` is `labml_bert.run.record`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in PACKAGE}
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of the file's syntax tree, its own first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+class Import(NamedTuple):
+    """One import in a file, inside a function too."""
+
+    path: Path
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import of the file. `from package import module` is an import of the module."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            yield from (Import(path, node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}:{node.lineno} is a relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield Import(path, node.lineno, full if full in MODULES else node.module)
+
+
+def own_imports(path: Path) -> Iterator[Import]:
+    """The imports of modules of the package."""
+    return (found for found in imports(path) if found.module in MODULES)
+
+
+def report(found: Iterable[object]) -> None:
+    """Fails with one line for each."""
+    lines = dict.fromkeys(map(str, found))
+    assert not lines, "\n" + "\n".join(lines)
+
+
+# Who may import whom
+
+STANDALONE = {f"labml_bert.{name}" for name in ("bert", "mlm", "nsp", "modern")}
+ROOMS = ("data", "training", "baselines", "run")
+# What each room may import, besides itself. What people do with a trained model may import everything.
+MAY_IMPORT = {
+    "stand-alone": set(),
+    "files": set(),
+    "models": {"stand-alone", "files"},
+    "baselines": {"stand-alone", "files"},
+    "data": {"stand-alone", "files", "baselines"},
+    "training": {"stand-alone", "files", "models"},
+    "run": {"stand-alone", "files", "models", "baselines", "data", "training"},
+}
+
+
+def room_of(module: str) -> str:
+    if module in STANDALONE:
+        return "stand-alone"
+    name = module.split(".")[1] if "." in module else ""
+    return name if name in (*ROOMS, "files", "models") else "uses of a model"
+
+
+def test_no_import_goes_upwards() -> None:
+    """
+    The stand-alone files import nothing of the project, `models` imports those, `training` knows no data set,
+    `data` and `baselines` know neither `training` nor `run`.
+    """
+    found = []
+    for module, path in MODULES.items():
+        room = room_of(module)
+        for target in own_imports(path):
+            other = room_of(target.module)
+            # Each stand-alone file has to work without the others.
+            inside = room == other and room != "stand-alone"
+            if room in MAY_IMPORT and not inside and other not in MAY_IMPORT[room]:
+                found.append(target)
+    report(found)
+
+
+def test_the_package_imports_no_experiment_and_nothing_imports_the_site() -> None:
+    experiments = {"experiments"} | {path.stem for path in EXPERIMENTS}
+    found = [i for path in PACKAGE for i in imports(path) if i.module.split(".")[0] in experiments]
+    found += [
+        i for path in (*PACKAGE, *EXPERIMENTS) for i in imports(path) if i.module.split(".")[0] == "docs"
+    ]
+    report(found)
+
+
+def test_experiments_never_import_each_other() -> None:
+    """The files of one folder are one experiment."""
+    folders = {path.stem: path.parent for path in EXPERIMENTS}
+    found = []
+    for path in EXPERIMENTS:
+        for i in imports(path):
+            name = i.module.split(".")[-1] if i.module.startswith("experiments.") else i.module
+            if name in folders and (folders[name] != path.parent or path.parent.name == "experiments"):
+                found.append(i)
+    report(found)
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Imports inside functions count too: they hide a circle and don't open it."""
+    graph = {module: list(own_imports(path)) for module, path in MODULES.items()}
+    finished: set[str] = set()
+
+    def visit(module: str, way: list[Import]) -> None:
+        circle = [i for i in way if i.path == MODULES[module]]
+        if circle:
+            found.append("\n".join(map(str, way[way.index(circle[0]) :])) + "\n")
+        elif module not in finished:
+            for i in graph[module]:
+                visit(i.module, [*way, i])
+            finished.add(module)
+
+    found: list[object] = []
+    for module in graph:
+        visit(module, [])
+    report(found)
+
+
+def is_program(path: Path) -> bool:
+    return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8").splitlines()
+
+
+def test_no_module_of_the_package_is_there_for_one_experiment_only() -> None:
+    """Such a module belongs to the experiment, unless it is a program that people start themselves."""
+    used_inside = {i.module for path in PACKAGE for i in own_imports(path)}
+    users: dict[str, set[str]] = {module: set() for module in MODULES}
+    for path in EXPERIMENTS:
+        for i in own_imports(path):
+            users[i.module].add(path.relative_to(ROOT / "experiments").parts[0])
+    report(
+        [
+            f"{MODULES[module].relative_to(ROOT)}:1 is used by experiments/{next(iter(names))} only"
+            for module, names in users.items()
+            if len(names) == 1 and module not in used_inside and not is_program(MODULES[module])
+        ]
+    )
+
+
+def test_no_test_imports_another() -> None:
+    found = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for i in imports(path):
+            parts = i.module.split(".")
+            if parts[0] == "tests" and parts[1:2] not in (["support"], ["tools"]):
+                found.append(i)
+    report(found)
+
+
+@pytest.mark.parametrize("path", [path for path in PACKAGE if path.name == "__init__.py"], ids=module_name)
+def test_importing_the_package_does_no_work(path: Path) -> None:
+    """It sets the variable of the threads, and no more."""
+    name = path.relative_to(ROOT).as_posix()
+    statements = ["import os", 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")']
+    allowed = {"labml_bert/__init__.py": [ast.unparse(ast.parse(line)) for line in statements]}
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    found = [
+        node for node in body if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant)
+    ]
+    report(
+        f"{name}:{node.lineno} does {line}"
+        for node in found
+        if (line := ast.unparse(node)) not in allowed.get(name, [])
+    )
+
+
+# How long a file is
+
+LONGEST = {
+    "labml_bert/bert.py": 430,
+    "labml_bert/mlm.py": 330,
+    "labml_bert/nsp.py": 220,
+    "experiments/mlm_tiny.py": 200,
+    "experiments/mlm_words.py": 200,
+    "experiments/bert_tiny.py": 200,
+    "experiments/own_language.py": 200,
+}
+
+
+def test_no_file_is_too_long() -> None:
+    limits = {path.relative_to(ROOT).as_posix(): 450 for path in PACKAGE} | LONGEST
+    lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in limits}
+    report(
+        [
+            f"{name}:{length} is line {length} of at most {limits[name]}"
+            for name, length in lengths.items()
+            if length > limits[name]
+        ]
+    )
+
+
+# What an experiment leaves alone
+
+
+def from_the_package(path: Path) -> set[str]:
+    """The names that the file gets from the package."""
+    return {
+        alias.asname or alias.name.split(".")[0]
+        for node in nodes_of(path)
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "labml_bert")
+        or isinstance(node, ast.Import)
+        for alias in node.names
+        if isinstance(node, ast.ImportFrom) or alias.name.split(".")[0] == "labml_bert"
+    }
+
+
+def root_name(node: ast.expr) -> str:
+    """`a` of `a.b.c`."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_experiment_subclasses_a_class_of_the_package() -> None:
+    """Except for the options, which each experiment adds its own values to."""
+    found = []
+    for path in EXPERIMENTS:
+        names = from_the_package(path) - {"RunOptions"}
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef) and names & set(map(root_name, node.bases)):
+                bases = ", ".join(map(ast.unparse, node.bases))
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} subclasses {bases}")
+    report(found)
+
+
+def test_no_experiment_changes_what_it_imports() -> None:
+    """No `mock.patch`, no `setattr` and no assignment to a module or a class of the package."""
+    found = []
+    for path in EXPERIMENTS:
+        names = from_the_package(path)
+        place = path.relative_to(ROOT)
+        found += [i for i in imports(path) if i.module.split(".")[0] in ("mock", "unittest", "pytest")]
+        for node in nodes_of(path):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+                targets = [node.target]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+                targets = [ast.Attribute(node.args[0])]
+            for target in targets:
+                if isinstance(target, ast.Attribute | ast.Subscript) and root_name(target) in names:
+                    found.append(f"{place}:{node.lineno} changes {root_name(target)}")
+    report(found)
+
+
+# What is never opened
 
 
 def test_no_pickle_and_no_archive_is_opened() -> None:
@@ -26,7 +294,7 @@ def test_no_pickle_and_no_archive_is_opened() -> None:
     calls = {"torch.load", "np.load", "numpy.load", "shutil.unpack_archive", "yaml.load"}
     found = []
     for path in (p for f in ("labml_bert", "experiments", "docs/literate") for p in (ROOT / f).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if refused & {name.split(".")[0] for name in names}:
