@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed live test test-long trials coverage site serve test-site records claims lint format clean
+.PHONY: train peers speed live test test-fast test-long trials coverage site serve test-site records claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -27,6 +27,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist work
 
 test: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs $(ARGS)
+
+# The tests that start no process.
+test-fast: $(VENV)/.test
+	$(PYTEST) --ignore tests/docs -m "not processes" $(ARGS)
 
 # The property tests with 10,000 new examples each, instead of the same 100. Hypothesis itself marks its tests.
 test-long: $(VENV)/.test

@@ -77,6 +77,7 @@ assert losses[1] < losses[0], losses
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("file", TRAIN_A_STEP)
 def test_a_copy_works_alone(file: str, tmp_path: Path) -> None:
     shutil.copy(SOURCES / file, tmp_path)

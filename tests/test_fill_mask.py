@@ -17,6 +17,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((folder / "logs" / "mlm_tiny").iterdir())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -36,6 +36,7 @@ def test_python_docs_is_english_and_holds_out_whole_documents() -> None:
     assert load_corpus("python-docs") == corpus
 
 
+@pytest.mark.processes
 def test_reading_the_docs_imports_no_module_written_in_python() -> None:
     """`import antigravity` opens a browser, `import this` prints."""
     code = (

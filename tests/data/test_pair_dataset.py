@@ -299,6 +299,7 @@ def test_batches_go_on_from_the_state_of_the_generator(built: Path, pieces: Toke
         PairBatches(dataset, first.collator, 0, first.generator)
 
 
+@pytest.mark.processes
 def test_the_file_is_opened_without_network(built: Path) -> None:
     program = (
         "import socket, sys; from pathlib import Path\n"
@@ -353,6 +354,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.processes
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(
     tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

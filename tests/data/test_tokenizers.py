@@ -139,6 +139,7 @@ def test_wordpiece_needs_room_for_the_alphabet() -> None:
         wordpiece_tokenizer([])
 
 
+@pytest.mark.processes
 def test_wordpiece_is_the_same_in_every_process() -> None:
     program = (
         "import random; r = random.Random(0)\n"

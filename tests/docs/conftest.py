@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,7 +18,26 @@ from tests.support.serving import CHROMIUM, FLAGS, Quiet
 
 ROOT = Path(__file__).parents[2]
 
-pytest.importorskip("mkdocs", reason="the site's own dependencies are not installed: make test-site")
+MISSING = [name for name in ("mkdocs", "pygments", "bs4", "playwright") if find_spec(name) is None]
+
+
+class Uninstalled(pytest.Module):
+    """A module of tests that needs what isn't installed."""
+
+    def collect(self) -> NoReturn:
+        reason = f"not installed: {', '.join(MISSING)}; `make test-site` installs what tests/docs needs"
+        pytest.skip(reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return Uninstalled.from_parent(parent, path=module_path) if MISSING else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Building the site is a process."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("processes")
 
 
 @pytest.fixture(scope="session")

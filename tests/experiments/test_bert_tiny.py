@@ -13,6 +13,8 @@ from labml_bert import fill_mask
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import SIZES, run, small_text, start
 
+pytestmark = pytest.mark.processes
+
 PAIRS = [*SIZES, "--schedule=16:3,32:1", "--vocab-size=120"]
 
 

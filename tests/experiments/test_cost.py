@@ -79,6 +79,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_a_process_that_feeds_ends_with_the_one_that_waits_for_it(tmp_path: Path) -> None:
     """One that lives on would hold the output open, and whoever reads it would wait for ever."""
     (tmp_path / "slow.py").write_text(SLOW)

@@ -17,6 +17,8 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 from tests.support.runs import ROOT, SMALL, command, run, small_text
 
+pytestmark = pytest.mark.processes
+
 NO_NETWORK = """
 import socket
 def refuse(*args, **kwargs):

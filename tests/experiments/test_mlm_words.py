@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from labml_bert import fill_mask
 from tests.support.runs import SMALL, run
+
+pytestmark = pytest.mark.processes
 
 
 def test_words(corpus_file: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def made_language(sentences: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.processes
 def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> None:
     """Vowel signs survive, and the model has learned which word can stand in a gap."""
     (tmp_path / "text").mkdir()

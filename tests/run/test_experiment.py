@@ -13,6 +13,7 @@ from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, main_in_process, run, small_text
 
 
+@pytest.mark.processes
 def test_resume_with_other_options_or_another_text_is_refused(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.runs import ROOT, script
 
+pytestmark = pytest.mark.processes
+
 HIT = """
 import os, signal, sys
 class Finder:

@@ -18,6 +18,7 @@ from labml_bert.training.checkpoint import load_checkpoint
 from tests.support.runs import SMALL, command, run, stopped_by_ctrl_c
 
 
+@pytest.mark.processes
 def test_brackets_are_no_markup(tmp_path: Path) -> None:
     """A text and a path of brackets are printed as they are."""
     (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
@@ -33,6 +34,7 @@ def test_brackets_are_no_markup(tmp_path: Path) -> None:
     assert "d[bold]/mlm_words" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
 
 
+@pytest.mark.processes
 def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
     out = stopped_by_ctrl_c(command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5), tmp_path)
     again = shlex.split(out.splitlines()[-1])
@@ -79,6 +81,7 @@ def screen(text: str, width: int = 80) -> list[str]:
     return ["".join(line).rstrip() for line in lines]
 
 
+@pytest.mark.processes
 def test_a_terminal_shows_one_bar_and_a_second_run_in_the_folder_is_refused(
     corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -220,12 +220,14 @@ def check_same(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], s
 ALL = range(1, STEPS + 1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
 def test_two_processes_lose_what_one_does(kind: str, one: dict, two: dict) -> None:
     check_same(two[kind], one[kind], ALL)
     assert one[kind][STEPS]["loss"] < one[kind][1]["loss"] - 0.3, "they learned something"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
 def test_turns_change_nothing(kind: str, one: dict, two: dict, folder: Path, tmp_path: Path) -> None:
     check_same(two[f"{kind}-turns"], one[kind], ALL)
@@ -233,6 +235,7 @@ def test_turns_change_nothing(kind: str, one: dict, two: dict, folder: Path, tmp
         check_same(train(kind, folder / "text", tmp_path, turns=3), one[kind], ALL)
 
 
+@pytest.mark.processes
 def test_begun_by_two_and_ended_by_one(one: dict, two: dict, folder: Path) -> None:
     """The second process got the signal, and the first stopped after the same step."""
     path = folder / "two-then-one"
@@ -242,11 +245,13 @@ def test_begun_by_two_and_ended_by_one(one: dict, two: dict, folder: Path) -> No
     check_same(two["two-then-one"] | rest, one["pairs"], ALL)
 
 
+@pytest.mark.processes
 def test_begun_by_one_and_ended_by_two(one: dict, two: dict) -> None:
     assert min(two["one-then-two"]) == 21
     check_same(two["one-then-two"], one["pairs"], range(21, STEPS + 1))
 
 
+@pytest.mark.processes
 def test_each_process_drops_units_of_its_own_and_finds_them_again(two: dict, folder: Path) -> None:
     """Stopped and resumed by two, to the bit."""
     assert two["dropout-parts"] == two["dropout"]
@@ -256,6 +261,7 @@ def test_each_process_drops_units_of_its_own_and_finds_them_again(two: dict, fol
     assert not torch.equal(whole["random.torch"], whole["random.torch.1"])
 
 
+@pytest.mark.processes
 def test_the_second_process_writes_nothing(two: dict, folder: Path) -> None:
     assert not (folder / "second").exists()
     names = {key for key in load_checkpoint(folder / "pairs")[1] if key.startswith("model.")}
@@ -288,6 +294,7 @@ def test_the_parts_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(p.grad, gradient, atol=1e-6)
 
 
+@pytest.mark.processes
 def test_bad_input_is_answered_once(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--gradient-accumulation-steps", 9]
@@ -336,6 +343,7 @@ with run_ends_well(Path.cwd, lambda: True):
 """
 
 
+@pytest.mark.processes
 def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
     """And nobody waits for ever, nor blames what is only the consequence."""
     (tmp_path / "worker.py").write_text(ONE_FAILS)
@@ -357,6 +365,7 @@ def wait_for_step(runs: Path, least: int, process: subprocess.Popen[str]) -> Non
         time.sleep(0.1)
 
 
+@pytest.mark.processes
 def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     """Header, question, answer and folder are there once."""
     script = ROOT / "experiments" / "mlm_tiny.py"
@@ -390,6 +399,7 @@ def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     assert steps[-1] == load_checkpoint(run)[0]["step"] > before
 
 
+@pytest.mark.processes
 def test_a_whole_run_of_two(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--steps", 20, "--record", "record.json"]

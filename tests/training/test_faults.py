@@ -152,6 +152,7 @@ def fill_up(disk: Path) -> Path:
                 return filler
 
 
+@pytest.mark.processes
 def test_a_full_disk_loses_nothing_that_was_there(small_disk: Path) -> None:
     """At a checkpoint, a record, a model and pairs; and when there is room again, all go on."""
     trainer = finish(small_disk / "run")
@@ -230,6 +231,7 @@ finish(Path(sys.argv[2]), steps=20)
 """
 
 
+@pytest.mark.processes
 def test_the_same_seed_gives_the_same_bits_in_another_process(tmp_path: Path) -> None:
     """With dropout on. What is in the hash of a text is drawn anew in each process, so none may matter."""
     for name in ("one", "two"):

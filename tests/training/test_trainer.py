@@ -175,6 +175,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.processes
 def test_killed_while_saving(tmp_path: Path) -> None:
     """SIGKILL at any moment leaves a checkpoint whose parts belong together."""
     process = subprocess.Popen(
