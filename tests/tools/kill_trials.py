@@ -1,9 +1,9 @@
 """
-Kills every experiment at random moments and looks what is left. Not part of the suite, as it takes a quarter
-of an hour; the suite has a few of these kills in test_runs.py and test_pair_runs.py.
+Kills every experiment at random moments and looks at what is left. It takes a quarter of an hour, so it isn't
+part of the suite, which has a few of these kills in tests/experiments.
 
-    python tests/kill_trials.py                    # 20 kills for each experiment
-    python tests/kill_trials.py mlm_tiny --kills 5
+    python -m tests.tools.kill_trials                    # 20 kills for each experiment
+    python -m tests.tools.kill_trials mlm_tiny --kills 5
 
 An experiment with checkpoints is killed, resumed, killed again, until it comes to its end. It survived if
 every tensor of the end equals that of a run that nobody disturbed. One without checkpoints has a record of an
@@ -29,9 +29,8 @@ import torch
 
 from labml_bert.files import read_tensors
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
-from tests.support.runs import small_text
+from tests.support.runs import ROOT, script, small_text
 
-ROOT = Path(__file__).parents[2]
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 SIZES = ["--hidden-size=32", "--num-attention-heads=2", "--num-hidden-layers=2", "--batch-tokens=512"]
 COMMON = [*SIZES, "--schedule=16:3,32:1", "--hidden-dropout-prob=0.1", "--checkpoint-seconds=0"]
@@ -80,9 +79,9 @@ tracebacks: Counter[str] = Counter()
 
 def start(experiment: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
     own = folder / f"{experiment}.py"
-    script = str(own if own.exists() else ROOT / "experiments" / f"{experiment}.py")
+    path = str(own) if own.exists() else script(experiment)
     return subprocess.Popen(
-        [sys.executable, script, *arguments],
+        [sys.executable, path, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,5 +1,5 @@
 """
-How long the model in the page takes: `python tests/site/time_live.py SITE`, with SITE the built site.
+How long the model in the page takes: `python -m tests.tools.time_live SITE`, with SITE the built site.
 
 Prints, for some lengths and for a processor as it is and slowed four times, the median of the forward pass
 and of the whole way from a click to the answers. Chromium slows the thread of the page and not that of the
