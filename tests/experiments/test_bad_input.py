@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from tests.support.damage import flipped
 from tests.support.runs import main_in_process, small_text
 
 
-def write_bad_files(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of texts, runs and models; most of them are damaged, each in another way."""
+    folder = tmp_path_factory.mktemp("bad-files")
     (folder / "good.txt").write_text(small_text(100))
     (folder / "empty.txt").write_text("")
     (folder / "blank.txt").write_text(" \n\n")
@@ -64,6 +68,7 @@ def write_bad_files(folder: Path) -> None:
     BertForMaskedLM(config).save_pretrained(model)
     data = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(flipped(data, len(data) - 100))
+    return folder
 
 
 # What is typed, and words of the one line that answers.
@@ -178,10 +183,14 @@ def test_the_table_of_bad_input_has_forty_kinds() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_gets_one_line_and_exit_code_2(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str,
+    bad_files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     experiment, arguments, words = CASES[case]
-    write_bad_files(tmp_path)
+    shutil.copytree(bad_files, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as stopped:
