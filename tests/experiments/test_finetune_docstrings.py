@@ -50,6 +50,7 @@ def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_from_a_folder_to_a_record(folder: Path) -> None:
     small = ["--labels", "20", "60", "--pairs", "40", "--seeds", "2", "--steps", "4", "--device", "cpu"]
     done = run(folder, *small, "--record", "result.json")
@@ -119,6 +120,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.processes
 def test_without_any_run_it_says_how_to_make_one(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
