@@ -2,9 +2,14 @@
 
 import ast
 import importlib.metadata
+import multiprocessing
+import os
+import pty
 import re
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -273,6 +278,32 @@ def test_no_experiment_changes_what_it_imports() -> None:
                 if isinstance(target, ast.Attribute | ast.Subscript) and root_name(target) in names:
                     found.append(f"{place}:{node.lineno} changes {root_name(target)}")
     report(found)
+
+
+# What a test without the marker `processes` must not do
+
+
+def fork(by: Callable[[], object]) -> None:
+    """Ends the child at once if there is one."""
+    if by() == 0:
+        os._exit(0)
+
+
+STARTS: dict[str, Callable[[], object]] = {
+    "subprocess": lambda: subprocess.run([sys.executable, "-c", ""]),
+    "system": lambda: os.system("true"),
+    "posix_spawn": lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}),
+    "fork": lambda: fork(os.fork),
+    "pty": lambda: fork(lambda: pty.fork()[0]),
+    "multiprocessing fork": lambda: multiprocessing.get_context("fork").Process(target=int).start(),
+    "multiprocessing spawn": lambda: multiprocessing.get_context("spawn").Process(target=int).start(),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_test_without_the_marker_starts_no_process(name: str) -> None:
+    with pytest.raises(pytest.fail.Exception, match="starts a process; mark it with"):
+        STARTS[name]()
 
 
 # What is never opened
