@@ -37,6 +37,7 @@ from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from labml_bert.run.options import PRECISIONS
 from labml_bert.training.evaluation import evaluate_masked_lm, evaluate_pretraining
 from labml_bert.training.trainer import NonFiniteLossError, Step, Trainer
 
@@ -47,7 +48,6 @@ QUICK_TOKENS = 16_384
 QUICK_BATCHES = 4
 # A run has failed if it ends less than this below the unigram baseline, in nats.
 LEAST_GAIN = 0.1
-PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 
 @dataclass
@@ -181,9 +181,7 @@ def train(run: Run, on_step: Callable[[int, Tensor], None] | None = None) -> dic
     curve = [[0, rounded(held_out_loss(run, quick=True))]]
     lengths: list[list[int]] = []
     losses: list[float] = []
-    for step in trainer.steps():
-        if curve[-1][1] is None:
-            break
+    for step in trainer.steps() if curve[0][1] is not None else ():
         length = sequence_length(growth, run.stages, step.progress, losses)
         if not lengths or lengths[-1][1] != length:
             lengths.append([step.number, length])
@@ -196,6 +194,8 @@ def train(run: Run, on_step: Callable[[int, Tensor], None] | None = None) -> dic
             # After a failed step the weights no longer change, and their loss says nothing.
             loss = math.nan if trainer.failed else held_out_loss(run, quick=True)
             curve.append([step.number, rounded(loss)])
+            if curve[-1][1] is None:
+                break
     final_loss = None if trainer.failed else rounded(held_out_loss(run))
     unigram = next(baseline.loss for baseline in run.text.baselines if baseline.name == "frequencies")
     has_failed = final_loss is None or final_loss > unigram - LEAST_GAIN
