@@ -165,7 +165,9 @@ def held_out_loss(run: Run, quick: bool = False) -> float:
     return result["loss"]
 
 
-def train(run: Run, on_step: Callable[[int, Tensor], None] | None = None) -> dict[str, Any]:
+def train(
+    run: Run, on_step: Callable[[int, Tensor], None] | None = None, evaluations: int = EVALUATIONS
+) -> dict[str, Any]:
     """
     ## The loop
 
@@ -177,7 +179,7 @@ def train(run: Run, on_step: Callable[[int, Tensor], None] | None = None) -> dic
     growth = options.growth if isinstance(options, WindowOptions) else "stages"
     steps = trainer.arguments.steps
     assert steps is not None
-    evaluation_steps = {round(steps * i / EVALUATIONS) for i in range(1, EVALUATIONS + 1)}
+    evaluation_steps = {round(steps * i / evaluations) for i in range(1, evaluations + 1)}
     curve = [[0, rounded(held_out_loss(run, quick=True))]]
     lengths: list[list[int]] = []
     losses: list[float] = []

@@ -20,6 +20,7 @@ from labml_bert.data.docstring_tasks import Task
 from labml_bert.finetuning import Example
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
+from labml_bert.run.fingerprint import difference, fingerprints_of
 from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
@@ -353,8 +354,8 @@ def results(folder: Path) -> list[Any]:
 def test_a_stopped_claim_goes_on_and_ends_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    time_steps = Results.time_steps
-    monkeypatch.setattr(Results, "time_steps", lambda self: time_steps(self, rounds=1, repeats=1))
+    measure_arms = Results.measure_arms
+    monkeypatch.setattr(Results, "measure_arms", lambda self: measure_arms(self, rounds=1, repeats=1))
     claim = small_claim(options, seeds=1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     Results(claim, whole, CPU).complete()
@@ -387,6 +388,20 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
     }
 
 
+def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
+    """It is in the record, is taken again to the bit, and tells one arm from the other."""
+    arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
+    claim = Claim("small", "A small claim", 1, 1, arms, "masked", options)
+    Results(claim, tmp_path, CPU).complete()
+    record = json.loads((tmp_path / "claims" / "small.json").read_text())
+    saved = record["fingerprints"]
+    assert {*saved} == {*arms}
+    assert all(len(one["losses"]) == one["steps"] for one in saved.values())
+    today = {arm: take() for arm, take in fingerprints_of(record).items()}
+    assert all(difference(saved[arm], today[arm]) == "" for arm in arms)
+    assert difference(saved["plain"], today["varied"]).startswith("the loss of step 1 was")
+
+
 def test_a_changed_arm_is_run_again_and_the_others_stay(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +413,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
 
     claim = small_claim(options)
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
     Results(claim, tmp_path, CPU).complete()
     before = results(tmp_path)
     claim.arms["zero"]["offsets"] = True
@@ -418,7 +433,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
         return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
 
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
     Results(small_claim(options), tmp_path, CPU).complete()
     finals = [row for row in results(tmp_path) if row["seed"] != TUNING_SEED]
     taken = {row["arm"]: row["point"]["learning_rate"] for row in finals}
@@ -439,7 +454,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
         return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
 
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
     grid = {"learning_rate": [1e-3, 2e-3]}
 
     def claim(name: str, arm: str, scores: list[str], job: str = "pairs") -> Any:
@@ -463,7 +478,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
