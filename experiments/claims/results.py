@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from experiments.claims.fingerprints import fingerprints
 from experiments.claims.options import GivenOptions
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import Run, prepare, take_step, train
@@ -131,14 +130,10 @@ class Results:
             describe_result(row)
         self.record["step_seconds"].keys()
 
-    def update(self) -> None:
-        """Puts the rows needed so far into the record, and earlier ones that may still be needed."""
+    def write(self) -> None:
+        """Writes the rows needed so far, and those recorded earlier that may still be needed."""
         table = [*{**self.rows, **self.recorded}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table}
-
-    def write(self) -> None:
-        """Writes the record, with all rows."""
-        self.update()
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def get_row(self, arm: str, seed: int, point: GivenOptions) -> dict[str, Any]:
@@ -202,7 +197,7 @@ class Results:
         return points[min(range(len(points)), key=lambda i: math.inf if losses[i] is None else losses[i])]
 
     def complete(self) -> None:
-        """Makes all runs that are missing, and then times the steps and takes the fingerprints."""
+        """Makes all runs that are missing, and then times the steps."""
         for arm in self.claim.arms:
             for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
                 for seed in range(self.claim.seeds):
@@ -210,12 +205,10 @@ class Results:
         is_stale = bool(self.recorded.keys() - self.rows.keys())
         self.recorded = self.rows
         if is_stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
-            self.measure_arms()
+            self.time_steps()
 
-    def measure_arms(self, rounds: int = 5, repeats: int = 10) -> None:
-        """Fingerprints, and seconds per step of each arm at each of its lengths, all measured in turn."""
-        self.update()
-        self.record["fingerprints"] = {arm: take() for arm, take in fingerprints(self.record).items()}
+    def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
+        """Seconds per step of each arm at each of its lengths, all measured in turn."""
         works: dict[str, Callable[[], object]] = {}
         for arm in self.claim.arms:
             row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == 0)
@@ -227,6 +220,8 @@ class Results:
             arm, length = json.loads(name)
             step_seconds[arm][str(length)] = round(median(times), 6)
         self.record["step_seconds"] = step_seconds
+        # They were of other runs, and are taken anew by `python -m labml_bert.run.fingerprint --write`.
+        self.record.pop("fingerprints", None)
         self.write()
 
     def repeat(self, arm: str, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -354,8 +354,8 @@ def results(folder: Path) -> list[Any]:
 def test_a_stopped_claim_goes_on_and_ends_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure_arms = Results.measure_arms
-    monkeypatch.setattr(Results, "measure_arms", lambda self: measure_arms(self, rounds=1, repeats=1))
+    time_steps = Results.time_steps
+    monkeypatch.setattr(Results, "time_steps", lambda self: time_steps(self, rounds=1, repeats=1))
     claim = small_claim(options, seeds=1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     Results(claim, whole, CPU).complete()
@@ -389,17 +389,24 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
 
 
 def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
-    """It is in the record, is taken again to the bit, and tells one arm from the other."""
+    """It is the same to the bit when it is taken again, and tells one arm from the other."""
     arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
     claim = Claim("small", "A small claim", 1, 1, arms, "masked", options)
     Results(claim, tmp_path, CPU).complete()
-    record = json.loads((tmp_path / "claims" / "small.json").read_text())
-    saved = record["fingerprints"]
-    assert {*saved} == {*arms}
-    assert all(len(one["losses"]) == one["steps"] for one in saved.values())
-    today = {arm: take() for arm, take in fingerprints_of(record).items()}
-    assert all(difference(saved[arm], today[arm]) == "" for arm in arms)
-    assert difference(saved["plain"], today["varied"]).startswith("the loss of step 1 was")
+    path = tmp_path / "claims" / "small.json"
+    record = json.loads(path.read_text())
+    first, second = ({arm: take() for arm, take in fingerprints_of(record).items()} for _ in range(2))
+    assert {*first} == {*arms}
+    assert all(len(one["losses"]) == one["steps"] for one in first.values())
+    assert all(difference(first[arm], second[arm]) == "" for arm in arms)
+    assert difference(first["plain"], second["varied"]).startswith("the loss of step 1 was")
+
+    path.write_text(json.dumps({**record, "fingerprints": first}))
+    Results(claim, tmp_path, CPU).complete()
+    assert json.loads(path.read_text())["fingerprints"] == first
+    claim.arms["varied"] = {"embedding_std": 0.2}
+    Results(claim, tmp_path, CPU).complete()
+    assert "fingerprints" not in json.loads(path.read_text()), "one of them is of another run"
 
 
 def test_a_changed_arm_is_run_again_and_the_others_stay(
@@ -413,7 +420,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
 
     claim = small_claim(options)
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     Results(claim, tmp_path, CPU).complete()
     before = results(tmp_path)
     claim.arms["zero"]["offsets"] = True
@@ -433,7 +440,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
         return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
 
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     Results(small_claim(options), tmp_path, CPU).complete()
     finals = [row for row in results(tmp_path) if row["seed"] != TUNING_SEED]
     taken = {row["arm"]: row["point"]["learning_rate"] for row in finals}
@@ -454,7 +461,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
         return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
 
     monkeypatch.setattr(Results, "run_once", one)
-    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     grid = {"learning_rate": [1e-3, 2e-3]}
 
     def claim(name: str, arm: str, scores: list[str], job: str = "pairs") -> Any:
@@ -478,7 +485,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Results, "measure_arms", lambda self: self.write())
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
