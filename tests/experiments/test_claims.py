@@ -1,10 +1,8 @@
-"""The ledger of claims: its runs, its record, and that each arm is what it says."""
+"""The claims: their runs, their records, and that each arm is what it says."""
 
-import importlib.util
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.claims.variants import UntiedMaskedLM, build
+from experiments.claims import claims, scores
+from experiments.claims.options import WindowOptions, read_options
+from experiments.claims.results import TUNING_SEED, Claim, Results, read_claims
+from experiments.claims.training import Run, draw_batch, prepare, train
+from experiments.claims.variants import UntiedMaskedLM, sequence_length
+from labml_bert.data.curriculum import parse_schedule
+from labml_bert.data.docstring_tasks import Task
+from labml_bert.finetuning import Example
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run import mlm_run
+from labml_bert.run.fingerprint import difference, fingerprints_of
 from tests.support.runs import small_text
 
-path = Path(__file__).parents[2] / "experiments" / "claims" / "claims.py"
-spec = importlib.util.spec_from_file_location("claims", path)
-assert spec is not None and spec.loader is not None
-claims = importlib.util.module_from_spec(spec)
-# A dataclass looks its module up by name.
-sys.modules["claims"] = claims
-spec.loader.exec_module(claims)
-Claim, Ledger, train = claims.Claim, claims.Ledger, claims.train
-
 CPU = torch.device("cpu")
-CLAIMS = claims.read_claims()
+CLAIMS = read_claims(claims.CLAIMS)
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -43,14 +39,14 @@ SMALL = {
 
 @pytest.fixture()
 def options(tmp_path: Path) -> dict[str, Any]:
-    """Options of a job on windows of a text of a few thousand characters."""
+    """Options of a run on windows of a text of a few thousand characters."""
     (tmp_path / "text.txt").write_text(small_text(150))
     return {**SMALL, "corpus": str(tmp_path / "text.txt")}
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Options of a job on pairs, with a cache of its own: the pairs are made once."""
+    """Options of a run on pairs, with a cache of its own: the pairs are made once."""
     folder = tmp_path_factory.mktemp("documents")
     for i in range(30):
         (folder / f"{i:02}.txt").write_text(small_text(12, seed=i))
@@ -68,77 +64,108 @@ def test_the_claims_are_twelve_and_take_less_than_eight_hours() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.job])
-def test_every_option_of_a_claim_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`build` refuses an unknown one; the jobs themselves are not built."""
-    built: list[tuple[Any, Any]] = []
-    for job in ("WindowJob", "TextPairJob"):
-        monkeypatch.setattr(f"experiments.claims.variants.{job}", lambda *parts: built.append(parts))
+def test_every_option_of_a_claim_is_known(name: str) -> None:
+    """`read_options` refuses an unknown one; the runs themselves are not prepared."""
     claim = CLAIMS[name]
-    for arm in claim.arms:
-        for point in claim.points():
-            build(claim.job, Ledger.options(type("L", (), {"claim": claim}), arm, point), 0, CPU)
-    assert len({repr(parts[:2]) for parts in built}) == len(claim.arms) * len(claim.points())
+    options = [
+        read_options(claim.job, claim.options_of(arm, point))
+        for arm in claim.arms
+        for point in claim.grid_points()
+    ]
+    assert len({repr(one) for one in options}) == len(claim.arms) * len(claim.grid_points())
 
 
 def test_a_causal_model_does_not_see_the_future(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
-    input_ids = job.windows[:2].clone()
+    run = prepare("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
+    input_ids = run.text.windows[:2].clone()
     changed = input_ids.clone()
-    changed[:, 20] = (changed[:, 20] + 1) % job.config.vocab_size
-    for model_job, sees in ((job, False), (build("masked", options, 0, CPU), True)):
-        model = model_job.model.eval()
+    changed[:, 20] = (changed[:, 20] + 1) % run.text.vocab_size
+    for other, sees in ((run, False), (prepare("masked", options, 0, CPU), True)):
+        model = other.model.eval()
         before, after = (model.bert(ids).last_hidden_state for ids in (input_ids, changed))
         assert torch.equal(before[:, :20], after[:, :20]) is not sees
         assert not torch.equal(before[:, 20:], after[:, 20:])
 
 
-def test_a_causal_model_at_some_places_is_the_same_as_at_all(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "causal": True, "mlm_probability": 0.5}, 0, CPU)
-    batch = job.next_batch(0.0)
-    model = job.model.eval()
+def test_a_causal_model_at_some_positions_is_the_same_as_at_all(options: dict[str, Any]) -> None:
+    run = prepare("masked", {**options, "causal": True, "mlm_probability": 0.5}, 0, CPU)
+    batch = draw_batch(run, 8)
+    model = run.model.eval()
     some = model(batch["input_ids"], batch["labels"], position_ids=batch["position_ids"])
     all_of_them = model(batch["input_ids"], position_ids=batch["position_ids"]).logits
     assert torch.allclose(some.logits, all_of_them[batch["labels"] != IGNORE], atol=1e-5)
 
 
-def test_the_next_token_is_asked_for_and_nothing_is_covered(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
-    batch = job.next_batch(0.0)
+def test_the_label_is_the_next_token_and_nothing_is_masked(options: dict[str, Any]) -> None:
+    run = prepare("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
+    batch = draw_batch(run, 8)
     assert (batch["labels"][:, :-1] == batch["input_ids"][:, 1:]).all()
     assert (batch["labels"][:, -1] == IGNORE).all()
-    asked = build("masked", {**options, "causal": True, "mlm_probability": 0.15}, 0, CPU)
-    labels = torch.stack([asked.next_batch(0.0)["labels"] for _ in range(60)])
+    few = prepare("masked", {**options, "causal": True, "mlm_probability": 0.15}, 0, CPU)
+    labels = torch.stack([draw_batch(few, 8)["labels"] for _ in range(60)])
     assert (labels != IGNORE).float().mean().item() == pytest.approx(0.15 * 7 / 8, abs=0.03)
 
 
+def test_the_held_out_text_of_a_causal_model(options: dict[str, Any]) -> None:
+    """The next tokens are its labels too, at 15% of the positions, and the same ones in every run."""
+    runs = [
+        prepare("masked", {**options, "causal": True, "mlm_probability": p}, seed, CPU)
+        for seed, p in ((0, 1.0), (1, 0.15))
+    ]
+    for run in runs:
+        input_ids, labels = run.held_out
+        asked = labels[:, :-1] != IGNORE
+        assert torch.equal(input_ids, run.text.windows)
+        assert torch.equal(labels[:, :-1][asked], input_ids[:, 1:][asked])
+        assert asked.float().mean().item() == pytest.approx(0.15, abs=0.05)
+        assert torch.equal(labels, runs[0].held_out.labels)
+
+
 def test_positions_from_zero(options: dict[str, Any]) -> None:
-    plain, varied = (build("masked", {**options, "offsets": on}, 0, CPU) for on in (True, False))
-    a, b = plain.next_batch(0.0), varied.next_batch(0.0)
+    plain, varied = (prepare("masked", {**options, "offsets": on}, 0, CPU) for on in (True, False))
+    a, b = draw_batch(plain, 8), draw_batch(varied, 8)
     assert torch.equal(a["input_ids"], b["input_ids"])
     assert (b["position_ids"] == torch.arange(8)).all()
     assert not torch.equal(a["position_ids"], b["position_ids"])
 
 
-def test_lengths_that_grow_evenly(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "growth": "linear"}, 0, CPU)
-    lengths = [job.length(i / 16) for i in range(17)]
+def test_lengths_that_grow_evenly() -> None:
+    stages = parse_schedule(SMALL["schedule"])
+    lengths = [sequence_length("linear", stages, i / 16, []) for i in range(17)]
     assert lengths == sorted(lengths) and {*lengths} == {8, 16, 24, 32}
     assert lengths.count(32) >= 9, "as long at the end as the stages"
 
 
-def test_lengths_that_grow_on_a_plateau(options: dict[str, Any]) -> None:
-    curriculum = build("masked", {**options, "growth": "plateau"}, 0, CPU).curriculum
-    for i in range(400):
-        curriculum.saw(5.0 - 0.01 * i)
-    assert curriculum.length(0.1) == 8, "it was getting better"
-    for _ in range(400):
-        curriculum.saw(1.0)
-    assert curriculum.length(0.1) == 16
-    assert curriculum.length(0.6) == 32, "whatever the loss"
+def test_lengths_that_grow_on_a_plateau() -> None:
+    stages = parse_schedule(SMALL["schedule"])
+    losses = [5.0 - 0.01 * i for i in range(400)]
+    assert sequence_length("plateau", stages, 0.1, losses) == 8, "it was getting better"
+    losses += [1.0] * 400
+    assert sequence_length("plateau", stages, 0.1, losses) == 16
+    assert sequence_length("plateau", stages, 0.6, losses) == 32, "whatever the loss"
+    losses += [1.0] * 4000
+    assert sequence_length("plateau", stages, 0.1, losses) == 32, "and no longer than the last stage"
+
+
+def test_a_way_to_grow_that_does_not_exist(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="growth is 'fast'; choose from stages, linear, plateau"):
+        prepare("masked", {**options, "growth": "fast"}, 0, CPU)
+
+
+def test_a_run_grows_as_its_arm_says(options: dict[str, Any]) -> None:
+    grown = {
+        growth: train(prepare("masked", {**options, "tokens": 64 * 16, "growth": growth}, 0, CPU))["lengths"]
+        for growth in ("stages", "linear", "plateau")
+    }
+    assert grown == {
+        "stages": [[0, 8], [6, 16], [8, 32]],
+        "linear": [[0, 8], [3, 16], [6, 24], [8, 32]],
+        "plateau": [[0, 8], [8, 32]],
+    }
 
 
 def test_an_untied_model_has_a_matrix_of_its_own(options: dict[str, Any]) -> None:
-    tied, untied = (build("masked", {**options, "tied": tied}, 0, CPU).model for tied in (True, False))
+    tied, untied = (prepare("masked", {**options, "tied": tied}, 0, CPU).model for tied in (True, False))
     count = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
     embedding = untied.bert.embeddings.word_embeddings.weight
     assert count[1] - count[0] == embedding.numel()
@@ -149,12 +176,20 @@ def test_an_untied_model_has_a_matrix_of_its_own(options: dict[str, Any]) -> Non
     assert not torch.equal(untied(batch).logits, before)
 
 
+def test_the_untied_model_is_the_same_at_some_positions_as_at_all(options: dict[str, Any]) -> None:
+    run = prepare("masked", {**options, "tied": False}, 0, CPU)
+    batch = draw_batch(run, 8)
+    model = run.model.eval()
+    some = model(batch["input_ids"], batch["labels"]).logits
+    assert torch.allclose(some, model(batch["input_ids"]).logits[batch["labels"] != IGNORE], atol=1e-5)
+
+
 def test_the_untied_model_of_the_claim_has_as_many_parameters() -> None:
     claim = CLAIMS["tying"]
     counts = []
     for arm in ("tied", "untied, as many parameters"):
         wide = {**claim.options, **claim.arms[arm]}
-        config = mlm_run.Options("x", hidden_size=wide.get("hidden_size", 128)).model_config(4096, 128)
+        config = WindowOptions(0, hidden_size=wide.get("hidden_size", 128)).model_config(4096, 128)
         kind = UntiedMaskedLM if "untied" in arm else BertForMaskedLM
         with torch.device("meta"):
             counts.append(sum(p.numel() for p in kind(config).parameters()))
@@ -168,110 +203,141 @@ def test_the_untied_model_of_the_claim_has_as_many_parameters() -> None:
 def test_heads_without_their_parts(
     options: dict[str, Any], dense: bool, norm: bool, kinds: list[type]
 ) -> None:
-    job = build("masked", {**options, "head_dense": dense, "head_norm": norm}, 0, CPU)
-    assert [type(part) for part in job.model.cls.predictions.transform] == kinds
-    assert train(job)[1]["result"]["loss"] is not None
+    run = prepare("masked", {**options, "head_dense": dense, "head_norm": norm}, 0, CPU)
+    assert [type(part) for part in run.model.cls.predictions.transform] == kinds
+    assert train(run)["result"]["loss"] is not None
 
 
-def test_the_spread_of_the_embeddings(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "embedding_std": 1.0}, 0, CPU)
-    assert job.model.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(1, abs=0.1)
-    assert job.model.bert.encoder.layer[0].intermediate.dense.weight.std().item() < 0.1
-    first = [train(one)[1]["curve"][0][1] for one in (job, build("masked", options, 0, CPU))]
+def test_the_standard_deviation_of_the_embeddings(options: dict[str, Any]) -> None:
+    run = prepare("masked", {**options, "embedding_std": 1.0}, 0, CPU)
+    assert run.model.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(1, abs=0.1)
+    assert run.model.bert.encoder.layer[0].intermediate.dense.weight.std().item() < 0.1
+    first = [train(one)["curve"][0][1] for one in (run, prepare("masked", options, 0, CPU))]
     assert first[0] > first[1] + 1
 
 
 def test_adam_as_published(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "adam": "published"}, 0, CPU)
-    assert not job.arguments.adam_bias_correction
-    assert build("masked", options, 0, CPU).arguments.adam_bias_correction
+    run = prepare("masked", {**options, "adam": "published"}, 0, CPU)
+    assert not run.trainer.arguments.adam_bias_correction
+    assert prepare("masked", options, 0, CPU).trainer.arguments.adam_bias_correction
 
 
-def test_shares_of_the_chosen_tokens(documents: dict[str, Any]) -> None:
-    def shares(**varied: float) -> tuple[float, float]:
-        """Of the chosen: hidden, and as they are; the share that is chosen goes with them."""
-        job = build("pairs", {**documents, **varied}, 0, CPU)
-        mask = job.tokenizer.token_to_id("[MASK]")
-        batches = [job.next_batch(0.0) for _ in range(60)]
+def test_what_becomes_of_the_chosen_tokens(documents: dict[str, Any]) -> None:
+    def fractions(**varied: float) -> tuple[float, float]:
+        """Of the chosen tokens: masked, and left as they are."""
+        run = prepare("pairs", {**documents, **varied}, 0, CPU)
+        mask = run.text.tokenizer.token_to_id("[MASK]")
+        batches = [draw_batch(run, 16) for _ in range(60)]
         ids, labels = (torch.cat([b[key].flatten() for b in batches]) for key in ("input_ids", "labels"))
         chosen = labels != IGNORE
         return (ids == mask)[chosen].float().mean().item(), (ids == labels)[chosen].float().mean().item()
 
-    assert shares(mask_replace_prob=1.0, random_replace_prob=0.0) == (1.0, 0.0)
-    hidden, kept = shares(mask_replace_prob=0.8, random_replace_prob=0.0)
-    assert hidden + kept == pytest.approx(1.0) and hidden == pytest.approx(0.8, abs=0.1)
-    few, many = (build("pairs", {**documents, "mlm_probability": p}, 0, CPU) for p in (0.15, 0.4))
+    assert fractions(mask_replace_prob=1.0, random_replace_prob=0.0) == (1.0, 0.0)
+    masked, kept = fractions(mask_replace_prob=0.8, random_replace_prob=0.0)
+    assert masked + kept == pytest.approx(1.0) and masked == pytest.approx(0.8, abs=0.1)
+    few, many = (prepare("pairs", {**documents, "mlm_probability": p}, 0, CPU) for p in (0.15, 0.4))
     counts = [
-        sum((j.next_batch(0.0)["labels"] != IGNORE).sum().item() for _ in range(20)) for j in (few, many)
+        sum((draw_batch(run, 16)["labels"] != IGNORE).sum().item() for _ in range(20)) for run in (few, many)
     ]
     assert counts[1] > 1.8 * counts[0]
 
 
+def test_the_held_out_pairs_are_masked_as_ever(documents: dict[str, Any]) -> None:
+    changed = {"mlm_probability": 0.4, "mask_replace_prob": 1.0, "random_replace_prob": 0.0}
+    first, second = (prepare("pairs", {**documents, **more}, 0, CPU).held_out for more in ({}, changed))
+    for a, b in zip(first, second, strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
 def test_without_the_second_task_the_pooler_learns_nothing(documents: dict[str, Any]) -> None:
     for on in (True, False):
-        job = build("pairs", {**documents, "next_sentence": on}, 0, CPU)
-        before = job.model.cls.seq_relationship.weight.detach().clone()
-        result = train(job)[1]
-        assert torch.equal(job.model.cls.seq_relationship.weight, before) is not on
+        run = prepare("pairs", {**documents, "next_sentence": on}, 0, CPU)
+        before = run.model.cls.seq_relationship.weight.detach().clone()
+        result = train(run)
+        assert torch.equal(run.model.cls.seq_relationship.weight, before) is not on
         assert result["curve"][-1][0] == 8
 
 
 def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [("red apple tree", 0), ("blue river stone", 1)] * 10
-    examples = [claims.Example(text, label) for text, label in texts]
-    task = claims.Task("package", ["a", "b"], examples, examples, [True] * 20)
-    monkeypatch.setattr(claims, "labelled", lambda name: task)
-    monkeypatch.setattr(claims, "LABELS", 20)
-    monkeypatch.setattr(claims, "FEWEST_STEPS", 4)
-    job = build("pairs", documents, 0, CPU)
-    trainer, found = train(job)
-    covered = job.held_out
+    examples = [Example(text, label) for text, label in texts]
+    task = Task("package", ["a", "b"], examples, examples, [True] * 20)
+    monkeypatch.setattr(scores, "labeled_texts", lambda name: task)
+    monkeypatch.setattr(scores, "LABELS", 20)
+    monkeypatch.setattr(scores, "FEWEST_STEPS", 4)
+    run = prepare("pairs", documents, 0, CPU)
+    found = train(run)
+    held_out = run.held_out
     names = ["seen_loss", "probe", "package"]
-    first, second = (claims.scores(job, trainer, names, 0) for _ in range(2))
-    assert first == second and job.held_out is covered
+    first, second = (scores.measure_scores(run, names, 0) for _ in range(2))
+    assert first == second and run.held_out is held_out
     assert first["probe"] == 1.0, "the two texts share no word"
     assert first["seen_loss"] != found["result"]["loss"]
 
 
-def test_an_unknown_option(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no option 'colour' on 'masked'"):
-        build("masked", {**options, "colour": 1}, 0, CPU)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("masked", "colour"), ("masked", "next_sentence"), ("pairs", "causal")]
+)
+def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> None:
+    """Also one that only the other kind of run has: it would change nothing, and nobody would notice."""
+    del options["max_position_embeddings"]
+    with pytest.raises(ValueError, match=f"no option '{name}' on '{kind}'"):
+        prepare(kind, {**options, name: 1}, 0, CPU)
+
+
+def test_every_step_can_be_watched(options: dict[str, Any]) -> None:
+    seen: list[tuple[int, float]] = []
+    run = prepare("masked", options, 0, CPU)
+    train(run, lambda number, loss: seen.append((number, loss.item())))
+    assert [number for number, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert all(2 < loss < 5 for _, loss in seen)
 
 
 def test_a_run_that_diverges_ends_and_says_so(options: dict[str, Any]) -> None:
-    job = build("masked", {**options, "tokens": 64 * 200}, 0, CPU)
+    run = prepare("masked", {**options, "tokens": 64 * 200}, 0, CPU)
     with torch.no_grad():
-        job.model.cls.predictions.bias.fill_(float("nan"))
-    _, found = train(job)
+        run.model.cls.predictions.bias.fill_(float("nan"))
+    found = train(run)
     assert found["result"] == {"loss": None, "failed": 1.0}
     assert len(found["curve"]) == 1
+    assert run.trainer.step == 0
     json.dumps(found, allow_nan=False)
 
 
-def test_a_run_whose_step_goes_wrong_ends_and_says_so(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From that step on the weights would no longer change, and their loss would look like a result."""
-    job = build("masked", {**options, "tokens": 64 * 400}, 0, CPU)
-    draw, step = job.next_batch, 0
+def poison(run: Run, last_good_step: int) -> Callable[[int, Any], None]:
+    """Makes the step after `last_good_step` one with an infinite loss."""
 
-    def poisoned(progress: float) -> Any:
-        nonlocal step
-        step += 1
-        if step == 250:
+    def on_step(number: int, loss: Any) -> None:
+        if number == last_good_step:
             with torch.no_grad():
-                job.model.cls.predictions.bias.fill_(float("inf"))
-        return draw(progress)
+                run.model.cls.predictions.bias.fill_(float("inf"))
 
-    monkeypatch.setattr(job, "next_batch", poisoned)
-    _, found = train(job)
+    return on_step
+
+
+def test_a_run_whose_step_goes_wrong_ends_and_says_so(options: dict[str, Any]) -> None:
+    """From that step on the weights would no longer change, and their loss would look like a result."""
+    run = prepare("masked", {**options, "tokens": 64 * 400}, 0, CPU)
+    found = train(run, poison(run, 249))
     assert found["result"] == {"loss": None, "failed": 1.0}
     assert found["curve"][-1] == [250, None] and all(loss for _, loss in found["curve"][:-1])
 
 
+def test_a_failed_run_ends_at_an_evaluation_whatever_the_clock_says(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer checks for NaN once a second; here a second passes in every step."""
+    now = iter(range(1_000_000))
+    monkeypatch.setattr("labml_bert.training.trainer.time.monotonic", lambda: float(next(now)))
+    for last_good_step, end in ((43, 45), (199, 200)):
+        run = prepare("masked", {**options, "tokens": 64 * 200}, 0, CPU)
+        found = train(run, poison(run, last_good_step))
+        assert found["curve"][-1] == [end, None] and len(found["curve"]) == 1 + end // 5
+
+
 def test_a_loss_that_begins_high_is_no_failure(options: dict[str, Any]) -> None:
     options = {**options, "tokens": 64 * 40, "embedding_std": 30.0}
-    _, found = train(build("masked", options, 0, CPU))
+    found = train(prepare("masked", options, 0, CPU))
     assert found["curve"][0][1] > 100 and found["result"]["loss"] is not None
 
 
@@ -288,14 +354,14 @@ def results(folder: Path) -> list[Any]:
 def test_a_stopped_claim_goes_on_and_ends_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = Ledger.measure
-    monkeypatch.setattr(Ledger, "measure", lambda self: measure(self, rounds=1, repeats=1))
+    time_steps = Results.time_steps
+    monkeypatch.setattr(Results, "time_steps", lambda self: time_steps(self, rounds=1, repeats=1))
     claim = small_claim(options, seeds=1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    Ledger(claim, whole, CPU).run()
-    assert len(results(whole)) == claim.runs() == 2 * 2 + 3
+    Results(claim, whole, CPU).complete()
+    assert len(results(whole)) == claim.count_runs() == 2 * 2 + 3
 
-    one, done = Ledger.one, 0
+    one, done = Results.run_once, 0
 
     def killed(self: Any, options: Any, seed: int) -> Any:
         nonlocal done
@@ -304,14 +370,14 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
         done += 1
         return one(self, options, seed)
 
-    monkeypatch.setattr(Ledger, "one", killed)
+    monkeypatch.setattr(Results, "run_once", killed)
     for there in (2, 4, 6):
         done = 0
         with pytest.raises(KeyboardInterrupt):
-            Ledger(claim, parts, CPU).run()
+            Results(claim, parts, CPU).complete()
         assert len(results(parts)) == there
     done = 0
-    Ledger(claim, parts, CPU).run()
+    Results(claim, parts, CPU).complete()
     assert done == 1
     assert results(parts) == results(whole)
     record = json.loads((parts / "claims" / "small.json").read_text())
@@ -320,6 +386,27 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
         "long": {"32"},
         "zero": {"8", "16", "32"},
     }
+
+
+def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
+    """It is the same to the bit when it is taken again, and tells one arm from the other."""
+    arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
+    claim = Claim("small", "A small claim", 1, 1, arms, "masked", options)
+    Results(claim, tmp_path, CPU).complete()
+    path = tmp_path / "claims" / "small.json"
+    record = json.loads(path.read_text())
+    first, second = ({arm: take() for arm, take in fingerprints_of(record).items()} for _ in range(2))
+    assert {*first} == {*arms}
+    assert all(len(one["losses"]) == one["steps"] for one in first.values())
+    assert all(difference(first[arm], second[arm]) == "" for arm in arms)
+    assert difference(first["plain"], second["varied"]).startswith("the loss of step 1 was")
+
+    path.write_text(json.dumps({**record, "fingerprints": first}))
+    Results(claim, tmp_path, CPU).complete()
+    assert json.loads(path.read_text())["fingerprints"] == first
+    claim.arms["varied"] = {"embedding_std": 0.2}
+    Results(claim, tmp_path, CPU).complete()
+    assert "fingerprints" not in json.loads(path.read_text()), "one of them is of another run"
 
 
 def test_a_changed_arm_is_run_again_and_the_others_stay(
@@ -332,13 +419,13 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
         return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "core_seconds": 0.0}
 
     claim = small_claim(options)
-    monkeypatch.setattr(Ledger, "one", one)
-    monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
-    Ledger(claim, tmp_path, CPU).run()
+    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    Results(claim, tmp_path, CPU).complete()
     before = results(tmp_path)
     claim.arms["zero"]["offsets"] = True
     again.clear()
-    Ledger(claim, tmp_path, CPU).run()
+    Results(claim, tmp_path, CPU).complete()
     assert len(again) == 2 and all(options["offsets"] for options in again)
     assert results(tmp_path)[:-2] == before[:-2]
     assert len(results(tmp_path)) == len(before)
@@ -352,20 +439,20 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
         loss = None if options["learning_rate"] != best else 2.0
         return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
 
-    monkeypatch.setattr(Ledger, "one", one)
-    monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
-    Ledger(small_claim(options), tmp_path, CPU).run()
-    finals = [row for row in results(tmp_path) if row["seed"] != claims.TUNING_SEED]
+    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    Results(small_claim(options), tmp_path, CPU).complete()
+    finals = [row for row in results(tmp_path) if row["seed"] != TUNING_SEED]
     taken = {row["arm"]: row["point"]["learning_rate"] for row in finals}
     assert taken == {"short": 1e-3, "long": 3e-3, "zero": 1e-3}
-    searched = {row["arm"] for row in results(tmp_path) if row["seed"] == claims.TUNING_SEED}
+    searched = {row["arm"] for row in results(tmp_path) if row["seed"] == TUNING_SEED}
     assert searched == {"short", "long"}
 
 
 def test_a_baseline_is_trained_once_for_all_claims(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where the job, the options and the seed are the same, and the scores are there."""
+    """Only if the kind of run, the options and the seed are the same, and the scores are there."""
     ran: list[tuple[str, int]] = []
 
     def one(self: Any, options: Any, seed: int) -> Any:
@@ -373,40 +460,40 @@ def test_a_baseline_is_trained_once_for_all_claims(
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
         return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
 
-    monkeypatch.setattr(Ledger, "one", one)
-    monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
+    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     grid = {"learning_rate": [1e-3, 2e-3]}
 
     def claim(name: str, arm: str, scores: list[str], job: str = "pairs") -> Any:
         return Claim(name, "A claim", 2, 1, {arm: {}}, job, options, grid, scores=scores)
 
-    Ledger(claim("first", "plain", ["probe", "package"]), tmp_path, CPU).run()
+    Results(claim("first", "plain", ["probe", "package"]), tmp_path, CPU).complete()
     assert ran == [("first", 100), ("first", 100), ("first", 0), ("first", 1)]
     ran.clear()
-    Ledger(claim("second", "as it is", ["probe"]), tmp_path, CPU).run()
+    Results(claim("second", "as it is", ["probe"]), tmp_path, CPU).complete()
     assert ran == []
     (tmp_path / "claims" / "broken.json").write_text("[")
     table = json.loads((tmp_path / "claims" / "second.json").read_text())["table"]
     assert {(row["arm"], row["from"]) for row in table} == {("as it is", "first")}
-    Ledger(claim("third", "plain", ["summary"]), tmp_path, CPU).run()
+    Results(claim("third", "plain", ["summary"]), tmp_path, CPU).complete()
     assert ran == [("third", 0), ("third", 1)]
     ran.clear()
-    Ledger(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).run()
+    Results(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).complete()
     assert len(ran) == 4
 
 
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ledger, "measure", lambda self: self.write())
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
-    Ledger(claim, tmp_path, CPU).run()
+    Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
-    ((before, now),) = Ledger(claim, tmp_path, CPU).repeat("short", 0)
+    ((before, now),) = Results(claim, tmp_path, CPU).repeat("short", 0)
     assert before["curve"] == now["curve"] and before["result"] == now["result"]
     assert (tmp_path / "claims" / "small.json").read_text() == text
     with pytest.raises(ValueError, match="has no run of 'short' with seed 7"):
-        list(Ledger(claim, tmp_path, CPU).repeat("short", 7))
+        list(Results(claim, tmp_path, CPU).repeat("short", 7))
 
 
 ROW = ["pretraining-pays", "--arm", "pretrained", "--seed", "0"]
@@ -438,16 +525,16 @@ DAMAGES = [
 def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(WHOLE)
-    assert len(Ledger(CLAIMS["head"], tmp_path, CPU).before) == 1
+    assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded) == 1
 
 
 def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
-    held = Ledger(small_claim(options), tmp_path, CPU)
+    held = Results(small_claim(options), tmp_path, CPU)
     with pytest.raises(ValueError, match="another process runs this claim"):
-        Ledger(small_claim(options), tmp_path, CPU)
-    Ledger(CLAIMS["head"], tmp_path, CPU)
-    held.held.close()
-    Ledger(small_claim(options), tmp_path, CPU)
+        Results(small_claim(options), tmp_path, CPU)
+    Results(CLAIMS["head"], tmp_path, CPU)
+    held.lock.close()
+    Results(small_claim(options), tmp_path, CPU)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +551,7 @@ def test_a_record_without_its_parts_is_refused(text: str, tmp_path: Path) -> Non
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(text)
     with pytest.raises(ValueError, match="is no record of a claim"):
-        Ledger(CLAIMS["head"], tmp_path, CPU)
+        Results(CLAIMS["head"], tmp_path, CPU)
     assert (tmp_path / "claims" / "head.json").read_text() == text
 
 

@@ -78,10 +78,10 @@ tracebacks: Counter[str] = Counter()
 
 
 def start(experiment: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
-    own = folder / f"{experiment}.py"
-    path = str(own) if own.exists() else script(experiment)
+    # The claims have a copy in the folder.
+    script, *_ = (path for top in (folder, ROOT) for path in top.glob(f"experiments/**/{experiment}.py"))
     return subprocess.Popen(
-        [sys.executable, path, *arguments],
+        [sys.executable, str(script), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -186,8 +186,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def ledger(experiment: str, folder: Path, kills: int, draw: random.Random) -> Counter[tuple[str, bool]]:
     """Kills a small claim and starts it again until its ledger is full, with new ledgers up to `kills`."""
-    shutil.copy(ROOT / "experiments" / "claims" / "claims.py", folder)
-    (folder / "claims.toml").write_text(CLAIM)
+    shutil.copytree(ROOT / "experiments" / "claims", folder / "experiments" / "claims")
+    (folder / "experiments" / "claims" / "claims.toml").write_text(CLAIM)
     seconds = finish(experiment, "head", "--record=whole", folder=folder)
     expected = rows(folder / "whole" / "claims" / "head.json")
     counted: Counter[tuple[str, bool]] = Counter()

@@ -1,0 +1,142 @@
+r"""
+# What a pretrained model is good for
+
+The held-out loss says how well a model fills in masks. Some claims are about what it is worth afterwards, so
+three more things are measured at the end of a run on pairs:
+
+- `seen_loss`: how well the model knows a token that it can see;
+- `probe`: what a linear layer reads out of the frozen model;
+- `package` and `summary`: accuracy after fine-tuning on 1,000 labeled docstrings, of one text each or of two.
+
+Letters for sizes: `N` texts, `B` of them in a batch, `T` tokens in the longest, `D` hidden size, `K` classes.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from experiments.claims.training import Run
+from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
+from labml_bert.data.paired_text import PairedText
+from labml_bert.finetuning import (
+    BertForSequenceClassification,
+    Example,
+    batch_of,
+    encode_examples,
+    fine_tune,
+    predict,
+    score,
+)
+from labml_bert.mlm import IGNORE
+from labml_bert.models import BertForPreTraining
+from labml_bert.nsp import SentencePair
+from labml_bert.training.evaluation import evaluate_pretraining
+
+# Texts to fine-tune on.
+LABELS = 1000
+# Four epochs of 1,000 texts are 128 steps, which is too few.
+FEWEST_STEPS = 200
+# For each task the learning rate that won for a pretrained model in `finetune_docstrings.py`, and the longest
+# text in tokens.
+FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
+
+
+def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float]:
+    """The scores that a claim asks for, by name."""
+    found = {}
+    for name in names:
+        if name == "seen_loss":
+            found[name] = seen_loss(run)
+        elif name == "probe":
+            found[name] = probe(run, seed)
+        else:
+            found[name] = fine_tuned_accuracy(run, name, seed)
+    return found
+
+
+def seen_loss(run: Run) -> float:
+    """
+    ## Tokens that the model sees
+
+    The held-out loss at the same positions with nothing masked: each label is also the token at its position.
+    """
+    assert isinstance(run.text, PairedText), "a model of characters has no labeled texts"
+    unmasked = [
+        {**batch, "input_ids": torch.where(batch["labels"] == IGNORE, batch["input_ids"], batch["labels"])}
+        for batch in run.text.held_out
+    ]
+    return evaluate_pretraining(run.trainer, unmasked)["loss"]
+
+
+@cache
+def labeled_texts(name: str) -> Task:
+    """The task `package` or `summary`."""
+    return (package_task if name == "package" else summary_task)(docstrings())
+
+
+docstrings = cache(distinct_docstrings)
+
+
+def draw_examples(task: Task, seed: int) -> list[Example]:
+    """The `LABELS` texts that a seed learns from."""
+    generator = torch.Generator().manual_seed(seed)
+    return [task.train[i] for i in torch.randperm(len(task.train), generator=generator)[:LABELS].tolist()]
+
+
+def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
+    """
+    ## Fine-tuning
+
+    Accuracy on the test texts of the task `name`, after training everything on `LABELS` of its texts.
+    """
+    assert isinstance(run.model, BertForPreTraining), "a model of characters has no labeled texts"
+    config, tokenizer = run.model.config, run.text.tokenizer
+    task, (learning_rate, length) = labeled_texts(name), FINE_TUNING[name]
+    length = min(length, config.max_position_embeddings)
+    torch.manual_seed(seed)
+    model = BertForSequenceClassification(config, task.labels).to(run.trainer.device)
+    model.bert.load_state_dict(run.model.bert.state_dict())
+    rows = encode_examples(tokenizer, draw_examples(task, seed), length)
+    fine_tune(model, rows, learning_rate, 4, FEWEST_STEPS, seed=seed)
+    logits = predict(model, encode_examples(tokenizer, task.test, length))  # (N, K)
+    return score(logits, torch.tensor([example.label for example in task.test])).accuracy
+
+
+def probe(run: Run, seed: int) -> float:
+    r"""
+    ## A linear probe
+
+    What a linear layer reads out of a model that does not change: its accuracy on `package`. The layer solves
+    a ridge regression on the classes, $(X^\top X + \lambda I)^{-1} X^\top Y$, with each column of $X$ scaled
+    to mean 0 and standard deviation 1, and $\lambda$ a hundredth of the number of texts.
+    """
+    assert isinstance(run.model, BertForPreTraining), "a model of characters has no labeled texts"
+    task = labeled_texts("package")
+    length = min(FINE_TUNING["package"][1], run.model.config.max_position_embeddings)
+    examples = draw_examples(task, seed)
+    train, test = (
+        mean_vectors(run, encode_examples(run.text.tokenizer, e, length)) for e in (examples, task.test)
+    )  # (N, D)
+    mean, std = train.mean(0), train.std(0) + 1e-6  # (D)
+    # The column of ones is the bias.
+    train, test = (nn.functional.pad((x - mean) / std, (0, 1), value=1.0).double() for x in (train, test))
+    classes = nn.functional.one_hot(torch.tensor([e.label for e in examples]), len(task.labels)).double()
+    ridge = len(train) / 100 * torch.eye(train.size(1), dtype=torch.double)
+    weight = torch.linalg.solve(train.T @ train + ridge, train.T @ classes)  # (D + 1, K)
+    return score(test @ weight, torch.tensor([e.label for e in task.test])).accuracy
+
+
+@torch.no_grad()
+def mean_vectors(run: Run, rows: list[SentencePair]) -> Tensor:
+    """The mean of the encoder's vectors over the tokens of each text, `(N, D)`."""
+    run.model.eval()
+    means = []
+    for start in range(0, len(rows), 64):
+        inputs = batch_of(rows[start : start + 64], run.trainer.device)
+        del inputs["labels"]
+        hidden = run.model.bert(**inputs).last_hidden_state.float()  # (B, T, D)
+        is_token = inputs["attention_mask"][..., None]  # (B, T, 1)
+        means.append(((hidden * is_token).sum(1) / is_token.sum(1)).cpu())  # (B, D)
+    return torch.cat(means)

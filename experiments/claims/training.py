@@ -1,0 +1,228 @@
+r"""
+# One run of a claim
+
+A text, a model, and a loop of its own: the training is that of every experiment, and the loop records what a
+claim is about. That is the held-out loss at forty evenly spaced points, and the step at which each sequence
+length began.
+
+    run = prepare("masked", {"tokens": 409_600, "schedule": "16"}, seed=0, device=torch.device("cpu"))
+    results = train(run)
+
+A run is so many tokens long, not so many minutes. So it gives the same numbers whoever else uses the machine.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from experiments.claims.options import GivenOptions, PairOptions, WindowOptions, read_options
+from experiments.claims.variants import (
+    GROWTHS,
+    UntiedMaskedLM,
+    build_masked_lm,
+    next_token_batch,
+    next_token_labels,
+    sequence_length,
+)
+from labml_bert.data.corpora import Corpus, load_corpus
+from labml_bert.data.curriculum import Stage, parse_schedule
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.paired_text import PairedText
+from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
+from labml_bert.mlm import MaskedTokens
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from labml_bert.run.options import PRECISIONS
+from labml_bert.training.evaluation import evaluate_masked_lm, evaluate_pretraining
+from labml_bert.training.trainer import NonFiniteLossError, Step, Trainer
+
+# Evenly over the run.
+EVALUATIONS = 40
+# What an evaluation during the run looks at; the last one looks at everything.
+QUICK_TOKENS = 16_384
+QUICK_BATCHES = 4
+# A run has failed if it ends less than this below the unigram baseline, in nats.
+LEAST_GAIN = 0.1
+
+
+@dataclass
+class Run:
+    """The parts of one run. The held-out text is that of `text`, or with other labels."""
+
+    options: WindowOptions | PairOptions
+    text: MaskedText | PairedText
+    held_out: MaskedTokens | list[dict[str, Tensor]]
+    stages: list[Stage]
+    model: BertForMaskedLM | UntiedMaskedLM | BertForPreTraining
+    trainer: Trainer
+
+
+def prepare(kind: str, given: GivenOptions, seed: int, device: torch.device) -> Run:
+    """
+    ## The parts of a run
+
+    `kind` is `masked` (windows of a text) or `pairs`; `given` are options as in `claims.toml` or a record.
+
+    Raises `ValueError` for an unknown option, one that makes no sense, or a text that is too short.
+    """
+    options = read_options(kind, given)
+    arguments = options.training_arguments()
+    stages = parse_schedule(options.schedule)
+    corpus = load_corpus(options.corpus)
+    torch.manual_seed(seed)
+    # It draws windows, pairs and masks.
+    generator = torch.Generator().manual_seed(seed)
+    text: MaskedText | PairedText
+    held_out: MaskedTokens | list[dict[str, Tensor]]
+    model: BertForMaskedLM | UntiedMaskedLM | BertForPreTraining
+    if isinstance(options, WindowOptions):
+        text = read_windows(options, corpus, stages[-1].length, generator)
+        held_out = text.held_out
+        if options.causal:
+            held_out = next_token_labels(
+                text.windows, text.special_ids, 0.15, torch.Generator().manual_seed(1)
+            )
+        model = build_masked_lm(
+            options, options.model_config(text.vocab_size, options.max_position_embeddings)
+        )
+    else:
+        text = read_pairs(options, corpus, [stage.length for stage in stages], generator)
+        held_out = text.held_out
+        model = BertForPreTraining(options.model_config(text.vocab_size, stages[-1].length))
+    # Embeddings with a standard deviation of 1 begin with a loss that counts as an explosion elsewhere.
+    trainer = Trainer(
+        model, arguments, generator, device, PRECISIONS[options.precision], largest_loss=math.inf
+    )
+    return Run(options, text, held_out, stages, model, trainer)
+
+
+def read_windows(
+    options: WindowOptions, corpus: Corpus, longest: int, generator: torch.Generator
+) -> MaskedText:
+    """The text as windows of up to `longest` tokens."""
+    if options.growth not in GROWTHS:
+        raise ValueError(f"growth is {options.growth!r}; choose from {', '.join(GROWTHS)}")
+    tokenizer: Tokenizer
+    if options.tokenizer == "word":
+        tokenizer = word_tokenizer(corpus.train, options.vocab_size)
+    elif options.tokenizer == "wordpiece":
+        tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size, lowercase=False)
+    else:
+        tokenizer = character_tokenizer(corpus.train)
+    return MaskedText(
+        corpus,
+        tokenizer,
+        longest,
+        options.batch_tokens,
+        options.max_position_embeddings,
+        options.mlm_probability,
+        generator,
+        with_cls_sep=options.tokenizer == "wordpiece",
+    )
+
+
+def read_pairs(
+    options: PairOptions, corpus: Corpus, lengths: list[int], generator: torch.Generator
+) -> PairedText:
+    """The text as pairs of these lengths, with the masks of the arm in training."""
+    tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size)
+    text = PairedText(corpus, tokenizer, lengths, options.batch_tokens, options.masking, generator)
+    for batches in text.batches.values():
+        masker = batches.collator.masker
+        masker.mlm_probability = options.mlm_probability
+        masker.mask_replace_prob = options.mask_replace_prob
+        masker.random_replace_prob = options.random_replace_prob
+    return text
+
+
+def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
+    """The next random batch of sequences of this length, as the arguments of the model."""
+    options, text = run.options, run.text
+    if isinstance(options, PairOptions):
+        batch = text.batch(length)
+        if not options.next_sentence:
+            # Without these labels there is no second loss.
+            del batch["next_sentence_label"]
+        return batch
+    assert isinstance(text, MaskedText)
+    batch = next_token_batch(text, length, options.mlm_probability) if options.causal else text.batch(length)
+    if not options.offsets:
+        batch["position_ids"] = batch["position_ids"] - batch["position_ids"][:, :1]  # (B, T)
+    return batch
+
+
+def held_out_loss(run: Run, quick: bool = False) -> float:
+    """Nats per masked token, on all of the held-out text or, if `quick`, on its first part."""
+    if isinstance(run.held_out, MaskedTokens):
+        result = evaluate_masked_lm(run.trainer, run.held_out, QUICK_TOKENS if quick else None)
+    else:
+        result = evaluate_pretraining(run.trainer, run.held_out, QUICK_BATCHES if quick else None)
+    return result["loss"]
+
+
+def train(
+    run: Run, on_step: Callable[[int, Tensor], None] | None = None, evaluations: int = EVALUATIONS
+) -> dict[str, Any]:
+    """
+    ## The loop
+
+    Returns the held-out loss by step (`curve`), the step at which each length began (`lengths`), and what the
+    run ended with (`result`). A run whose loss is not finite ends at the next evaluation. `on_step` is called
+    after each step with its number and its loss, a scalar on the device.
+    """
+    trainer, options = run.trainer, run.options
+    growth = options.growth if isinstance(options, WindowOptions) else "stages"
+    steps = trainer.arguments.steps
+    assert steps is not None
+    evaluation_steps = {round(steps * i / evaluations) for i in range(1, evaluations + 1)}
+    curve = [[0, rounded(held_out_loss(run, quick=True))]]
+    lengths: list[list[int]] = []
+    losses: list[float] = []
+    for step in trainer.steps() if curve[0][1] is not None else ():
+        length = sequence_length(growth, run.stages, step.progress, losses)
+        if not lengths or lengths[-1][1] != length:
+            lengths.append([step.number, length])
+        take_step(run, step, length)
+        if growth == "plateau":
+            losses.append(step.loss.item())
+        if on_step is not None:
+            on_step(step.number, step.loss)
+        if step.number in evaluation_steps:
+            # After a failed step the weights no longer change, and their loss says nothing.
+            loss = math.nan if trainer.failed else held_out_loss(run, quick=True)
+            curve.append([step.number, rounded(loss)])
+            if curve[-1][1] is None:
+                break
+    final_loss = None if trainer.failed else rounded(held_out_loss(run))
+    unigram = next(baseline.loss for baseline in run.text.baselines if baseline.name == "frequencies")
+    has_failed = final_loss is None or final_loss > unigram - LEAST_GAIN
+    return {
+        "curve": curve,
+        "lengths": lengths,
+        "floor": unigram,
+        "batch_tokens": options.batch_tokens,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "result": {"loss": final_loss, "failed": float(has_failed)},
+    }
+
+
+def take_step(run: Run, step: Step, length: int) -> None:
+    """One step, on a new batch of sequences of this length."""
+    for part in step.micro_batches(draw_batch(run, length)):
+        with step.autocast():
+            output = run.trainer.parallel(**part)
+        step.backward(output.loss)
+    # About once a second the trainer raises an error if a loss was not finite. What a run records must not
+    # depend on the clock, so a failed run continues until its next evaluation; its weights no longer change.
+    with contextlib.suppress(NonFiniteLossError):
+        step.update()
+
+
+def rounded(value: float) -> float | None:
+    """Six digits after the point, and `None` for what JSON has no word for."""
+    return round(value, 6) if math.isfinite(value) else None
