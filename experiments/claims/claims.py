@@ -52,7 +52,7 @@ from labml_bert.nsp import SentencePair
 from labml_bert.run.job import PRECISIONS
 from labml_bert.run.record import record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, shown
-from labml_bert.run.timing import interleaved
+from labml_bert.run.timing import time_in_turn
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import Trainer
 
@@ -401,7 +401,7 @@ class Ledger:
             for length in sorted({length for _, length in row["lengths"]}):
                 works[json.dumps([arm, length])] = partial(step, trainer, job, length)
         found: dict[str, dict[str, float]] = {arm: {} for arm in self.claim.arms}
-        for name, taken in interleaved(works, self.device, rounds, repeats).items():
+        for name, taken in time_in_turn(works, self.device, rounds, repeats).items():
             arm, length = json.loads(name)
             found[arm][str(length)] = round(median(taken), 6)
         self.record["step_seconds"] = found
