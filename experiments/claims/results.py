@@ -26,7 +26,7 @@ from experiments.claims.training import Run, prepare, take_step, train
 from labml_bert.files import lock, write_whole
 from labml_bert.run.record import record_head
 from labml_bert.run.terminal import console
-from labml_bert.run.timing import interleaved
+from labml_bert.run.timing import time_in_turn
 from labml_bert.training.trainer import Step
 
 # The seed of the search for a learning rate. No final run has it, so the final runs were not searched among.
@@ -216,7 +216,7 @@ class Results:
             for length in sorted({length for _, length in row["lengths"]}):
                 works[json.dumps([arm, length])] = partial(timed_step, run, length)
         step_seconds: dict[str, dict[str, float]] = {arm: {} for arm in self.claim.arms}
-        for name, times in interleaved(works, self.device, rounds, repeats).items():
+        for name, times in time_in_turn(works, self.device, rounds, repeats).items():
             arm, length = json.loads(name)
             step_seconds[arm][str(length)] = round(median(times), 6)
         self.record["step_seconds"] = step_seconds

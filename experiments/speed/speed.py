@@ -1,15 +1,17 @@
 r"""
-# How fast, beside the others?
+# How fast is it, next to other implementations?
 
-The same model, the same batch, one step forward and one of training, in one process and in turn: ours,
-`transformers` with its two kinds of attention, and `labml_nn`. The first two are the same model, get the
-same weights, and must give the same loss before anything is timed. That of `labml_nn` is another model of the
-same sizes: it normalises before each layer, its output layer is not tied, and it predicts every place.
+We time a training step of our model next to two others: `transformers`, with both of its attention
+implementations, and `labml_nn`. All of them train on the same batch, in one process, in turn.
 
-Each is measured in float32, and under autocast in bfloat16. What a user of each gets by default is float32
-for the others, and for ours whatever the machine is good at.
+`transformers` has the same architecture as ours, so it gets our weights, and both must compute the same loss
+before anything is timed. The model of `labml_nn` has the same sizes but another architecture: it normalizes
+before each layer, doesn't tie the output layer to the embeddings, and predicts every position.
 
-The others are installed by `make peers`; one that is missing is left out.
+We time each model in float32, and with autocast to bfloat16. By default the others use float32, and ours uses
+bfloat16 if the machine has fast instructions for it.
+
+Run `make peers` to install the others. The comparison skips the ones that are missing.
 """
 
 import sys
@@ -20,9 +22,8 @@ from labml_bert.run import script  # noqa: F401  # isort: skip
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -30,20 +31,21 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
+from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header
 from labml_bert.run.timing import (
-    forward_operations,
-    interleaved,
-    matmul_peak,
-    memory_rate,
-    peak_memory,
-    random_batch,
-    single_operations,
-    spread,
-    training_step,
-    where_time_goes,
+    build_layer_ops,
+    build_training_step,
+    count_step_flops,
+    draw_batch,
+    measure_matmul_flops,
+    measure_memory_bandwidth,
+    measure_peak_memory,
+    profile_step,
+    summarize,
+    time_in_turn,
 )
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 
@@ -53,7 +55,7 @@ from torch import Tensor, nn  # isort: skip
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and its batch."""
+    """The sizes of a model and of its batch."""
 
     name: str
     vocab_size: int
@@ -62,11 +64,11 @@ class Shape:
     num_attention_heads: int
     batch_size: int = 32
     length: int = 128
-    # Steps in a row that are timed as one.
     repeats: int = 3
+    """Steps in a row that are timed together."""
 
     def config(self, dropout: float) -> BertConfig:
-        """For both `transformers` and ours."""
+        """Returns the configuration for our model and for `transformers`."""
         return BertConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -79,60 +81,31 @@ class Shape:
         )
 
 
-SHAPES = [
+CPU_SHAPES = [
     Shape("characters", 100, 256, 4, 4),
     Shape("words", 8192, 256, 4, 4),
     Shape("BERT small", 30522, 512, 4, 8, repeats=1),
     Shape("BERT base", 30522, 768, 12, 12, repeats=1),
 ]
-ON_A_GPU = [
-    *(replace(shape, repeats=10) for shape in SHAPES),
+GPU_SHAPES = [
+    *(replace(shape, repeats=10) for shape in CPU_SHAPES),
     Shape("BERT base, 512", 30522, 768, 12, 12, length=512, repeats=5),
 ]
 PEERS = ("transformers sdpa", "transformers eager", "labml_nn")
 
 
-class Ours(nn.Module):
-    """What `make train` trains."""
-
-    def __init__(self, shape: Shape, dropout: float):
-        super().__init__()
-        self.model = BertForMaskedLM(shape.config(dropout))
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The loss."""
-        loss = self.model(input_ids, labels).loss
-        assert loss is not None
-        return loss
-
-
-class Transformers(nn.Module):
-    """The class that most people use."""
-
-    def __init__(self, shape: Shape, dropout: float, attention: str):
-        super().__init__()
-        import transformers
-
-        config: Any = transformers.BertConfig(**asdict(shape.config(dropout)))
-        config._attn_implementation = attention
-        self.model = transformers.BertForMaskedLM(config)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The loss."""
-        return self.model(input_ids=input_ids, labels=labels).loss
-
-
 class LabmlNN(nn.Module):
     """
-    The parts from which `labml_nn/transformers/mlm/experiment.py` puts its model together. They take the
-    length first.
+    ## The model of labml_nn
+
+    Put together as in `labml_nn/transformers/mlm/experiment.py`. Its modules want tensors of `(T, B, …)`.
     """
 
     def __init__(self, shape: Shape, dropout: float):
         super().__init__()
         from labml import tracker
 
-        # Version 0.5.1 calls a function that labml no longer has.
+        # labml_nn 0.5.1 calls a function that labml has removed.
         tracker.debug = lambda *_: None
         from labml_nn.transformers import Encoder, Generator, MultiHeadAttention, TransformerLayer
         from labml_nn.transformers.feed_forward import FeedForward
@@ -150,26 +123,35 @@ class LabmlNN(nn.Module):
         self.encoder = Encoder(layer, shape.num_hidden_layers)
         self.generator = Generator(shape.vocab_size, D)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """The loss."""
-        logits = self.generator(self.encoder(self.embeddings(input_ids.t()), None))
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.t().flatten())
+    def forward(self, input_ids: Tensor, labels: Tensor) -> MaskedLMOutput:
+        """Both are `(B, T)`."""
+        logits = self.generator(self.encoder(self.embeddings(input_ids.t()), None))  # (T, B, V)
+        labels = labels.t()  # (T, B)
+        return MaskedLMOutput(masked_lm_loss(logits.flatten(0, 1), labels.flatten()), logits, labels)
 
 
-BUILD: dict[str, Callable[[Shape, float], nn.Module]] = {
-    "ours": Ours,
-    "transformers sdpa": partial(Transformers, attention="sdpa"),
-    "transformers eager": partial(Transformers, attention="eager"),
-    "labml_nn": LabmlNN,
-}
+def build_model(name: str, shape: Shape, dropout: float) -> nn.Module:
+    """Returns `"ours"` or one of `PEERS`."""
+    if name == "labml_nn":
+        return LabmlNN(shape, dropout)
+    config = shape.config(dropout)
+    if name == "ours":
+        return BertForMaskedLM(config)
+    import transformers
+
+    their_config: Any = transformers.BertConfig(**asdict(config))
+    their_config._attn_implementation = name.removeprefix("transformers ")
+    return transformers.BertForMaskedLM(their_config)
 
 
 @torch.no_grad()
-def check_losses(models: dict[str, nn.Module], batch: tuple[Tensor, Tensor]) -> float:
+def check_losses(models: dict[str, nn.Module], batch: MaskedTokens) -> float:
     """
-    Gives the models of `transformers` the weights of ours and returns the largest difference of the losses.
+    ## Do they compute the same?
 
-    Raises `AssertionError` where it is above 1e-4: what is compared then would not be the same work.
+    Copies our weights into the models of `transformers` and returns the largest difference from our loss.
+
+    Raises `AssertionError` if it is 1e-4 or more: the models then don't do the same work.
     """
     ours = models["ours"]
     losses = {}
@@ -177,125 +159,118 @@ def check_losses(models: dict[str, nn.Module], batch: tuple[Tensor, Tensor]) -> 
         if name.startswith("transformers"):
             model.load_state_dict(ours.state_dict())
         if name != "labml_nn":
-            losses[name] = model.eval()(*batch).item()
+            losses[name] = model.eval()(input_ids=batch.input_ids, labels=batch.labels).loss.item()
             model.train()
     difference = max(abs(loss - losses["ours"]) for loss in losses.values())
     assert difference < 1e-4, losses
     return difference
 
 
-def measure(
+def measure_steps(
     shape: Shape, dropout: float, names: list[str], device: torch.device, rounds: int
 ) -> dict[str, Any]:
-    """All arms at one shape and one dropout. Times in seconds, memory in bytes."""
+    """
+    ## A training step
+
+    Measures all models at one shape and one dropout probability, in both precisions. Times are in seconds,
+    memory is in bytes.
+    """
     torch.manual_seed(0)
-    batch = random_batch(shape.vocab_size, shape.batch_size, shape.length, device)
-    models = {name: BUILD[name](shape, dropout).to(device).train() for name in names}
+    batch = draw_batch(shape.vocab_size, shape.batch_size, shape.length, device)
+    models = {name: build_model(name, shape, dropout).to(device).train() for name in names}
     difference = check_losses(models, batch)
     forward, step = {}, {}
     for name, model in models.items():
-        for bfloat16 in (False, True):
-            arm = f"{name}, {'bfloat16' if bfloat16 else 'float32'}"
-            forward[arm], step[arm] = training_step(model, batch, bfloat16)
+        for precision in ("float32", "bfloat16"):
+            variant = f"{name}, {precision}"
+            forward[variant], step[variant] = build_training_step(model, batch, precision == "bfloat16")
     if device.type == "cuda":
-        forward["ours, bfloat16, compiled"], step["ours, bfloat16, compiled"] = training_step(
-            models["ours"], batch, bfloat16=True, compiled=True
-        )
-    times = {
-        "forward": interleaved(forward, device, rounds, shape.repeats),
-        "step": interleaved(step, device, rounds, shape.repeats),
-    }
-    config = shape.config(dropout)
-    labelled = (batch[1] >= 0).sum(1)
-    places, predictions = int(labelled.max()), int(labelled.sum())
-    whole = forward_operations(
-        config, shape.batch_size, shape.length, shape.batch_size * shape.length, shape.length
-    )
-    part = forward_operations(config, shape.batch_size, shape.length, predictions, places)
-    rows = []
-    for arm in step:
-        operations = part if arm.startswith("ours") else whole
+        variant = "ours, bfloat16, compiled"
+        forward[variant], step[variant] = build_training_step(models["ours"], batch, True, compiled=True)
+    forward_seconds = time_in_turn(forward, device, rounds, shape.repeats)
+    step_seconds = time_in_turn(step, device, rounds, shape.repeats)
+    config, rows = shape.config(dropout), []
+    for variant, times in step_seconds.items():
+        flops = count_step_flops(config, batch.labels, only_labeled=variant.startswith("ours"))
         rows.append(
             {
-                "arm": arm,
-                "forward": spread(times["forward"][arm]),
-                "step": spread(times["step"][arm]),
-                "tokens_per_second": shape.batch_size * shape.length / median(times["step"][arm]),
-                # A training step is a forward pass and a backward pass of twice the operations.
-                "operations": 3 * operations,
-                "operations_per_second": 3 * operations / median(times["step"][arm]),
-                "memory": peak_memory(step[arm], device),
+                "arm": variant,
+                "forward": summarize(forward_seconds[variant]),
+                "step": summarize(times),
+                "tokens_per_second": shape.batch_size * shape.length / median(times),
+                "operations": flops,
+                "operations_per_second": flops / median(times),
+                "memory": measure_peak_memory(step[variant], device),
             }
         )
-    best = "ours, bfloat16" if has_fast_bfloat16(device) else "ours, float32"
+    default = "ours, bfloat16" if has_fast_bfloat16(device) else "ours, float32"
     return {
         "shape": asdict(shape),
         "dropout": dropout,
         "parameters": sum(p.numel() for p in models["ours"].parameters()),
         "loss_difference": difference,
         "rows": rows,
-        "profile": {"arm": best, "shares": where_time_goes(step[best])},
+        "profile": {"arm": default, "shares": profile_step(step[default])},
     }
 
 
 @torch.no_grad()
-def measure_operations(shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The pieces of a layer one by one: what they compute, what they move, and the seconds of each."""
+def measure_layer_ops(shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
+    """
+    ## The ops of a layer, one by one
+
+    Measures the points of a roofline plot: the FLOPs of each op, its memory traffic and its seconds.
+    """
     rows = []
     for dtype in (torch.bfloat16, torch.float32):
-        pieces = single_operations(shape.config(0.0), shape.batch_size, shape.length, device, dtype)
-        times = interleaved({piece.name: piece.work for piece in pieces}, device, rounds, repeats=3)
-        precision = str(dtype).removeprefix("torch.")
+        ops = build_layer_ops(shape.config(0.0), shape.batch_size, shape.length, device, dtype)
+        times = time_in_turn({op.name: op.run for op in ops}, device, rounds, repeats=3)
         rows += [
             {
-                "name": piece.name,
-                "precision": precision,
-                "operations": piece.operations,
-                "bytes": piece.bytes,
-                "seconds": median(times[piece.name]),
+                "name": op.name,
+                "precision": str(dtype).removeprefix("torch."),
+                "operations": op.flops,
+                "bytes": op.bytes,
+                "seconds": median(times[op.name]),
             }
-            for piece in pieces
+            for op in ops
         ]
     return {"shape": shape.name, "rows": rows}
 
 
-def print_table(found: dict[str, Any], peaks: dict[str, float]) -> None:
-    """One shape."""
-    shape = found["shape"]
+def print_table(result: dict[str, Any], peaks: dict[str, float]) -> None:
+    """Prints the results of `measure_steps`. `peaks` is the FLOP/s of a large matmul in each precision."""
+    shape = result["shape"]
     console.print(
-        f"  [bold]{shape['name']}[/bold], {found['parameters']:,} parameters, batch "
-        f"{shape['batch_size']} × {shape['length']}, dropout {found['dropout']:g}",
+        f"  [bold]{shape['name']}[/bold], {result['parameters']:,} parameters, batch "
+        f"{shape['batch_size']} × {shape['length']}, dropout {result['dropout']:g}",
         markup=True,
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("arm", min_width=28)
-    for column in ("step, ms", "tokens/s", "of peak", "memory", "× sdpa"):
+    table.add_column("model", min_width=28)
+    for column in ("step, ms", "tokens/s", "MFU", "memory", "× sdpa"):
         table.add_column(column, justify="right")
-    reference = next((r for r in found["rows"] if r["arm"] == "transformers sdpa, float32"), None)
-    for row in found["rows"]:
+    reference = next((row for row in result["rows"] if row["arm"] == "transformers sdpa, float32"), None)
+    for row in result["rows"]:
         peak = peaks["bfloat16" if "bfloat16" in row["arm"] else "float32"]
-        memory = "–" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f} MB"
-        ratio = "–" if reference is None else f"{reference['step']['median'] / row['step']['median']:.2f}"
+        seconds = row["step"]["median"]
         table.add_row(
             row["arm"],
-            f"{1000 * row['step']['median']:,.1f}",
+            f"{1000 * seconds:,.1f}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['operations_per_second'] / peak:.0%}",
-            memory,
-            ratio,
+            f"{row['memory'] / 1e6:,.0f} MB" if row["memory"] else "–",
+            f"{reference['step']['median'] / seconds:.2f}" if reference else "–",
         )
-    console.print(table)
-    console.print()
+    console.print(table, "")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, measures, prints, and writes the record if asked."""
-    parser = OneLineParser(description="Time our step beside those of transformers and labml_nn.")
-    known = [shape.name for shape in ON_A_GPU]
-    parser.add_argument("--shapes", nargs="+", choices=known, help="which (default: all for this machine)")
-    parser.add_argument(
-        "--dropout", nargs="+", type=float, default=[0.1, 0.0], help="its values (default: 0.1 0)"
-    )
+    """Reads the command line, measures, prints, and writes a record if asked."""
+    parser = OneLineParser(description="Time our training step next to those of transformers and labml_nn.")
+    names = [shape.name for shape in GPU_SHAPES]
+    parser.add_argument("--shapes", nargs="+", choices=names, help="which (default: all for this machine)")
+    parser.add_argument("--dropout", nargs="+", type=float, default=[0.1, 0.0], help="default: 0.1 0")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: 5)")
     parser.add_argument("--batch-size", type=int, help="sequences in a batch, for a quick look")
     parser.add_argument("--length", type=int, help="tokens in a sequence, for a quick look")
@@ -308,11 +283,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
     """
-    ## All shapes, one after another
+    ## The whole comparison
 
-    Raises `ValueError` where an option makes no sense.
+    Raises `ValueError` if an option is out of range.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     if options.record is not None:
         check_record(options.record)
     at_least_one(options, "rounds", "batch_size", "length")
@@ -320,59 +295,54 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
     device = choose_device(options.device)
-    sizes = {"batch_size": options.batch_size, "length": options.length}
-    sizes = {name: value for name, value in sizes.items() if value is not None}
-    shapes = ON_A_GPU if device.type == "cuda" else SHAPES
-    there = [shape.name for shape in shapes]
-    for name in options.shapes or []:
-        if name not in there:
-            raise ValueError(f"the shape {name!r} is for a GPU; for this device there are {', '.join(there)}")
-    shapes = [
-        replace(shape, **sizes) for shape in shapes if options.shapes is None or shape.name in options.shapes
-    ]
+    shapes = choose_shapes(options, GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     names = ["ours", *(name for name in PEERS if find_spec(name.split()[0]))]
-    with console.status("measuring the machine"):
-        peaks = {
-            "bfloat16": matmul_peak(device, torch.bfloat16),
-            "float32": matmul_peak(device, torch.float32),
-        }
-        bytes_per_second = memory_rate(device)
     missing = [name for name in PEERS if name not in names]
+    with console.status("measuring the machine"):
+        peaks = {name: measure_matmul_flops(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
+        bandwidth = measure_memory_bandwidth(device)
     header(
-        "speed: one step of ours beside those of others",
+        "speed: our training step next to those of others",
         {
-            "machine": f"{peaks['bfloat16'] / 1e9:,.0f} GFLOP/s in a large bfloat16 product, "
+            "machine": f"{peaks['bfloat16'] / 1e9:,.0f} GFLOP/s in a large bfloat16 matmul, "
             f"{peaks['float32'] / 1e9:,.0f} in float32",
-            "memory": f"{bytes_per_second / 1e9:,.0f} GB/s in a large copy",
+            "memory": f"{bandwidth / 1e9:,.0f} GB/s in a large copy",
             **({"missing": f"{', '.join(missing)}: make peers installs them"} if missing else {}),
         },
     )
-    tables, pieces = [], []
+    results, ops = [], []
     for shape in shapes:
-        with console.status(f"{shape.name}, piece by piece"):
-            pieces.append(measure_operations(shape, device, options.rounds))
-        # The large ones take minutes, and dropout costs the same share there.
+        with console.status(f"{shape.name}, op by op"):
+            ops.append(measure_layer_ops(shape, device, options.rounds))
+        # The large models take minutes, and dropout costs them the same fraction of a step.
         for dropout in options.dropout[: 1 if shape.name.startswith("BERT") else None]:
             with console.status(f"{shape.name}, dropout {dropout:g}"):
-                found = measure(shape, dropout, names, device, options.rounds)
-            tables.append(found)
-            print_table(found, peaks)
+                results.append(measure_steps(shape, dropout, names, device, options.rounds))
+            print_table(results[-1], peaks)
+    peers = dict.fromkeys(name.split()[0] for name in names if name != "ours")
     record = {
         **record_head("speed/speed", words, device, "float32 and bfloat16"),
-        "configuration": {"rounds": options.rounds, "peers": versions_of(names)},
+        "configuration": {"rounds": options.rounds, "peers": {name: version(name) for name in peers}},
         "peaks": peaks,
-        "bytes_per_second": bytes_per_second,
-        "speed": tables,
-        "pieces": pieces,
+        "bytes_per_second": bandwidth,
+        "speed": results,
+        "pieces": ops,
     }
-    finish(options.record, record, began)
+    finish(options.record, record, start)
 
 
-def versions_of(names: list[str]) -> dict[str, str]:
-    """Of the peers that were measured."""
-    from importlib.metadata import version
+def choose_shapes(options: argparse.Namespace, shapes: list[Shape]) -> list[Shape]:
+    """
+    Returns the shapes that the options ask for, with their batch size and length.
 
-    return {name.split()[0]: version(name.split()[0]) for name in names if name != "ours"}
+    Raises `ValueError` for a shape that is for another kind of device.
+    """
+    names = [shape.name for shape in shapes]
+    for name in options.shapes or []:
+        if name not in names:
+            raise ValueError(f"the shape {name!r} is for a GPU; for this device there are {', '.join(names)}")
+    sizes = {name: getattr(options, name) for name in ("batch_size", "length") if getattr(options, name)}
+    return [replace(shape, **sizes) for shape in shapes if shape.name in (options.shapes or names)]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 r"""
-# How fast is it?
+# Timing a training step
 
-A time in seconds says little: another machine, another hour, another neighbour on the same machine, and it
-is another time. Two things travel better. One is a ratio of two programs measured in turn, so that whatever
-slows one slows the other. The other is a share of what the machine could do: the arithmetic that a step
-needs, over the arithmetic that the machine does in the same time in one large product,
+A time in seconds doesn't travel: on another machine, at another hour, or next to a busier neighbor, you get
+another time. Two kinds of numbers travel better.
 
-$$\text{share of the peak} = \frac{\text{operations of the products in a step}}
-                               {\text{seconds} \cdot \text{operations a second in a large product}}$$
+- **A ratio of two programs, measured in turn.** Whatever slows one of them down slows the other down too.
+- **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same
+  machine achieves in one large matrix multiplication.
 
-Letters for sizes are those of `bert.py`.
+$$\text{MFU} = \frac{\text{FLOPs of the matrix multiplications in a step}}
+                    {\text{seconds} \cdot \text{FLOP/s of a large matrix multiplication}}$$
+
+The letters for sizes are those of `bert.py`.
 """
 
 import ctypes
@@ -26,139 +28,161 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig
-from labml_bert.mlm import TokenMasker
+from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 from labml_bert.training.optimization import parameter_groups
 
 
-def wait(device: torch.device) -> None:
-    """A GPU works on while Python goes on; a clock has to wait for it."""
+def synchronize(device: torch.device) -> None:
+    """Waits until a GPU has finished. Python only queues its work, so the clock has to wait for it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def seconds(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """How long one call takes, as the mean of `repeats` in a row."""
-    wait(device)
+def time_call(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Returns the seconds of one call, averaged over `repeats` calls in a row."""
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
         work()
-    wait(device)
+    synchronize(device)
     return (time.perf_counter() - start) / repeats
 
 
-def interleaved(
-    arms: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
+def time_in_turn(
+    variants: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
-    Times several pieces of work in turn, `rounds` times each, after two calls that do not count: the first
-    prepares kernels and fills the caches. Returns the seconds of a call for each arm and round.
+    Times several variants in turn, `rounds` times each. Two warm-up calls of each come first and don't count:
+    they compile kernels and fill the caches. Returns the seconds of a call, one number per variant and round.
     """
-    for work in arms.values():
+    for work in variants.values():
         work()
         work()
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, work in arms.items():
-            found[name].append(seconds(work, device, repeats))
-    return found
+        for name, work in variants.items():
+            times[name].append(time_call(work, device, repeats))
+    return times
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+def summarize(times: Iterable[float]) -> dict[str, float]:
+    """Returns the median, the minimum and the maximum."""
+    times = sorted(times)
+    return {"median": median(times), "min": times[0], "max": times[-1]}
+
+
+def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """
-    Floating-point operations a second in one large square product, the best of several. It is what can be
-    reached, and below what the maker says.
+    Returns the FLOP/s of one large square matrix multiplication, the best of five. A program can reach this
+    much; the peak on the data sheet is higher.
     """
     size = 8192 if device.type == "cuda" else 4096
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     a @ b
-    return 2 * size**3 / min(seconds(lambda: a @ b, device) for _ in range(5))
+    return 2 * size**3 / min(time_call(lambda: a @ b, device) for _ in range(5))
 
 
-def memory_rate(device: torch.device) -> float:
-    """Bytes a second from memory and back, in a copy of a tensor far larger than any cache."""
+def measure_memory_bandwidth(device: torch.device) -> float:
+    """Returns the bytes per second that a copy reads and writes, for a tensor too large for any cache."""
     x = torch.ones(2**28 if device.type == "cuda" else 2**26, device=device)
     y = torch.empty_like(x)
     y.copy_(x)
-    return 2 * x.numel() * x.element_size() / min(seconds(lambda: y.copy_(x), device) for _ in range(5))
+    return 2 * x.numel() * x.element_size() / min(time_call(lambda: y.copy_(x), device) for _ in range(5))
 
 
-def forward_operations(config: BertConfig, B: int, T: int, predictions: int, places: int) -> float:
+def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, positions: int) -> float:
     r"""
-    Floating-point operations of all products of one forward pass. A product of $(n, k)$ with $(k, m)$ has
-    $2nkm$. `predictions` are the masked tokens of the batch, and `places` the positions of a row that the
-    last layer computes, `T` for all. A backward pass has twice as many operations.
-    """
-    D, wide, N = config.hidden_size, config.intermediate_size, B * T
+    Returns the FLOPs of all matrix multiplications in a forward pass. Multiplying $(n, k)$ by $(k, m)$ takes
+    $2nkm$.
 
-    def block(asking: int) -> float:
-        """`asking` of the tokens have queries, and go through the wide layer."""
-        products = 2 * (2 * asking * D * D + 2 * N * D * D + 2 * asking * D * wide)
-        # Scores and mixtures: each asking token with each of the T of its row.
-        return products + 2 * 2 * asking * T * D
+    `predictions` is the number of masked tokens in the batch. `positions` is how many positions of a row the
+    last layer computes, `T` for all of them.
+    """
+    D, I, N = config.hidden_size, config.intermediate_size, B * T  # noqa: E741
+
+    def count_layer_flops(queries: int) -> float:
+        """`queries` of the `N` tokens have query states, and only they reach the feed-forward network."""
+        dense = 2 * (2 * queries * D * D + 2 * N * D * D + 2 * queries * D * I)
+        # Scores and weighted sums: each query attends to the T tokens of its row.
+        return dense + 2 * 2 * queries * T * D
 
     head = 2 * predictions * D * (D + config.vocab_size)
-    return (config.num_hidden_layers - 1) * block(N) + block(B * places) + head
+    return (config.num_hidden_layers - 1) * count_layer_flops(N) + count_layer_flops(B * positions) + head
 
 
-class Operation(NamedTuple):
-    """A part of a step that can be timed alone."""
+def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> float:
+    """
+    Returns the FLOPs of a training step: a forward pass, and a backward pass that takes twice as many.
+    `labels` is `(B, T)`; `only_labeled` says whether the last layer and the head skip all other positions.
+    """
+    B, T = labels.shape
+    predictions, positions = B * T, T
+    if only_labeled:
+        labeled = labels != IGNORE  # (B, T)
+        predictions, positions = int(labeled.sum()), int(labeled.sum(1).max())
+    return 3 * count_forward_flops(config, B, T, predictions, positions)
+
+
+class LayerOp(NamedTuple):
+    """An op of a layer, to be timed alone."""
 
     name: str
-    work: Callable[[], object]
-    operations: float
+    run: Callable[[], Tensor]
+    flops: float
     bytes: float
-    """What comes from memory and goes back, if each input is read once and the result is written once."""
+    """Memory traffic if each input is read once and the result is written once."""
 
 
-def single_operations(
+def build_layer_ops(
     config: BertConfig, B: int, T: int, device: torch.device, dtype: torch.dtype
-) -> list[Operation]:
+) -> list[LayerOp]:
     """
-    The forward pass of a layer in pieces. The products do hundreds of operations on each number that they
-    read, the others a few. Of these an exponential, an error function and a division count as one each.
+    Returns the ops of a layer's forward pass. The matmuls do hundreds of FLOPs with each number that they
+    read, the others a few. An exponential, an error function and a division count as one FLOP each.
     """
-    D, wide, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T
+    D, I, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T  # noqa: E741
 
-    def some(*sizes: int) -> Tensor:
+    def draw(*sizes: int) -> Tensor:
         return torch.randn(sizes, device=device).to(dtype)
 
-    x, square, to_wide, inside = some(N, D), some(D, D), some(D, wide), some(N, wide)
-    q, k, scores = some(B * H, T, D // H), some(B * H, D // H, T), some(B * H, T, T)
-    functional = nn.functional
-    works: list[tuple[str, Callable[[], Tensor], float, int]] = [
-        ("feed-forward product", lambda: x @ to_wide, 2 * N * D * wide, N * D + D * wide + N * wide),
-        ("projection product", lambda: x @ square, 2 * N * D * D, 2 * N * D + D * D),
-        ("attention product", lambda: q @ k, 2 * N * T * D, 2 * N * D + B * H * T * T),
-        ("GELU", lambda: functional.gelu(inside), 5 * N * wide, 2 * N * wide),
-        ("LayerNorm", lambda: functional.layer_norm(x, (D,)), 7 * N * D, 2 * N * D),
+    x, square, wide, inner = draw(N, D), draw(D, D), draw(D, I), draw(N, I)
+    q, k, scores = draw(B * H, T, D // H), draw(B * H, D // H, T), draw(B * H, T, T)
+    ops: list[tuple[str, Callable[[], Tensor], float, int]] = [
+        ("feed-forward matmul", lambda: x @ wide, 2 * N * D * I, N * D + D * I + N * I),
+        ("projection matmul", lambda: x @ square, 2 * N * D * D, 2 * N * D + D * D),
+        ("attention matmul", lambda: q @ k, 2 * N * T * D, 2 * N * D + B * H * T * T),
+        ("GELU", lambda: nn.functional.gelu(inner), 5 * N * I, 2 * N * I),
+        ("LayerNorm", lambda: nn.functional.layer_norm(x, (D,)), 7 * N * D, 2 * N * D),
         ("softmax", lambda: scores.softmax(-1), 5 * B * H * T * T, 2 * B * H * T * T),
     ]
-    return [Operation(name, work, count, numbers * dtype.itemsize) for name, work, count, numbers in works]
+    return [LayerOp(name, run, flops, numbers * dtype.itemsize) for name, run, flops, numbers in ops]
 
 
-def random_batch(vocab_size: int, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random tokens and their labels, always the same; of each row 15% are covered."""
+def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
+    """Returns random tokens, 15% of each row masked, and their labels: the same ones at every call."""
     generator = torch.Generator().manual_seed(0)
-    input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
+    input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)  # (B, T)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
-    covered, labels = masker(input_ids)
-    return covered.to(device), labels.to(device)
+    return MaskedTokens(*(tensor.to(device) for tensor in masker(input_ids)))
 
 
-def training_step(
-    model: nn.Module, batch: tuple[Tensor, Tensor], bfloat16: bool, compiled: bool = False
-) -> tuple[Callable[[], object], Callable[[], object]]:
+def build_training_step(
+    model: nn.Module, batch: MaskedTokens, bfloat16: bool, compiled: bool = False
+) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """
-    A forward pass, and a whole step: forward, backward, clipping, AdamW. `model` takes the tokens and the
-    labels and returns the loss. The optimiser is the one that `transformers` chooses by default.
+    Returns two functions: the forward pass without gradients, which returns the loss, and a whole training
+    step of forward, backward, clipping and AdamW.
+
+    `model` takes `input_ids` and `labels`, as the models of `transformers` do, and returns an output with a
+    `loss`. The optimizer is the one that the `Trainer` of `transformers` uses by default.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
-    call = torch.compile(model) if compiled else model
-    device = batch[0].device
+    compute = torch.compile(model) if compiled else model
+    device = batch.input_ids.device
 
     def forward() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            return call(*batch)
+            return compute(input_ids=batch.input_ids, labels=batch.labels).loss
 
     def step() -> None:
         forward().backward()
@@ -169,85 +193,91 @@ def training_step(
     return torch.no_grad()(forward), step
 
 
-def peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
+def measure_peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
-    Bytes that a call needs at its fullest moment beside what was there before. On a CPU the kernel of Linux
-    counts the pages of the process; elsewhere it is not known.
+    Returns the bytes that a call needs at its peak, on top of what was allocated before. On a CPU the Linux
+    kernel counts the pages of the process; other systems don't say, and the result is `None`.
     """
     gc.collect()
-    wait(device)
+    synchronize(device)
     if device.type == "cuda":
-        held = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
-        wait(device)
-        return float(torch.cuda.max_memory_allocated(device) - held)
+        synchronize(device)
+        return float(torch.cuda.max_memory_allocated(device) - before)
     try:
-        # What is free and kept for later would else be used first, and not be seen.
+        # Return free blocks to the system. Otherwise the call could use those, and nobody would see it.
         ctypes.CDLL(None).malloc_trim(0)
+        # Resets the peak, `VmHWM`.
         Path("/proc/self/clear_refs").write_text("5")
-        before = resident("VmRSS")
+        resident = read_process_memory("VmRSS")
         work()
-        return resident("VmHWM") - before
+        return read_process_memory("VmHWM") - resident
     except (OSError, AttributeError):
         return None
 
 
-def resident(line: str) -> float:
-    """A line of `/proc/self/status` in bytes; `VmHWM` is the most since the mark was put back."""
-    found = re.search(rf"{line}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
-        raise OSError(f"no {line} in /proc/self/status")
-    return int(found[1]) * 1024.0
+def read_process_memory(field: str) -> float:
+    """
+    Returns a field of `/proc/self/status` in bytes, such as `VmRSS` for the resident memory.
+
+    Raises `OSError` if there is none, as on any system but Linux.
+    """
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if match is None:
+        raise OSError(f"no {field} in /proc/self/status")
+    return int(match[1]) * 1024.0
 
 
-KINDS = {
-    "products of matrices": ("aten::mm", "aten::addmm", "aten::linear"),
-    "products in the attention": ("aten::bmm", "scaled_dot_product", "_flash_attention"),
+OP_KINDS = {
+    "matrix multiplications": ("aten::mm", "aten::addmm", "aten::linear"),
+    "attention matmuls": ("aten::bmm", "scaled_dot_product", "_flash_attention"),
     "softmax": ("softmax",),
     "GELU": ("gelu",),
     "LayerNorm": ("layer_norm",),
     "dropout": ("random_", "bernoulli", "dropout", "aten::ge"),
-    "optimiser and clipping": ("adam", "vector_norm", "clamp"),
-    "copies, casts and new layouts": ("copy", "aten::cat", "contiguous", "clone"),
-    "lookup of embeddings": ("embedding", "index", "gather", "scatter"),
-    "sums and elementwise": ("aten::add", "aten::mul", "aten::div", "aten::sum", "aten::sub", "aten::where"),
+    "optimizer and clipping": ("adam", "vector_norm", "clamp"),
+    "copies, casts and layout changes": ("copy", "aten::cat", "contiguous", "clone"),
+    "embedding lookup": ("embedding", "index", "gather", "scatter"),
+    "sums and elementwise ops": (
+        "aten::add",
+        "aten::mul",
+        "aten::div",
+        "aten::sum",
+        "aten::sub",
+        "aten::where",
+    ),
 }
 
 
-def where_time_goes(work: Callable[[], object], calls: int = 3) -> dict[str, float]:
+def classify_op(name: str) -> str:
+    """Returns the kind of an op by its name in PyTorch's profiler."""
+    name = name.lower()
+    return next((kind for kind, parts in OP_KINDS.items() if any(part in name for part in parts)), "the rest")
+
+
+def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]:
     """
-    The share of each kind of operation in the time of a call, by PyTorch's profiler. What is left is autograd
-    and the dispatch between operations. Python's own time is not seen.
+    Returns the fraction of a step's time that each kind of op takes, by PyTorch's profiler. "The rest" is
+    mostly autograd and the dispatch of ops. The profiler doesn't see the time of Python itself.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # Else it says on the terminal that it begins, and that it ends.
+    # The profiler announces on the terminal that it starts and stops, unless told not to.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    work()
+    step()
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
         for _ in range(calls):
-            work()
+            step()
     events = profiler.key_averages()
     on_gpu = any(event.self_device_time_total for event in events)
     times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
     total = sum(times.values())
-    shares = dict.fromkeys([*KINDS, "the rest"], 0.0)
+    fractions = dict.fromkeys([*OP_KINDS, "the rest"], 0.0)
     for name, value in times.items():
-        shares[kind_of(name)] += value / total
-    return shares
-
-
-def kind_of(operation: str) -> str:
-    """Which kind an operation of the profiler belongs to."""
-    lower = operation.lower()
-    return next((kind for kind, words in KINDS.items() if any(w in lower for w in words)), "the rest")
-
-
-def spread(times: Iterable[float]) -> dict[str, float]:
-    """Median, least and most."""
-    times = sorted(times)
-    return {"median": median(times), "min": times[0], "max": times[-1]}
+        fractions[classify_op(name)] += value / total
+    return fractions

@@ -4,7 +4,7 @@ import pytest
 
 from docs.literate.figures import operations
 from labml_bert.bert import BertConfig
-from labml_bert.run.timing import forward_operations
+from labml_bert.run.timing import count_forward_flops
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ def test_operations_of_a_sequence(sizes: dict[str, int]) -> None:
     config = BertConfig(**sizes, num_attention_heads=4)
     on_paper = operations(128, 20, **sizes)
     assert on_paper.together == on_paper.layers + on_paper.attention + on_paper.head
-    assert on_paper.together == 3 * forward_operations(config, 1, 128, predictions=20, places=128)
+    assert on_paper.together == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)

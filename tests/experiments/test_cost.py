@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+from experiments.speed import cost
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The script with small models. It has a name, so that its processes find it too."""
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import cost
-
+    """The script with small models. It is imported by its name, so that its processes find it too."""
     monkeypatch.setattr(cost, "BASE", {"T": 8, "V": 50, "D": 16, "B": 2})
     monkeypatch.setattr(cost, "SIZES", {"T": [4, 8, 16], "V": [20, 50], "D": [16, 32], "B": [1, 2]})
     return cost
@@ -28,19 +27,19 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5])
 def test_the_exponent_of_a_power(module: types.ModuleType, power: float) -> None:
     xs = [3.0, 4.0, 10.0, 50.0]
-    assert module.exponent(xs, [7 * x**power for x in xs]) == pytest.approx(power)
+    assert module.fit_exponent(xs, [7 * x**power for x in xs]) == pytest.approx(power)
 
 
 def test_both_exponents_are_found(module: types.ModuleType) -> None:
     points = [{"size": x, "seconds": {"median": max(x, 4.0) ** 2}, "memory": 3.0 * x} for x in (1, 2, 4, 8)]
-    found = module.exponents(points)["exponents"]
+    found = module.fit_exponents(points)
     assert found["memory"] == {"all": pytest.approx(1), "last": pytest.approx(1)}
     assert found["seconds"]["last"] == pytest.approx(2) and found["seconds"]["all"] < 1
-    assert set(module.exponents([{**point, "memory": None} for point in points])["exponents"]) == {"seconds"}
+    assert set(module.fit_exponents([{**point, "memory": None} for point in points])) == {"seconds"}
 
 
 def test_text_of_a_size(module: types.ModuleType) -> None:
-    texts = list(module.some_text(123_456))
+    texts = list(module.repeat_documents(123_456))
     assert sum(map(len, texts)) == 123_456 and len(texts) > 1
 
 
@@ -68,14 +67,15 @@ def test_from_the_command_to_the_record(
 
 
 SLOW = """
-import os, time, cost
+import os, time
+from experiments.speed import cost
 def slow(*_):
     print(os.getpid(), flush=True)
     time.sleep(600)
 if __name__ == "__main__":
-    cost.feed = slow
-    cost.some_text = lambda characters: ["Some words stand here. And some more there."] * 20
-    cost.feeding([100_000], 1)
+    cost.measure_drawing = slow
+    cost.repeat_documents = lambda characters: ["Some words stand here. And some more there."] * 20
+    cost.measure_pipelines([100_000], 1)
 """
 
 
@@ -83,7 +83,7 @@ if __name__ == "__main__":
 def test_a_process_that_feeds_ends_with_the_one_that_waits_for_it(tmp_path: Path) -> None:
     """One that lives on would hold the output open, and whoever reads it would wait for ever."""
     (tmp_path / "slow.py").write_text(SLOW)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXPERIMENTS), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.Popen(
         [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
     )

@@ -19,11 +19,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> dict:
     """The script, with models that are small, a machine that is measured at once, and no third peer."""
     found = runpy.run_path(str(SCRIPT))
     names = found["main"].__globals__
-    shapes = [replace(shape, vocab_size=60, num_hidden_layers=1) for shape in names["SHAPES"]]
+    shapes = [replace(shape, vocab_size=60, num_hidden_layers=1) for shape in names["CPU_SHAPES"]]
     small = {"hidden_size": 16, "num_attention_heads": 2, "repeats": 1}
-    names["SHAPES"] = [replace(shape, **small) for shape in shapes]
-    names["matmul_peak"] = lambda device, dtype: 1e9 if dtype == torch.float32 else 4e9
-    names["memory_rate"] = lambda device: 1e9
+    names["CPU_SHAPES"] = [replace(shape, **small) for shape in shapes]
+    names["measure_matmul_flops"] = lambda device, dtype: 1e9 if dtype == torch.float32 else 4e9
+    names["measure_memory_bandwidth"] = lambda device: 1e9
     find = names["find_spec"]
     names["find_spec"] = lambda name: None if name == "labml_nn" else find(name)
     return names
@@ -59,7 +59,7 @@ def test_from_the_command_to_the_record(
         assert one["loss_difference"] < 1e-4
         assert sum(one["profile"]["shares"].values()) == pytest.approx(1)
         ours, theirs = one["rows"][0], one["rows"][2]
-        assert ours["operations"] < theirs["operations"], "ours computes the labelled places only"
+        assert ours["operations"] < theirs["operations"], "ours computes the labeled positions only"
         for row in one["rows"]:
             assert row["step"]["min"] <= row["step"]["median"] <= row["step"]["max"]
             assert row["tokens_per_second"] == pytest.approx(16 / row["step"]["median"])
@@ -71,13 +71,13 @@ def test_from_the_command_to_the_record(
 
 
 def test_another_model_is_not_compared(module: dict) -> None:
-    shape = replace(module["SHAPES"][0], batch_size=2, length=8)
+    shape = replace(module["CPU_SHAPES"][0], batch_size=2, length=8)
     names = ["ours", *PEERS]
     torch.manual_seed(0)
-    models = {name: module["BUILD"][name](shape, 0.0) for name in names}
-    batch = module["random_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
+    models = {name: module["build_model"](name, shape, 0.0) for name in names}
+    batch = module["draw_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
     assert module["check_losses"](models, batch) < 1e-5
-    layer = models["transformers sdpa"].model.bert.encoder.layer[0]
+    layer = models["transformers sdpa"].bert.encoder.layer[0]
     layer.intermediate.intermediate_act_fn = torch.nn.ReLU()
     with pytest.raises(AssertionError, match="transformers sdpa"):
         module["check_losses"](models, batch)
@@ -85,14 +85,14 @@ def test_another_model_is_not_compared(module: dict) -> None:
 
 def test_the_third_peer_is_another_model(module: dict) -> None:
     pytest.importorskip("labml_nn", reason="make peers installs it")
-    shape = replace(module["SHAPES"][0], batch_size=2, length=8)
-    models = {name: module["BUILD"][name](shape, 0.0) for name in ("ours", "labml_nn")}
-    batch = module["random_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
+    shape = replace(module["CPU_SHAPES"][0], batch_size=2, length=8)
+    models = {name: module["build_model"](name, shape, 0.0) for name in ("ours", "labml_nn")}
+    batch = module["draw_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
     before = {name: p.clone() for name, p in models["labml_nn"].named_parameters()}
     # It keeps its own weights, and its loss is not looked at.
     assert module["check_losses"](models, batch) == 0
     assert all(torch.equal(p, before[name]) for name, p in models["labml_nn"].named_parameters())
-    assert models["labml_nn"](*batch).item() > 0
+    assert models["labml_nn"](*batch).loss.item() > 0
 
 
 BAD_INPUT = {

@@ -29,7 +29,7 @@ import torch
 
 from labml_bert.files import read_tensors
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
-from tests.support.runs import ROOT, script, small_text
+from tests.support.runs import ROOT, small_text
 
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 SIZES = ["--hidden-size=32", "--num-attention-heads=2", "--num-hidden-layers=2", "--batch-tokens=512"]
@@ -79,9 +79,9 @@ tracebacks: Counter[str] = Counter()
 
 def start(experiment: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
     # The claims have a copy in the folder.
-    script, *_ = (path for top in (folder, ROOT) for path in top.glob(f"experiments/**/{experiment}.py"))
+    path, *_ = (p for top in (folder, ROOT) for p in top.glob(f"experiments/**/{experiment}.py"))
     return subprocess.Popen(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, str(path), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
