@@ -75,10 +75,7 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self,
-        input_ids: Tensor,  # (B, T)
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
         """All inputs are `(B, T)`. Token types default to 0, positions to 0, 1, 2, … Returns `(B, T, D)`."""
         # The defaults are the same for every sequence, so one row of them is broadcast over the batch.
