@@ -79,8 +79,8 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` number the
-        words of a row from 0 to `T - 1`: the tokens of a word are chosen or left together, and those of -1
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` number
+        the words of a row from 0 to `T - 1`: tokens of one word are chosen or left together, and those of -1
         never chosen. Raises `ValueError` for ids outside the vocabulary and for masks of another convention.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
