@@ -18,6 +18,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
+from labml_bert.checks import check_config, check_length
 from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.models import BertForMaskedLM, fill
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
@@ -45,9 +46,11 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
     else:
         about, tensors = load_checkpoint(folder)
         try:
-            model = BertForMaskedLM(BertConfig(**about["configuration"]["model"]))
+            config = BertConfig(**about["configuration"]["model"])
+            check_config(config)
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
+        model = BertForMaskedLM(config)
         fill(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
     return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
 
@@ -73,6 +76,7 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     if len(special) == model.config.vocab_size:
         raise ValueError("the model knows no token but special ones; train one on text")
+    check_length(input_ids.size(1), model.config)
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
     answers = probabilities.clone()  # (T, V)

@@ -27,7 +27,14 @@ from torch import Tensor, nn
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.mlm import BertLMPredictionHead, MaskedLMOutput, masked_lm_output, masked_lm_positions
+from labml_bert.checks import check_config
+from labml_bert.mlm import (
+    BertLMPredictionHead,
+    MaskedLMOutput,
+    masked_lm_loss,
+    masked_lm_positions,
+    select_labeled,
+)
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
@@ -242,9 +249,11 @@ def read_config(folder: Path) -> BertConfig:
         field.name: found[field.name] for field in fields(BertConfig) if found.get(field.name) is not None
     }
     try:
-        return BertConfig(**sizes)
+        config = BertConfig(**sizes)
+        check_config(config)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is no BERT: {error}") from None
+    return config
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -357,7 +366,10 @@ class BertForMaskedLM(BertPreTrainedModel):
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
         hidden = encoded.last_hidden_state  # (B, P, D)
-        return masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
+        hidden, labels = select_labeled(hidden, labels)
+        logits = self.cls.predictions(hidden, embedding)
+        loss = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(loss, logits, labels)
 
 
 class PreTrainingOutput(NamedTuple):
@@ -408,14 +420,16 @@ class BertForPreTraining(BertPreTrainedModel):
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
         hidden = encoded.last_hidden_state  # (B, P, D)
-        masked = masked_lm_output(self.cls.predictions, hidden, embedding, labels, num_items_in_batch)
+        hidden, labels = select_labeled(hidden, labels)
+        logits = self.cls.predictions(hidden, embedding)
+        masked = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
         scores = self.cls(encoded.pooler_output)  # (B, 2)
         pairs = None
         if next_sentence_label is not None:
             pairs = next_sentence_loss(scores, next_sentence_label, num_pairs_in_batch)
-        losses = [loss for loss in (masked.loss, pairs) if loss is not None]
+        losses = [loss for loss in (masked, pairs) if loss is not None]
         total = torch.stack(losses).sum() if losses else None
-        return PreTrainingOutput(total, masked.loss, pairs, masked.logits, masked.labels, scores)
+        return PreTrainingOutput(total, masked, pairs, logits, labels, scores)
 
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int]]:

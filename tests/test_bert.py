@@ -270,25 +270,6 @@ def test_bfloat16_agrees_with_float32_to_its_own_precision() -> None:
     assert (exact - rounded).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"hidden_size": 100, "num_attention_heads": 12}, "not divisible"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
-        ({"pad_token_id": 30522}, "pad_token_id 30522"),
-    ],
-)
-def test_sizes_that_cannot_work_are_refused(sizes: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        BertConfig(**sizes)
-
-
-def test_more_tokens_than_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match="13 tokens but max_position_embeddings is 12"):
-        BertModel(small())(torch.ones(1, 13, dtype=torch.long))
-
-
 @pytest.mark.parametrize("pooler", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_places_asked_for_are_those_of_the_whole(pooler: bool, training: bool) -> None:

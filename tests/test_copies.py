@@ -1,6 +1,7 @@
-"""`bert.py`, `mlm.py` and `nsp.py`, each copied alone into an empty folder, run and train with only torch."""
+"""`bert.py`, `mlm.py` and `nsp.py` are lean, and each runs and trains alone in an empty folder."""
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -104,3 +105,49 @@ def test_it_imports_torch_and_the_standard_library_only(file: str) -> None:
     modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     modules |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert {m.split(".")[0] for m in modules} <= {*sys.stdlib_module_names, "torch"}
+
+
+@pytest.mark.parametrize(("file", "most"), [("bert.py", 430), ("mlm.py", 330), ("nsp.py", 220)])
+def test_it_is_short_and_has_few_checks(file: str, most: int) -> None:
+    """At most one line in 20 refuses input; the rest of the checks are in `checks.py`."""
+    source = (SOURCES / file).read_text()
+    count = len(source.splitlines())
+    assert count <= most
+    refusals = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assert)
+        or (isinstance(node, ast.If) and any(isinstance(statement, ast.Raise) for statement in node.body))
+    ]
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in refusals)
+    assert 0 < lines <= count / 20
+
+
+# Where a figure is quoted, and the trick and the shape of the record that it is from.
+GAINS = {
+    "bert.py": [
+        ("dropout from 16 bits", "dropout by 16 bits", "characters"),
+        ("one matmul for query, key and value", "one product for query, key and value", "characters"),
+        ("attention written out", "attention in two products", "characters"),
+        ("the last layer only where it is read", "last layer only where a label is", "characters"),
+        ("one cast for all layers", "one cast after the embeddings", "characters"),
+    ],
+    "mlm.py": [
+        ("takes", "logits only where a label is", "words"),
+        ("and", "logits only where a label is", "characters"),
+        ("without this takes", "last layer only where a label is", "characters"),
+    ],
+}
+
+
+@pytest.mark.parametrize("file", GAINS)
+def test_the_gain_of_each_trick_is_that_of_the_record(file: str) -> None:
+    record = json.loads((SOURCES.parent / "docs" / "runs" / "speed_ledger.json").read_text())
+    gains = {
+        (row["name"], table["shape"]["name"]): row["worth"]
+        for table in record["ledger"]
+        for row in table["rows"]
+    }
+    text = " ".join((SOURCES / file).read_text().split())
+    for words, trick, shape in GAINS[file]:
+        assert re.search(rf"{words}[^|.]*?\|? ?{gains[trick, shape]:.2f}\b", text), (words, trick, shape)

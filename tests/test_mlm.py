@@ -59,7 +59,7 @@ def test_rates_on_a_million_tokens(p: float) -> None:
 
 
 def test_the_three_fates_are_disjoint() -> None:
-    """Drawing twice would give 81, 9 and 10%; with no `[MASK]` at all, exactly a half may be random."""
+    """With no `[MASK]` left over, exactly a half may be random; a second draw would give fewer."""
     ids = torch.full((1000, 1000), 7)
     seen, labels = masker(mlm_probability=1.0, mask_replace_prob=0.5, random_replace_prob=0.5)(ids)
     assert (labels == 7).all()
@@ -195,24 +195,6 @@ def test_the_same_generator_gives_the_same_masks() -> None:
     second = masker()(ids)
     assert torch.equal(first.input_ids, second.input_ids)
     assert torch.equal(first.labels, second.labels)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"mlm_probability": 1.5}, "mlm_probability is 1.5"),
-        ({"mlm_probability": -0.1}, "mlm_probability is -0.1"),
-        ({"mask_replace_prob": 0.95}, "above 1 together"),
-        ({"random_replace_prob": -0.1}, "must not be negative"),
-        ({"special_token_ids": [-1]}, "not all inside the vocabulary"),
-        ({"special_token_ids": [40]}, "not all inside the vocabulary"),
-        ({"special_token_ids": range(40)}, "nothing to mask"),
-        ({"max_predictions_per_seq": 0}, "must be at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TokenMasker(**{"vocab_size": V, "mask_token_id": MASK, "special_token_ids": SPECIALS, **arguments})
 
 
 def test_the_loss_is_the_mean_over_labelled_places() -> None:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from labml_bert.checks import check_masking
 from labml_bert.mlm import (
     IGNORE,
     BertLMPredictionHead,
@@ -17,7 +18,6 @@ from labml_bert.mlm import (
     TokenMasker,
     masked_accuracy,
     masked_lm_loss,
-    masked_lm_output,
 )
 from tests.support.by_hand import cross_entropy_by_hand, head_by_hand, is_close, randomize_weights
 from tests.support.strategies import DTYPES, ID_DTYPES, PROBABILITY, draw_ids, logits_and_labels
@@ -190,10 +190,11 @@ def test_a_masker_is_built_or_refused(
         and (most is None or most >= 1)
     )
     if good:
+        check_masking(vocab_size, mask, specials, p, masked, drawn, most)
         TokenMasker(vocab_size, mask, specials, p, masked, drawn, most)
     else:
         with pytest.raises(ValueError, match=r"."):
-            TokenMasker(vocab_size, mask, specials, p, masked, drawn, most)
+            check_masking(vocab_size, mask, specials, p, masked, drawn, most)
 
 
 @given(
@@ -284,7 +285,12 @@ def test_the_head_works_where_there_is_a_label_and_nowhere_else(data: st.DataObj
     head = randomize_weights(BertLMPredictionHead(D, V), generator)
     hidden = torch.randn((B, T, D), generator=generator, dtype=torch.float64).requires_grad_()
     embedding = torch.randn((V, D), generator=generator, dtype=torch.float64)
-    output = masked_lm_output(head, hidden, embedding, labels)
+    table = torch.nn.Embedding(V, D).double()
+    models = [MaskedLM(lambda ids: hidden, table), MaskedLM(lambda ids: (hidden, None), table)]  # type: ignore[arg-type]
+    for model in models:
+        model.head, model._embedding[0].weight.data = head, embedding
+    input_ids = torch.zeros(B, T)
+    output = models[0](input_ids, labels)
     places = [(b, t) for b in range(B) for t in range(T) if labels[b, t] != IGNORE]
     every = [[head_by_hand(head, x, embedding) for x in row] for row in hidden.tolist()]
     assert output.labels is not None
@@ -301,14 +307,10 @@ def test_the_head_works_where_there_is_a_label_and_nowhere_else(data: st.DataObj
         for t in range(T):
             assert labels[b, t] != IGNORE or not hidden.grad[b, t].any()
 
-    without = masked_lm_output(head, hidden, embedding, None)
+    without = models[0](input_ids)
     assert without.loss is None
     assert without.labels is None
     assert without.logits.shape == (B, T, V)
     assert is_close(without.logits, every)
-    # The model hands on what the encoder gives, alone or first in a tuple.
-    table = torch.nn.Embedding(V, D).double()
-    for encoder in (lambda ids: hidden, lambda ids: (hidden, None)):
-        model = MaskedLM(encoder, table)  # type: ignore[arg-type]
-        model.head, model._embedding[0].weight.data = head, embedding
-        assert torch.equal(model(torch.zeros(B, T), labels).logits, output.logits)
+    # The encoder's output may also be the first of a tuple.
+    assert torch.equal(models[1](input_ids, labels).logits, output.logits)

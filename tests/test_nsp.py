@@ -209,7 +209,6 @@ def test_a_probability_of_zero_is_never() -> None:
         ([], 20, "needs two documents at least, and there is 0"),
         ([[[1, 2], [3]]], 20, "needs two documents at least, and there is 1"),
         ([[[1]], [[], []], []], 20, "needs two documents at least, and there is 1"),
-        ([[[1]], [[2]]], 4, "max_length is 4"),
     ],
 )
 def test_what_makes_no_pairs_is_refused(texts: list, length: int, words: str) -> None:

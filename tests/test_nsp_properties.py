@@ -10,6 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from labml_bert.checks import check_pairs
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import (
     IS_NEXT,
@@ -66,8 +67,10 @@ def test_pairs(
     arguments = (documents, CLS, SEP, length, short, share, lone)
     if len(kept) < 2 or length < 5 or not 0 <= short <= 1 or not 0 <= share <= 1:
         with pytest.raises(ValueError, match=r"."):
+            check_pairs(length, short, share)
             PairMaker(*arguments)
         return
+    check_pairs(length, short, share)
     maker = PairMaker(*arguments)
     for index, tokens in enumerate(kept):
         used = []
@@ -173,7 +176,7 @@ def test_cutting_takes_from_the_longer_side_and_no_more_than_needed(
 def test_collate(rows: list[tuple[list[int], int]], pad: int) -> None:
     pairs = [SentencePair(ids, [i % 2 for i in ids], label) for ids, label in rows]
     if not pairs:
-        with pytest.raises(ValueError, match="no pair"):
+        with pytest.raises(ValueError, match="empty"):
             collate(pairs, pad)
         return
     batch = collate(pairs, pad)

@@ -50,7 +50,7 @@ def config(**sizes: Any) -> BertConfig:
     return BertConfig(**{"vocab_size": V, **small, **sizes})
 
 
-# Covering tokens
+# Masking tokens
 
 Cover = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -78,7 +78,7 @@ def plain(mistake: str = "", p: float = 0.15) -> Cover:
         fate = torch.rand(seen.shape, generator=g)
         masked, drawn = fate < 0.8, (fate >= 0.8) & (fate < 0.9)
         if mistake == "drawing twice":
-            # 10% random, 10% kept, and the mask for whom neither has been drawn.
+            # A draw for the random token, another for keeping, and the mask for the rest.
             drawn = fate < 0.1
             masked = ~drawn & (torch.rand(seen.shape, generator=g) >= 0.1)
         first = 0 if mistake == "specials drawn" else len(SPECIALS)
@@ -153,7 +153,7 @@ def labels_only_what_was_chosen(cover: Cover) -> None:
         ("special tokens masked", spares_special_tokens, 0.15),
         ("padding masked", spares_padding, 0.15),
         ("specials drawn", draws_ordinary_tokens, 0.15),
-        # The random token overwritten by the mask: 81, 9 and 10%.
+        # 81% masked, 10% random and 9% kept.
         ("drawing twice", shares_are_80_10_10, 1.0),
         ("in place", leaves_its_input, 0.15),
         ("shifted", labels_are_the_hidden_tokens, 0.15),
@@ -277,7 +277,9 @@ class AddsTheMask(nn.Module):
         super().__init__()
         self.inner = attention
 
-    def forward(self, asking: Tensor, hidden_states: Tensor, attention_mask: Tensor | None, *_: bool) -> Any:
+    def forward(
+        self, query_states: Tensor, hidden_states: Tensor, attention_mask: Tensor | None, *_: bool
+    ) -> Any:
         a = self.inner
         q, k, v = a.project(hidden_states, a.query, a.key, a.value)
         mask = None if attention_mask is None else attention_mask.to(q.dtype)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import floors
+from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import framed, random_windows
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
@@ -75,16 +76,17 @@ class MaskedText:
         """
         The paper's rule over this vocabulary; of what `[MASK]` leaves over, half becomes a random token.
         """
-        return TokenMasker(
+        arguments = (
             self.vocab_size,
             self.special_ids[SPECIAL_TOKENS.index("[MASK]")],
             self.special_ids,
             mlm_probability,
             mask_replace_prob,
-            random_replace_prob=(1 - mask_replace_prob) / 2,
-            max_predictions_per_seq=max_predictions_per_seq,
-            generator=generator,
+            (1 - mask_replace_prob) / 2,
+            max_predictions_per_seq,
         )
+        check_masking(*arguments)
+        return TokenMasker(*arguments, generator=generator)
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """

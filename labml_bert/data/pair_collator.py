@@ -24,6 +24,7 @@ import torch
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from labml_bert.checks import check_masking
 from labml_bert.data.tokenizers import special_token_ids
 from labml_bert.mlm import IGNORE, TokenMasker
 
@@ -81,14 +82,10 @@ class PairCollator:
         self.length = length
         chosen = masking or Masking()
         vocab = tokenizer.get_vocab()
-        self.masker = TokenMasker(
-            len(vocab),
-            vocab["[MASK]"],
-            special_token_ids(tokenizer),
-            mlm_probability=chosen.mlm_probability,
-            max_predictions_per_seq=chosen.max_predictions_per_seq,
-            generator=generator,
-        )
+        ids = (len(vocab), vocab["[MASK]"], special_token_ids(tokenizer))
+        mlm_probability, most = chosen.mlm_probability, chosen.max_predictions_per_seq
+        check_masking(*ids, mlm_probability, max_predictions_per_seq=most)
+        self.masker = TokenMasker(*ids, mlm_probability, max_predictions_per_seq=most, generator=generator)
         self.goes_on = torch.zeros(len(vocab), dtype=torch.bool)
         self.goes_on[[i for token, i in vocab.items() if is_wordpiece and token.startswith("##")]] = True
 

@@ -46,6 +46,7 @@ import torch
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
+from labml_bert.checks import check_pairs
 from labml_bert.data.pair_collator import Masking, PairCollator
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
 from labml_bert.files import lock, whole_file, write_whole
@@ -113,8 +114,7 @@ class DatasetArguments:
             raise ValueError(f"max_length is {self.max_length}; it must be in [5, 65536]")
         if self.dupe_factor < 1:
             raise ValueError(f"dupe_factor is {self.dupe_factor}; it must be at least 1")
-        if not 0 <= self.short_seq_prob <= 1:
-            raise ValueError(f"short_seq_prob is {self.short_seq_prob}; it must be in [0, 1]")
+        check_pairs(self.max_length, self.short_seq_prob)
 
 
 class Shard(NamedTuple):

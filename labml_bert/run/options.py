@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import tyro
 
 from labml_bert.bert import BertConfig
+from labml_bert.checks import check_config
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import only_first_speaks, rank
 from labml_bert.training.optimization import TrainingArguments
@@ -84,7 +85,9 @@ class RunOptions:
         values |= {"vocab_size": vocab_size, "max_position_embeddings": max_position_embeddings}
         values["intermediate_size"] = 4 * values["hidden_size"]
         values["attention_probs_dropout_prob"] = values["hidden_dropout_prob"]
-        return BertConfig(**values)
+        config = BertConfig(**values)
+        check_config(config)
+        return config
 
 
 Options = TypeVar("Options", bound=RunOptions)

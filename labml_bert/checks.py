@@ -1,0 +1,101 @@
+"""
+# What is refused before it starts
+
+What can somebody type, or load from a file, that would fail deep inside a model, or train a wrong one? These
+functions are called where values enter: the options of a run, `config.json`, a checkpoint, a dataset. They
+raise `ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py` and `nsp.py` trust their
+callers, so that a reader meets the idea and not the armor.
+"""
+
+import math
+from collections.abc import Collection
+
+from labml_bert.bert import BertConfig
+
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+
+
+def check_config(config: BertConfig) -> None:
+    """Raises `ValueError` if no model can have these sizes."""
+    for name in (*COUNTS, "pad_token_id"):
+        if type(getattr(config, name)) is not int:
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be a whole number")
+    for name in COUNTS:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size {config.hidden_size} is not divisible by num_attention_heads "
+            f"{config.num_attention_heads}; choose a multiple of {config.num_attention_heads}"
+        )
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")
+    for name in ("initializer_range", "layer_norm_eps"):
+        if not 0 < getattr(config, name) < math.inf:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0 and finite")
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        raise ValueError(
+            f"pad_token_id {config.pad_token_id} is outside the vocabulary of {config.vocab_size}; "
+            f"choose one from 0 to {config.vocab_size - 1}"
+        )
+
+
+def check_length(length: int, config: BertConfig) -> None:
+    """Raises `ValueError` if a sequence of `length` tokens is too long for the model."""
+    limit = config.max_position_embeddings
+    if length > limit:
+        raise ValueError(
+            f"{length} tokens but max_position_embeddings is {limit}; cut the text or train more positions"
+        )
+
+
+def check_masking(
+    vocab_size: int,
+    mask_token_id: int | None,
+    special_token_ids: Collection[int | None],
+    mlm_probability: float = 0.15,
+    mask_replace_prob: float = 0.8,
+    random_replace_prob: float = 0.1,
+    max_predictions_per_seq: int | None = None,
+) -> None:
+    """Takes the arguments of `TokenMasker`. Raises `ValueError` if it could not mask with them."""
+    if not 0 <= mlm_probability <= 1:
+        raise ValueError(f"mlm_probability is {mlm_probability}; it must be in [0, 1]")
+    # Written as `not …`, so that a NaN is refused too.
+    if not (
+        min(mask_replace_prob, random_replace_prob) >= 0 and mask_replace_prob + random_replace_prob <= 1
+    ):
+        raise ValueError(
+            f"mask_replace_prob {mask_replace_prob} and random_replace_prob {random_replace_prob} "
+            "must not be negative, nor above 1 together"
+        )
+    ids = {mask_token_id, *special_token_ids}
+    specials = {i for i in ids if i is not None}
+    if len(specials) < len(ids):
+        raise ValueError("a special token has no id; give a tokenizer that has [MASK] and all of the others")
+    if min(specials) < 0 or max(specials) >= vocab_size:
+        raise ValueError(
+            f"special token ids {sorted(specials)} are not all inside the vocabulary of {vocab_size}"
+        )
+    if len(specials) == vocab_size:
+        raise ValueError("every token of the vocabulary is special; there is nothing to mask")
+    if max_predictions_per_seq is not None and max_predictions_per_seq < 1:
+        raise ValueError(f"max_predictions_per_seq is {max_predictions_per_seq}; it must be at least 1")
+
+
+def check_pairs(max_length: int, short_seq_prob: float = 0.1, random_next_prob: float = 0.5) -> None:
+    """Takes the arguments of `PairMaker`. Raises `ValueError` if no pair fits or a probability is none."""
+    if max_length < 5:
+        raise ValueError(f"max_length is {max_length}; two tokens and three special ones need 5")
+    for name, p in (("short_seq_prob", short_seq_prob), ("random_next_prob", random_next_prob)):
+        if not 0 <= p <= 1:
+            raise ValueError(f"{name} is {p}; it must be in [0, 1]")
