@@ -83,7 +83,7 @@ class BagOfWords:
         self.pipeline = make_pipeline(
             TfidfVectorizer(analyzer=words, sublinear_tf=True),
             # With one class there is nothing to learn, and `LogisticRegression` refuses to.
-            LogisticRegression(C=C, max_iter=1000) if kinds > 1 else DummyClassifier(),
+            LogisticRegression(C=C, tol=1e-6, max_iter=1000) if kinds > 1 else DummyClassifier(),
         )
         self.pipeline.fit(examples, labels)
 
