@@ -41,7 +41,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.baselines.tfidf import tuned
+from labml_bert.baselines.tfidf import check_scikit_learn_is_here, tune
 from labml_bert.bert import BertConfig
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.tokenizers import load_tokenizer
@@ -186,7 +186,7 @@ class Comparison:
         rate: float | None = None
         losses: list[float] = []
         if arm == "bag of words":
-            logits = tuned(examples, len(task.labels), seed).predict(task.test)
+            logits = tune(examples, len(task.labels), seed).predict(task.test)
         else:
             pretrained = arm == "pretrained"
             rate = self.rate(task, count, pretrained)
@@ -304,6 +304,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     began = time.monotonic()
     with bad_input_ends_here():
+        check_scikit_learn_is_here()
         if options.record is not None:
             check_record(options.record)
         at_least_one(options, "seeds", "steps")

@@ -13,12 +13,11 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import torch
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -90,26 +89,25 @@ def fingerprint(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def lock(folder: Path, wait: Callable[[], None] | None = None, name: str = ".lock") -> IO[str]:
+def lock(
+    folder: Path, on_wait: Callable[[], None] | None = None, name: str = ".lock"
+) -> AcquireReturnProxy[FileLock]:
     """
-    ## One at a time
+    ## One process at a time
 
-    Two programs that write into one folder would undo each other's work. This holds the folder until the file
-    that it returns is closed, or the process ends, in whatever way. Where another has it, `wait` is called
-    and then the other waited for; without `wait` this raises `BlockingIOError`. With a `name` of its own it
-    holds a part of the folder, whatever the two programs take that to be.
+    Two programs that write into the same folder would undo each other's work. So each takes the folder's lock
+    first and holds it until the returned object is closed by a `with` block or deleted, or until the process
+    ends, in whatever way. If another program has the lock, this calls `on_wait` and waits. A different `name`
+    is a different lock, for one of several things in the folder.
+
+    Raises `BlockingIOError` if another program has the lock and there is no `on_wait`, and `OSError` if the
+    lock file can't be written or is a symbolic link.
     """
-    file = open(folder / name, "w")  # noqa: SIM115
-    # Windows has no such lock; there it is left to the user.
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if wait is None:
-                file.close()
-                raise
-            wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+    file_lock = FileLock(folder / name)
+    try:
+        return file_lock.acquire(blocking=False)
+    except Timeout:
+        if on_wait is None:
+            raise BlockingIOError(f"{folder / name} is locked by another process") from None
+    on_wait()
+    return file_lock.acquire()

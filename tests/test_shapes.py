@@ -150,7 +150,6 @@ def run_bag_of_words(checker: Checker) -> None:
     m = checker.module
     examples = [m.Example(" ".join(f"word{i}" for i in range(11)), label) for label in range(K)]
     bag = m.BagOfWords(examples * 2, K, 1e-3)
-    checker.fixed = {"W": 11, "K": K}
     bag.predict(examples)
 
 
@@ -164,7 +163,7 @@ SCENARIOS = {
     "data/pair_dataset.py": (run_dataset, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
-    "baselines/tfidf.py": (run_bag_of_words, {"N": 2 * K, "W": 11, "K": K}),
+    "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }

@@ -12,7 +12,8 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-REQUIRED = ("torch", "labml", "numpy", "tokenizers", "safetensors", "rich", "datasets", "pyarrow")
+# The dependencies in pyproject.toml; `requires` in an installed package would need the package installed.
+REQUIRED = ("torch", "labml", "numpy", "tokenizers", "safetensors", "filelock", "rich", "datasets", "pyarrow")
 
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from labml_bert.baselines.tfidf import PENALTIES, BagOfWords, tuned, words
+from labml_bert.baselines import tfidf
+from labml_bert.baselines.tfidf import PENALTIES, BagOfWords, check_scikit_learn_is_here, tune, words
 from labml_bert.finetuning import Example, score
 from tests.support.runs import small_text
 
@@ -31,22 +32,42 @@ def slow_features(fitted: list[str], texts: list[str]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("penalty", [1e-3, 1e-1])
-def test_against_plain_gradient_descent(penalty: float) -> None:
-    model = BagOfWords(EXAMPLES, 3, penalty)
+def test_against_plain_gradient_descent(penalty: float, classes: int) -> None:
+    """The formulas of the page, written out. For two classes scikit-learn has another formula."""
+    examples = [Example(example.text, example.label % classes) for example in EXAMPLES]
+    model = BagOfWords(examples, classes, penalty)
     x = slow_features(TEXTS, TEXTS)
-    labels = torch.tensor([example.label for example in EXAMPLES])
-    weight = torch.zeros(x.shape[1], 3, dtype=torch.float64)
-    bias = torch.zeros(3, dtype=torch.float64)
+    labels = torch.tensor([example.label for example in examples])
+    weight = torch.zeros(x.shape[1], classes, dtype=torch.float64)
+    bias = torch.zeros(classes, dtype=torch.float64)
     for _ in range(20_000):
-        error = (x @ weight + bias).softmax(-1) - torch.nn.functional.one_hot(labels, 3)
+        error = (x @ weight + bias).softmax(-1) - torch.nn.functional.one_hot(labels, classes)
         weight -= 1.0 * (x.T @ error / len(x) + penalty * weight)
         bias -= 1.0 * error.mean(0)
     new = ["the the dog", "unknown words", "", "cat"]
-    expected = slow_features(TEXTS, new) @ weight + bias
+    expected = (slow_features(TEXTS, new) @ weight + bias).log_softmax(-1)
     found = model.predict([Example(text, 0) for text in new])
     assert (found - expected).abs().max() < 5e-3 * expected.abs().max()
     assert torch.allclose(found[1], found[2]), "words never seen say nothing"
+
+
+@pytest.mark.parametrize("present", [[0], [3], [1, 4], [0, 2, 4]])
+def test_a_class_without_an_example_is_never_the_answer(present: list[int]) -> None:
+    examples = [Example(f"word{label} and", label) for label in present * 3]
+    found = BagOfWords(examples, 5, 1e-3).predict([*examples, Example("never seen", 0)])
+    assert found.shape == (len(examples) + 1, 5) and found.isfinite().all()
+    assert (found[:, [label for label in range(5) if label not in present]] < -27).all()
+    assert found[:-1].argmax(-1).tolist() == [example.label for example in examples]
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(len(found)))
+
+
+def test_a_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_scikit_learn_is_here()
+    monkeypatch.setattr(tfidf, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install scikit-learn"):
+        check_scikit_learn_is_here()
 
 
 def test_words_of_one_text_and_of_two() -> None:
@@ -62,9 +83,9 @@ def test_it_learns_words_and_not_their_order() -> None:
     noise = small_text(50).split()
     topic = [Example(" ".join([*r.choices(noise, k=5), f"word{i % 4}"]), i % 4) for i in range(200)]
     labels = torch.tensor([example.label for example in topic])
-    assert score(tuned(topic[:100], 4).predict(topic[100:]), labels[100:]).accuracy == 1
+    assert score(tune(topic[:100], 4).predict(topic[100:]), labels[100:]).accuracy == 1
     order = [Example("yes no" if i % 2 else "no yes", i % 2) for i in range(100)]
-    logits = tuned(order, 2).predict(order)
+    logits = tune(order, 2).predict(order)
     assert (logits[0] - logits[1]).abs().max() < 1e-5
 
 
@@ -76,12 +97,12 @@ def test_two_texts_that_share_a_word_can_be_told() -> None:
         a, b = r.sample(nouns, 2)
         pairs.append(Example(f"the {a}", i % 2, f"a {a if i % 2 else b}"))
     labels = torch.tensor([example.label for example in pairs])
-    assert score(tuned(pairs[:400], 2).predict(pairs[400:]), labels[400:]).accuracy > 0.95
+    assert score(tune(pairs[:400], 2).predict(pairs[400:]), labels[400:]).accuracy > 0.95
 
 
 def test_the_penalty_is_chosen_where_it_matters() -> None:
     """Labels by lot: the larger the penalty, the lower the loss on other texts."""
     r = random.Random(0)
     lots = [Example(" ".join(r.choices([f"w{i}" for i in range(300)], k=8)), i % 2) for i in range(60)]
-    weights = [BagOfWords(lots, 2, penalty).weight.norm() for penalty in PENALTIES]
-    assert weights == sorted(weights, reverse=True)
+    weights = [abs(BagOfWords(lots, 2, penalty).pipeline[-1].coef_).sum() for penalty in PENALTIES]
+    assert weights == sorted(weights, reverse=True) and weights[-1] < weights[0] / 2

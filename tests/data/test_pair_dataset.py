@@ -456,11 +456,10 @@ def test_pairs_with_a_flipped_bit_are_made_again(tmp_path: Path) -> None:
 
 
 def test_two_builds_in_one_folder_take_turns(tmp_path: Path) -> None:
-    other = files.lock(tmp_path)
     building = threading.Thread(target=pairs_of, args=[tmp_path])
-    building.start()
-    building.join(0.5)
-    assert building.is_alive() and not list(tmp_path.glob("part-*"))
-    other.close()
+    with files.lock(tmp_path):
+        building.start()
+        building.join(0.5)
+        assert building.is_alive() and not list(tmp_path.glob("part-*"))
     building.join()
     assert len(open_dataset(tmp_path)) > 0

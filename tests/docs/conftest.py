@@ -47,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
     out, done = shared / "site", shared / "site-is-built"
-    with lock(shared, wait=lambda: None):
+    with lock(shared, on_wait=lambda: None):
         if not done.exists():
             subprocess.run(
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],

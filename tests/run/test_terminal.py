@@ -47,7 +47,7 @@ def test_a_full_disk_promises_only_what_can_be_done(
     resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped, run_ends_well(lambda: tmp_path, lambda: resumable):
-        raise OSError(28, "No space left on device", "log.jsonl")
+        raise OSError(28, "No space left on device", "metrics.jsonl")
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert re.fullmatch("error: No space left on device .*\n", error)
@@ -120,4 +120,5 @@ def test_a_terminal_shows_one_bar_and_a_second_run_in_the_folder_is_refused(
     assert "--resume" in "".join(lines)
     assert folder is not None and load_checkpoint(folder)[0]["step"] > 0
     # The lock went with the process.
-    files.lock(folder).close()
+    with files.lock(folder):
+        pass
