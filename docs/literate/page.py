@@ -7,10 +7,10 @@ that search and the table of contents see them; a row is a `div` with prose and 
 
 import json
 
-from docs.literate.highlight import line_bodies, row_code
-from docs.literate.names import Source, resolve
+from docs.literate.highlight import line_bodies, numbered, row_code
+from docs.literate.names import Source, Sources, relative, resolve
 from docs.literate.prose import names_in_file, prepared
-from docs.literate.rows import Row
+from docs.literate.rows import PageError, Row
 
 
 def front_matter(**values: object) -> str:
@@ -44,7 +44,7 @@ def tools(source: Source) -> str:
     )
 
 
-def source_page(source: Source, sources: dict[str, Source], after: str = "") -> str:
+def source_page(source: Source, sources: Sources, after: str = "") -> str:
     """
     ## File to page
 
@@ -79,12 +79,46 @@ def source_page(source: Source, sources: dict[str, Source], after: str = "") -> 
     return meta + body + after
 
 
-def notebook(source: Source) -> str:
+def excerpt(name: str, sources: Sources, page: str) -> str:
+    """
+    ## Some lines of a file, on another page
+
+    `name` is a definition, as in `"model.loss"`, or a file with lines, as in `"model.py:30-41"`. Returns HTML
+    on one line. Raises `PageError` if there are no such lines.
+    """
+    stem, _, rest = name.partition(".py:") if ".py:" in name else name.partition(".")
+    found = next((one for one in sources.values() if one.module.rpartition(".")[2] == stem), None)
+    if found is None:
+        raise PageError(f"there is no source {stem}.py")
+    if ".py:" in name:
+        first, last = map(int, rest.split("-"))
+        anchor, said = f"L{first}", set[int]()
+    else:
+        row = next((row for row in found.rows if row.name == rest), None)
+        if row is None:
+            raise PageError(f"{found.path} defines no {rest}")
+        first, last, anchor = row.first, row.ends, rest
+        # The chapter says what the docstring says.
+        said = {n for a, b in row.folded for n in range(a, b + 1)}
+    lines = found.text.split("\n")
+    bodies = line_bodies(found, resolve(found, sources), page)
+    home = relative(page, found.page)
+    wanted = [n for n in range(first, last + 1) if n not in said]
+    shown = "".join(numbered(bodies[n - 1], n, lines[n - 1], home) for n in wanted)
+    return (
+        f'<figure class="excerpt"><figcaption><a href="{home}#{anchor}">{found.path}, '
+        f"lines {first} to {last}</a>"
+        f'</figcaption><div class="code"><pre><code>{shown}</code></pre></div></figure>'
+    )
+
+
+def notebook(source: Source, is_program: bool = False) -> str:
     """
     ## The same rows as a notebook
 
     A cell of words, then a cell of code, for each definition at the margin and what follows it. The
     docstring of a definition is in the words; everything else is in the code as it stands in the file.
+    The notebook of a program, which reads its command line, begins by emptying it.
     """
     lines = source.text.split("\n")
     cells: list[dict[str, object]] = []
@@ -95,7 +129,7 @@ def notebook(source: Source) -> str:
             body = text.strip("\n").splitlines(keepends=True)
             cells.append({"cell_type": kind, "id": f"c{len(cells)}", "metadata": {}, "source": body, **extra})
 
-    if source.page.startswith("experiments/"):
+    if is_program:
         # A notebook has a command line too, which is its own.
         cell("code", "import sys\n\nsys.argv = sys.argv[:1]\n")
     tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]

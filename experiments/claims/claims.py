@@ -3,7 +3,7 @@ r"""
 
 Everybody repeats the same sentences about BERT. Which of them hold at a size that a laptop can repeat? Each
 is an entry of `claims.toml`: the sentence, its source, the arms to be compared, and in what, written down
-before the first run. [The page of claims](../claims.md) computes the verdicts.
+before the first run. [The page of claims](../../claims.md) computes the verdicts.
 
     python experiments/claims/claims.py --list
     python experiments/claims/claims.py short-to-long

@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from typing import Any
 
-from docs.literate.attention import framed, strongest, visible
+from docs.figures.attention import framed, strongest, visible
+from docs.figures.records import Record
 from docs.literate.chart import WIDTH, Bar, Line, bar_chart, figure, line_chart, numbers
-from docs.literate.records import Record
 from docs.literate.rows import PageError
 
 

@@ -13,9 +13,9 @@ $$\min(\text{operations a second of a large product},\; i \cdot \text{bytes a se
 import html
 from typing import Any
 
+from docs.figures.records import Record, made
 from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers
 from docs.literate.prose import cell, wide
-from docs.literate.records import Record, made
 from docs.literate.rows import PageError
 
 REFERENCE = "transformers sdpa, float32"

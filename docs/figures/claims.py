@@ -25,15 +25,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docs.figures.records import ROOT, RUNS, Record, checked
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
-from docs.literate.names import Source
 from docs.literate.prose import cell, wide
-from docs.literate.records import ROOT, RUNS, Record, age
 from docs.literate.rows import PageError
 
 # The 97.5% point of Student's t by degrees of freedom. A fraction is rounded down, and more than ten count
 # as ten: the interval is then a little too wide.
 T = [math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 COUNTED = ("tokens", "seconds")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 NAMES = {
@@ -285,7 +285,7 @@ def rows_of_comparison(record: Record) -> list[Row]:
 
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` where there is no such claim, or its record is none."""
-    path = claims or ROOT / "experiments" / "claims.toml"
+    path = claims or CLAIMS
     found = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
     if name not in found:
         raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(found)}")
@@ -350,7 +350,7 @@ def measured(claim: Claim, says: str) -> str:
     raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")
 
 
-def row(claim: Claim, sources: dict[str, Source]) -> str:
+def row(claim: Claim) -> str:
     """The claim, its verdict and its tests, as Markdown."""
     about = claim.about
     parts = [
@@ -379,9 +379,7 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
         parts.append(f"{there} of {wanted} runs are there, and the verdict waits for {missing}.")
     if changed(claim):
         parts.append("*The claim was changed after these runs; they answer the question as it was before.*")
-    stale = age(claim.record, sources)
-    if stale:
-        parts.append(f"*{stale}*")
+    parts.append(f"*{checked(claim.record)}*")
     return "\n\n".join(parts)
 
 
@@ -540,6 +538,6 @@ def shown_mean(values: list[float | None]) -> str:
 
 def hours(claims: Path | None = None) -> float:
     """What the whole ledger takes."""
-    path = claims or ROOT / "experiments" / "claims.toml"
+    path = claims or CLAIMS
     names = [entry["name"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]]
     return sum(minutes(read_claim(name, claims)) for name in names) / 60

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from itertools import count
 
-from docs.literate.records import Record
+from docs.figures.records import Record
 from docs.literate.rows import PageError
 
 Weights = list[list[float]]
