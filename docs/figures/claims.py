@@ -15,7 +15,6 @@ Two kinds of number have no such interval. Of runs that never arrived the spread
 then bounded by ranks, and runs that failed are counted, so their shares have Newcombe's interval.
 """
 
-import html
 import json
 import math
 import statistics
@@ -469,10 +468,10 @@ def details(claim: Claim) -> str:
         points = [] if about.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
         taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items())
         if "rate_of" in options:
-            taken += f"{', ' if taken else ''}chosen for {html.escape(options['rate_of'])}"
+            taken += f"{', ' if taken else ''}chosen for {cell(options['rate_of'])}"
         cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        table += f"| {html.escape(arm)} |{cells} {seeds} of {about['seeds']} |"
+        table += f"| {cell(arm)} |{cells} {seeds} of {about['seeds']} |"
         table += f" {changes or '–'} | {taken or '–'} |\n"
     return f"{wide(table)}\n{arrivals(claim)}{budget}. Cost: {cost(claim)}.\n\n```sh\n{command}\n```"
 
@@ -485,7 +484,7 @@ def arrivals(claim: Claim) -> str:
     head = "".join(f" {level:g} {'nat' if level == 1 else 'nats'} below |" for level in levels)
     table = f"| arm |{head}\n|---|{'---:|' * len(levels)}\n"
     for arm in claim.arms:
-        table += f"| {html.escape(arm)} |"
+        table += f"| {cell(arm)} |"
         for level in levels:
             rows = [(row, row["floor"] - level) for row in claim.of(arm)]
             there = [row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").arrived]

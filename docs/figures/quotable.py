@@ -5,12 +5,13 @@ Nobody types a number into a chapter. Between `{{ ` and ` }}` stands an expressi
 below and nothing else; `quotable` is the whole list.
 """
 
-import html
 import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+from markupsafe import Markup
 
 from docs.figures import attention, claims, live
 from docs.figures.records import Record, checked, dotted
@@ -152,29 +153,32 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         kind = metric.rpartition(".")[2]
         levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["floors"]] if floors else []
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
-        return figure.replace("</figcaption>", f" {provenance(chosen)}</figcaption>")
+        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance(chosen)))
 
-    def provenance(chosen: list[Record]) -> str:
+    def home_of(one: Record) -> str:
+        # The page of the script that made a record, in whichever folder it is.
+        name = one.data["experiment"]
+        scripts = (source.page for source in sources.values() if source.is_script)
+        return next((home for home in scripts if home.endswith(f"/{name}")), f"experiments/{name}")
+
+    def provenance(chosen: list[Record]) -> Markup:
         # Runs with one date, machine and commit share one line.
-        groups: dict[str, list[str]] = {}
+        groups: dict[str, list[tuple[str, str]]] = {}
         for one in chosen:
-            target = f"{relative(page, 'experiments/' + one.data['experiment'])}#run-{one.name}"
+            target = f"{relative(page, home_of(one))}#run-{one.name}"
             commit = (one.data.get("commit") or "unknown")[:7]
-            sentences = f"{one.data['date']}, {one.machine()}, commit {commit}. {checked(one)}"
-            facts = html.escape(sentences.strip())
-            groups.setdefault(facts, []).append(f'<a href="{target}">{html.escape(one.name)}</a>')
-        parts = [f"{', '.join(links)}: {facts}" for facts, links in groups.items()]
-        return safe_in_markdown(f'<small class="provenance">{" ".join(parts)}</small>')
+            facts = f"{one.data['date']}, {one.machine()}, commit {commit}. {checked(one)}".strip()
+            groups.setdefault(facts, []).append((target, one.name))
+        return Markup(safe_in_markdown(attention.render("provenance.html", groups=groups)))
 
     def made_by(*names: str) -> str:
         """Date, machine and commit of runs, and whether today's code reproduces them."""
         return provenance([record(name) for name in names])
 
-    def with_provenance(picture: Callable[[Record], str]) -> Callable[[str], str]:
+    def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
-            return picture(record(name)).replace(
-                "</figure>", f"<figcaption>{provenance([record(name)])}</figcaption></figure>"
-            )
+            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance([record(name)]))
+            return picture(record(name)).replace("</figure>", caption)
 
         return draw
 

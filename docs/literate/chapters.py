@@ -118,7 +118,7 @@ def link_terms(text: str, terms: list[Term], page: str) -> str:
         )
         for match in pattern.finditer(text):
             if match["term"]:
-                link = term.symbol.link(page, match[0]).replace('class="ref"', 'class="term"')
+                link = term.symbol.link(page, match[0], "term")
                 text = text[: match.start()] + link + text[match.end() :]
                 break
     return text

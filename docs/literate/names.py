@@ -7,13 +7,14 @@ where it cannot know: a wrong link is worse than none.
 """
 
 import ast
-import html
 import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+from markupsafe import Markup
 
 from docs.literate.rows import Row, read_rows
 
@@ -27,10 +28,13 @@ class Symbol:
     anchor: str
     summary: str
 
-    def link(self, page: str, inner: str) -> str:
+    def link(self, page: str, inner: str, kind: str = "ref") -> str:
         """HTML of a link from `page` to here, around `inner`, which is HTML already."""
-        tip = f' data-tip="{html.escape(self.summary)}"' if self.summary else ""
-        return f'<a class="ref" href="{relative(page, self.page)}#{self.anchor}"{tip}>{inner}</a>'
+        tip = Markup(' data-tip="{}"').format(self.summary) if self.summary else ""
+        home = relative(page, self.page)
+        link = Markup('<a class="{}" href="{}#{}"{}>{}</a>')
+        # Plain text, as it becomes a part of Markdown, which must not be escaped with it.
+        return str(link.format(kind, home, self.anchor, tip, Markup(inner)))
 
 
 def relative(page: str, target: str) -> str:

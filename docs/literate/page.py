@@ -7,10 +7,13 @@ that search and the table of contents see them; a row is a `div` with prose and 
 
 import json
 
+from markupsafe import Markup
+
 from docs.literate.highlight import line_bodies, numbered, row_code
 from docs.literate.names import Source, Sources, relative, resolve
 from docs.literate.prose import names_in_file, prepared
 from docs.literate.rows import PageError, Row
+from docs.literate.templates import render
 
 
 def front_matter(**values: object) -> str:
@@ -23,25 +26,24 @@ def heading(row: Row) -> str:
     return f"{'#' * row.level} {row.heading} {{#{row.name}}}\n\n" if row.heading else ""
 
 
-def copy_button(first: int, last: int, what: str, label: str = "Copy") -> str:
+def copy_button(first: int, last: int, what: str, label: str = "Copy") -> Markup:
     """A button that copies lines of this page."""
-    where = f'data-copy="{first}-{last}" aria-label="Copy {what}"'
-    return f'<button type="button" class="copy" data-search-exclude {where}>{label}</button>'
+    return render("copy_button.html", first=first, last=last, what=what, label=label)
 
 
 def tools(source: Source) -> str:
     """What can be done with the file, right below its title."""
     name = source.path.rpartition("/")[2]
-    notebook = name.replace(".py", ".ipynb")
     count = len(source.text.splitlines())
-    return (
-        '<div class="tools" data-search-exclude>'
-        f'<span><code>{source.path}</code> <span class="count">{count} lines</span></span>'
-        f'<a href="../{name}" download>Download</a>'
-        f"{copy_button(1, count, f'file {name}', 'Copy file')}"
-        + (f'<a href="../{notebook}" download>Notebook</a>' if notebook != name else "")
-        + "</div>\n\n"
+    bar = render(
+        "tools.html",
+        path=source.path,
+        name=name,
+        count=count,
+        copy=copy_button(1, count, f"file {name}", "Copy file"),
+        notebook=name.replace(".py", ".ipynb") if name.endswith(".py") else "",
     )
+    return f"{bar}\n\n"
 
 
 def source_page(source: Source, sources: Sources, after: str = "") -> str:
@@ -61,16 +63,18 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
             parts.append(heading(row))
         where = f"{source.path}:{row.first}"
         prose = prepared(row.prose, source.page, find, where)
-        place = f' id="{row.name}"' if row.name and not row.heading else ""
         copy = ""
         # One button for each definition that stands at the margin; its methods are part of it.
         if row.name and "." not in row.name and row.first > 1:
             copy = copy_button(row.first, row.ends, f"{row.name}, with all that belongs to it")
         parts.append(
-            f'<div class="row"{place} markdown="block">\n'
-            f'<div class="prose" markdown="block">\n\n{prose}\n\n</div>\n'
-            f'<div class="code">{copy}{row_code(row, bodies, lines)}</div>\n'
-            "</div>\n\n"
+            render(
+                "row.md",
+                name="" if row.heading else row.name,
+                prose=Markup(prose),
+                copy=copy,
+                code=Markup(row_code(row, bodies, lines)),
+            )
         )
     body = "".join(parts)
     meta = front_matter(
@@ -79,7 +83,7 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     return meta + body + after
 
 
-def excerpt(name: str, sources: Sources, page: str) -> str:
+def excerpt(name: str, sources: Sources, page: str) -> Markup:
     """
     ## Some lines of a file, on another page
 
@@ -105,10 +109,14 @@ def excerpt(name: str, sources: Sources, page: str) -> str:
     home = relative(page, found.page)
     wanted = [n for n in range(first, last + 1) if n not in said]
     shown = "".join(numbered(bodies[n - 1], n, lines[n - 1], home) for n in wanted)
-    return (
-        f'<figure class="excerpt"><figcaption><a href="{home}#{anchor}">{found.path}, '
-        f"lines {first} to {last}</a>"
-        f'</figcaption><div class="code"><pre><code>{shown}</code></pre></div></figure>'
+    return render(
+        "excerpt.html",
+        home=home,
+        anchor=anchor,
+        path=found.path,
+        first=first,
+        last=last,
+        code=Markup(shown),
     )
 
 
