@@ -24,14 +24,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scipy import stats
+
 from docs.figures.records import ROOT, RUNS, Record, checked
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 
-# The 97.5% point of Student's t by degrees of freedom. A fraction is rounded down, and more than ten count
-# as ten: the interval is then a little too wide.
-T = [math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 COUNTED = ("tokens", "seconds")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
@@ -59,8 +58,11 @@ class Interval(NamedTuple):
 
 
 def student(freedom: float) -> float:
-    """The 97.5% point of t."""
-    return T[min(int(freedom), len(T) - 1)]
+    """
+    The 97.5% point of Student's t as printed tables have it, to four digits and for whole degrees of freedom:
+    a fraction is rounded down, and more than ten count as ten. That makes the intervals a little too wide.
+    """
+    return float(f"{stats.t.ppf(0.975, min(max(int(freedom), 1), 10)):.4g}")
 
 
 def mean(values: Sequence[float]) -> Interval:
@@ -108,13 +110,10 @@ def share_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
     of an arm ended alike. (Newcombe 1998, method 10.)
     """
 
-    def wilson(p: float, n: int) -> tuple[float, float]:
-        z = 1.96
-        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
     p, q = statistics.mean(x), statistics.mean(y)
-    (p_low, p_high), (q_low, q_high) = wilson(p, len(x)), wilson(q, len(y))
+    (p_low, p_high), (q_low, q_high) = (
+        stats.binomtest(round(sum(runs)), len(runs)).proportion_ci(0.95, "wilson") for runs in (x, y)
+    )
     low = p - q - math.hypot(p - p_low, q_high - q)
     return Interval(p - q, low, p - q + math.hypot(p_high - p, q - q_low))
 

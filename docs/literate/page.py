@@ -6,8 +6,11 @@ that search and the table of contents see them; a row is a `div` with prose and 
 """
 
 import json
+from collections.abc import Callable
 
+import nbformat
 from markupsafe import Markup
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from docs.literate.highlight import line_bodies, numbered, row_code
 from docs.literate.names import Source, Sources, relative, resolve
@@ -129,37 +132,28 @@ def notebook(source: Source, is_program: bool = False) -> str:
     The notebook of a program, which reads its command line, begins by emptying it.
     """
     lines = source.text.split("\n")
-    cells: list[dict[str, object]] = []
+    cells: list[nbformat.NotebookNode] = []
 
-    def cell(kind: str, text: str) -> None:
+    def cell(make: Callable[..., nbformat.NotebookNode], text: str) -> None:
         if text.strip():
-            extra: dict[str, object] = {"execution_count": None, "outputs": []} if kind == "code" else {}
-            body = text.strip("\n").splitlines(keepends=True)
-            cells.append({"cell_type": kind, "id": f"c{len(cells)}", "metadata": {}, "source": body, **extra})
+            cells.append(make(text.strip("\n"), id=f"c{len(cells)}"))
 
     if is_program:
-        # A notebook has a command line too, which is its own.
-        cell("code", "import sys\n\nsys.argv = sys.argv[:1]\n")
+        cell(new_code_cell, "import sys\n\nsys.argv = sys.argv[:1]\n")
     tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]
     for row, following in zip(tops, [*tops[1:], None], strict=True):
         title = f"{'#' * row.level} {row.heading}\n\n" if row.heading else ""
-        cell("markdown", title + row.prose)
+        cell(new_markdown_cell, title + row.prose)
         first, last = row.first, (following.first if following else len(lines) + 1) - 1
         said = {n for a, b in row.folded for n in range(a, b + 1) if lines[a - 1].lstrip()[:1] != "#"}
         # A class that holds nothing but its docstring needs it.
         if row.name and not any(line.strip() for line in lines[max([*said, first]) : row.ends]):
             said = set()
-        cell("code", "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in said))
-    return json.dumps(
-        {
-            "cells": cells,
-            "metadata": {
-                "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-                "language_info": {"name": "python"},
-            },
-            "nbformat": 4,
-            "nbformat_minor": 5,
-        },
-        indent=1,
-        ensure_ascii=False,
-    )
+        cell(new_code_cell, "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in said))
+    metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    book = new_notebook(cells=cells, metadata=metadata)
+    nbformat.validate(book)
+    return nbformat.writes(book)
