@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed live test test-fast test-long trials coverage site serve test-site records claims lint format clean
+.PHONY: train peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -54,13 +54,17 @@ site: $(VENV)/.site
 serve: $(VENV)/.site
 	$(MKDOCS) serve --dirty $(ARGS)
 
-# Repeats the recorded runs whose code has changed since. Each takes minutes.
-records: $(VENV)/.site
-	$(BIN)/python -m docs.literate.rerun
+# Checks that today's code reproduces each recorded run.
+records: $(VENV)/.run
+	$(BIN)/python -m labml_bert.run.fingerprint $(ARGS)
 
 # Runs the claims that are not recorded yet and goes on where it was stopped. All of them take hours.
 claims: $(VENV)/.run
 	$(BIN)/python experiments/claims/claims.py --all $(ARGS)
+
+# The table of modules in README.md, from the first sentences of the files.
+readme: $(VENV)/.site
+	$(BIN)/python -m docs readme
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test

@@ -324,7 +324,8 @@ def test_no_pickle_and_no_archive_is_opened() -> None:
     }
     calls = {"torch.load", "np.load", "numpy.load", "shutil.unpack_archive", "yaml.load"}
     found = []
-    for path in (p for f in ("labml_bert", "experiments", "docs/literate") for p in (ROOT / f).rglob("*.py")):
+    folders = ("labml_bert", "experiments", "docs/literate", "docs/figures")
+    for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
         for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,7 +1,7 @@
 """
 # From sources to pages
 
-`python -m docs.literate` writes the pages of the site as Markdown into `docs/written`: one for each
-source file, one for each chapter of `docs/pages`, and the reference. Any generator can then build
-them; `mkdocs.yml` names the one in use.
+Turns the source files of a project into Markdown pages with the prose and the code side by side, its
+chapters into pages that can quote them, and its package into a reference. Any generator can then build the
+pages. Nothing in this folder is about one project: `site.Site` holds all that a project has to say.
 """

@@ -7,6 +7,7 @@ to import the package, which takes seconds, so it is a process of its own and ru
 is newer than what it wrote last. The search leaves it out: it would find every word twice.
 """
 
+import posixpath
 import re
 import sys
 import warnings
@@ -14,18 +15,22 @@ from pathlib import Path
 
 import pdoc.doc
 
-from docs.literate.names import Source, summary
+from docs.literate.names import Source, Sources, in_reference, summary
 from docs.literate.page import front_matter
 from docs.literate.prose import fenced, names_in_file, prepared
 from docs.literate.rows import split_heading
-from docs.literate.site import MARK, OUT, put, read_sources
+from docs.literate.site import MARK, put, read_sources
 
 
-def words(member: pdoc.doc.Doc, source: Source, sources: dict[str, Source]) -> str:
+def page_of(source: Source) -> str:
+    """Where the reference of a module is, without the ending."""
+    return f"reference/{source.page.partition('/')[2]}"
+
+
+def words(member: pdoc.doc.Doc, source: Source, sources: Sources) -> str:
     """The docstring, without a heading of its own, ready for the page."""
     text = split_heading(member.docstring)[2]
-    page = f"reference/{source.module.rpartition('.')[2]}"
-    return prepared(text, page, names_in_file(source, sources), source.path)
+    return prepared(text, page_of(source), names_in_file(source, sources), source.path)
 
 
 def signature(member: pdoc.doc.Doc) -> str:
@@ -41,9 +46,9 @@ def signature(member: pdoc.doc.Doc) -> str:
         value = member.default_value_str
         text = f"{member.name}{member.annotation_str}" + (f" = {value}" if value else "")
     text = re.sub(r"\((\s*)(?:self|_cls)(?:,\s*|(?=\)))", r"(\1", text)
-    return re.sub(
-        r"\b(?:labml_bert\.\w+|torch\._C|collections\.abc|typing|pathlib\._local|pathlib)\.", "", text
-    )
+    package = re.escape(member.modulename.partition(".")[0])
+    others = r"torch\._C|collections\.abc|typing|pathlib\._local|pathlib"
+    return re.sub(rf"\b(?:{package}(?:\.\w+)*|{others})\.", "", text)
 
 
 def own(member: pdoc.doc.Doc, module: str) -> bool:
@@ -53,14 +58,13 @@ def own(member: pdoc.doc.Doc, module: str) -> bool:
     return bool(member.docstring) or not isinstance(member, pdoc.doc.Variable)
 
 
-def entry(member: pdoc.doc.Doc, source: Source, sources: dict[str, Source], level: int) -> str:
+def entry(member: pdoc.doc.Doc, source: Source, sources: Sources, level: int) -> str:
     """One definition and, for a class, its members."""
     symbol = source.symbols.get(member.qualname)
     heading = f"{'#' * level} `{member.qualname}` {{#{member.qualname}}}\n\n"
     more = ""
     if symbol:
-        page = f"reference/{source.module.rpartition('.')[2]}"
-        more = f'<p class="seen">{symbol.link(page, "source")}</p>\n\n'
+        more = f'<p class="seen">{symbol.link(page_of(source), "source")}</p>\n\n'
     text = heading + fenced("py", signature(member)) + f"\n{words(member, source, sources)}\n\n{more}"
     if isinstance(member, pdoc.doc.Class):
         for inner in member.own_members:
@@ -69,7 +73,7 @@ def entry(member: pdoc.doc.Doc, source: Source, sources: dict[str, Source], leve
     return text
 
 
-def reference_page(source: Source, sources: dict[str, Source]) -> str:
+def reference_page(source: Source, sources: Sources) -> str:
     """## The reference of one module"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -80,17 +84,24 @@ def reference_page(source: Source, sources: dict[str, Source]) -> str:
     lead = summary(source.rows[0].prose)
     meta = front_matter(title=source.module, maths=maths, search={"exclude": True})
     title = f"# `{source.module}` {{#{source.module}}}"
-    return f"{meta}{title}\n\n[{source.title}](../{source.page}.md). {lead}\n\n{body}"
+    home = posixpath.relpath(f"{source.page}.md", posixpath.dirname(page_of(source)))
+    return f"{meta}{title}\n\n[{source.title}]({home}). {lead}\n\n{body}"
 
 
-def write_reference(out: Path) -> None:
-    """A page for each module of the package."""
-    sources = read_sources()
+def write_reference(package: str, out: Path, folders: tuple[str, ...]) -> None:
+    """A page for each module of the package, in `out/reference`. `folders` are those of all sources."""
+    sources = read_sources(Path(), folders)
+    old = {*(out / "reference").rglob("*.md")}
     for source in sources.values():
-        if source.path.startswith("labml_bert/") and not source.path.endswith("__init__.py"):
-            put(out / "reference" / f"{source.module.rpartition('.')[2]}.md", reference_page(source, sources))
+        if in_reference(source, package):
+            path = out / f"{page_of(source)}.md"
+            put(path, reference_page(source, sources))
+            old.discard(path)
+    for path in old:
+        path.unlink()
     (out / "reference" / MARK).touch()
 
 
 if __name__ == "__main__":
-    write_reference(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT)
+    package, out, *folders = sys.argv[1:]
+    write_reference(package, Path(out), tuple(folders))

@@ -3,12 +3,11 @@ r"""
 
 A chapter is a Markdown file in `docs/pages`. What it can do beyond Markdown:
 
-- **Numbers.** `{{ expression }}`, with the spaces, is worked out when the site is built. The names it
-  may use are in `figures.py`. A format follows a colon, as in an f-string:
-  `{{ run("mlm_tiny").result.loss:.2f }}`, `{{ parameters(vocab_size=20_000).masked_lm }}`. Whole
-  numbers get their commas by themselves; a fraction must say how many places it wants.
-- **Charts and code.** Expressions on a line of their own: `{{ chart("mlm_tiny", title="…") }}`,
-  `{{ source("mlm.masked_lm_loss") }}`.
+- **Numbers.** `{{ expression }}`, with the spaces, is worked out when the site is built. The project says
+  which names it may use. A format follows a colon, as in an f-string:
+  `{{ run("small").result.loss:.2f }}`, `{{ parameters(vocab_size=20_000) }}`. Whole numbers get their
+  commas by themselves; a fraction must say how many decimals it wants.
+- **Figures.** An expression may return HTML if it stands on a line of its own: `{{ chart("small") }}`.
 - **Samples.** A fence marked `python` is run by the tests, all fences of a page in order in one
   process. A fence marked `output` right below holds what it printed: the tests compare, and
   `python -m docs.literate.samples` writes it anew. A fence marked `py` is shown and not run.
@@ -28,10 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs.literate.figures import quotable
-from docs.literate.names import Source, Symbol, summary
+from docs.literate.names import Sources, Symbol, summary
 from docs.literate.prose import TOKEN, names_in_chapter, prepared
-from docs.literate.records import Record
 from docs.literate.rows import PageError
 
 EXPRESSION = re.compile(r"\{\{ (.+?) \}\}", re.S)
@@ -121,22 +118,20 @@ def link_terms(text: str, terms: list[Term], page: str) -> str:
         )
         for match in pattern.finditer(text):
             if match["term"]:
-                link = term.symbol.link(page, match[0]).replace('class="ref"', 'class="term"')
+                link = term.symbol.link(page, match[0], "term")
                 text = text[: match.start()] + link + text[match.end() :]
                 break
     return text
 
 
-def chapter(
-    path: Path, name: str, sources: dict[str, Source], records: dict[str, Record], terms: list[Term]
-) -> str:
+def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], terms: list[Term]) -> str:
     """
     ## A chapter as plain Markdown
 
-    `name` is its page. Raises `PageError` with file and line.
+    `name` is its page, and `names` are those that its expressions may use. Raises `PageError` with file and
+    line.
     """
     text = path.read_text("utf-8")
-    names = quotable(records, sources, name)
     where = f"docs/pages/{name}.md"
     put_aside: list[str] = []
 

@@ -5,10 +5,14 @@ A chart is SVG within the page: no script draws it, it takes the colours of the 
 reader is told what it shows. Lines differ in dash as well as colour, and the numbers stand below.
 """
 
-import html
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+
+from markupsafe import Markup
+
+from docs.literate.templates import render
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 56
@@ -48,41 +52,52 @@ def powers(low: float, high: float) -> list[float]:
     return [value for value in found if low <= value * 1.001 and value <= high * 1.001]
 
 
-def numbers(head: list[str], rows: list[list[str]]) -> str:
+def numbers(head: list[str], rows: list[list[str]]) -> Markup:
     """A table that unfolds under a chart. The first cell of a row names it."""
-    top = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>'
-        f"{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        for name, *cells in rows
-    )
-    return (
-        '<details class="numbers" data-search-exclude><summary>The numbers</summary>'
-        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>'
-    )
+    return render("numbers.html", head=head, rows=rows)
+
+
+def text(x: float | str, y: float | str, words: str, **attributes: str) -> Markup:
+    """Words within a chart. `_class` and such are attributes with the names of Python's own words."""
+    pairs = {name.strip("_").replace("_", "-"): value for name, value in attributes.items()}
+    more = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in pairs.items())
+    return Markup('<text x="{}" y="{}"{}>{}</text>').format(x, y, more, words)
 
 
 def figure(
-    body: str, height: float, title: str, story: str, caption: str, key: str = "", below: str = ""
-) -> str:
+    body: str,
+    height: float,
+    title: str,
+    story: str,
+    caption: str,
+    key: Sequence[tuple[str, str]] = (),
+    below: str = "",
+    width: float = WIDTH,
+    kind: str = "",
+) -> Markup:
     """
     ## The frame of a chart
 
-    `body` is what is drawn, `story` says it in words, `key` are the entries of its key, and `below` is the
-    table of the numbers. Returns HTML on one line.
+    `body` is what is drawn, as SVG, and `story` says it in words. The entries of the `key` are a mark, which
+    is HTML, and a name. `below` is the HTML of the table of the numbers, and `kind` is a further class.
+    Returns HTML on one line.
     """
-    number = next(IDS)
-    entries = f'<ul class="key">{key}</ul>' if key else ""
-    return (
-        f'<figure class="chart">{entries}'
-        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-labelledby="c{number}t c{number}d">'
-        f'<title id="c{number}t">{html.escape(title)}</title>'
-        f'<desc id="c{number}d">{html.escape(story)}</desc>{body}</svg>'
-        f"<figcaption>{html.escape(caption)}</figcaption>{below}</figure>"
+    return render(
+        "figure.html",
+        id=f"c{next(IDS)}",
+        body=Markup(body),
+        width=f"{width:g}",
+        height=f"{height:g}",
+        title=title,
+        story=story,
+        caption=caption,
+        key=[(Markup(mark), name) for mark, name in key],
+        below=Markup(below),
+        kind=kind,
     )
 
 
-def table(lines: list[Line], x_label: str, rows: int = 12) -> str:
+def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
     """The numbers under the chart; more than `rows` places along the axis are thinned."""
     ends = sorted({x for line in lines for x, _ in line.points})
     body = []
@@ -126,14 +141,12 @@ def axes(at: Axes, x_label: str) -> str:
     for y in between(at.low, at.high):
         height = at(at.right, y)[1]
         parts.append(f'<path class="grid" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{height + 5:.1f}" text-anchor="end">{short(y)}</text>')
+        parts.append(text(LEFT - 8, f"{height + 5:.1f}", short(y), text_anchor="end"))
     for x in between(at.left, at.right):
         place = at(x, at.high)[0]
-        parts.append(
-            f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{short(x)}</text>'
-        )
+        parts.append(text(f"{place:.1f}", HEIGHT - BOTTOM + 20, short(x), text_anchor="middle"))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_label)}</text>')
+    parts.append(text(middle, HEIGHT - 8, x_label, text_anchor="middle"))
     return "".join(parts)
 
 
@@ -150,7 +163,7 @@ def line_chart(
     levels: list[tuple[str, float]] | None = None,
     caption: str = "",
     log: bool = False,
-) -> str:
+) -> Markup:
     """
     ## Curves
 
@@ -169,10 +182,8 @@ def line_chart(
     for name, y in levels:
         height = at(right, y)[1]
         parts.append(f'<path class="level" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text class="level" x="{WIDTH - RIGHT}" y="{height - 6:.1f}" text-anchor="end">'
-            f"{html.escape(name)} {y:.2f}</text>"
-        )
+        words = f"{name} {y:.2f}"
+        parts.append(text(WIDTH - RIGHT, f"{height - 6:.1f}", words, _class="level", text_anchor="end"))
     kinds = list(dict.fromkeys(line.kind or line.label for line in lines))
     for line in lines:
         style = kinds.index(line.kind or line.label) + 1
@@ -182,11 +193,10 @@ def line_chart(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
     )
     story += "".join(f"; {name} is at {y:.2f}" for name, y in levels)
-    key = "".join(
-        f'<li><svg viewBox="0 0 32 8" aria-hidden="true"><path class="line n{i + 1}" d="M1,4H31"/></svg>'
-        f"{html.escape(kind)}</li>"
+    key = [
+        (f'<svg viewBox="0 0 32 8" aria-hidden="true"><path class="line n{i + 1}" d="M1,4H31"/></svg>', kind)
         for i, kind in enumerate(kinds)
-    )
+    ]
     story = f"{y_label} over {x_label}: {story}."
     return figure("".join(parts), HEIGHT, title, story, caption or title, key, table(lines, x_label))
 
@@ -205,7 +215,7 @@ class Bar:
     """Ends of the spread, if it is known."""
 
 
-def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -> str:
+def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -> Markup:
     """
     ## Bars
 
@@ -218,10 +228,10 @@ def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -
     for i, bar in enumerate(bars):
         y, length = i * row, room * bar.value / longest
         end = room * (bar.most or bar.value) / longest
-        parts.append(f'<text x="0" y="{y + 20}">{html.escape(bar.label)}</text>')
+        parts.append(text(0, y + 20, bar.label))
         parts.append(f'<path class="bar n{bar.kind}" d="M0,{y + 27}h{length:.1f}v12h-{length:.1f}z"/>')
         if bar.least is not None:
             parts.append(f'<path class="spread" d="M{room * bar.least / longest:.1f},{y + 33}H{end:.1f}"/>')
-        parts.append(f'<text x="{end + 10:.1f}" y="{y + 40}">{html.escape(bar.words)}</text>')
+        parts.append(text(f"{end + 10:.1f}", y + 40, bar.words))
     story = "; ".join(f"{bar.label}: {bar.words}" for bar in bars) + "."
     return figure("".join(parts), row * len(bars) + 4, title, story, caption or title, below=below)

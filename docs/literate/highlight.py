@@ -13,11 +13,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from markupsafe import Markup
 from pygments.lexers import JavascriptLexer, PythonLexer
 from pygments.token import Token
 
 from docs.literate.names import Place, Source, Symbol
 from docs.literate.rows import Row
+from docs.literate.templates import render
 
 # Pygments knows a hundred kinds of token. A quiet page needs these.
 CLASSES = (
@@ -129,11 +131,13 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
             begins = lines[first - 1].lstrip()
             mark = next((sign for sign in ("#", "//") if begins.startswith(sign)), '"""')
             span = f"line {first}" if first == last else f"lines {first} to {last}"
-            block = (
-                '<details class="fold" data-search-exclude>'
-                f'<summary data-n="{first}"{hang(lines[first - 1])}>'
-                f'<span aria-hidden="true">{mark} …</span><span class="sr"> {span}, said beside</span>'
-                f"</summary>{block}</details>"
+            block = render(
+                "fold.html",
+                first=first,
+                hang=Markup(hang(lines[first - 1])),
+                mark=mark,
+                span=span,
+                block=Markup(block),
             )
         parts.append(block)
     return "".join(parts)

@@ -7,6 +7,7 @@ process serves the whole build.
 """
 
 import atexit
+import html
 import json
 import re
 import shutil
@@ -50,20 +51,22 @@ def formula(tex: str, display: bool) -> str:
     answer = json.loads(process.stdout.readline())
     if "error" in answer:
         raise PageError(f"the formula {tex.strip()!r} cannot be set: {answer['error']}")
-    html = answer["html"].replace("\n", " ")
+    markup = answer["html"].replace("\n", " ")
     # The search reads a formula once, not three times.
     for part in ('<span class="katex-html"', "<annotation"):
-        html = html.replace(part, f"{part} data-search-exclude")
-    return safe_in_markdown(html)
+        markup = markup.replace(part, f"{part} data-search-exclude")
+    return safe_in_markdown(markup)
 
 
-def safe_in_markdown(html: str) -> str:
+def safe_in_markdown(markup: str) -> str:
     """Spells out, in the text between the tags, all that Markdown would take for itself."""
 
     def spell(match: re.Match[str]) -> str:
-        return re.sub(r"[\\`*_{}\[\]()#+.!|~^=:$-]", lambda found: f"&#{ord(found[0])};", match[0])
+        # What is spelled out already, such as `&lt;`, is one sign.
+        text = html.unescape(match[0])
+        return re.sub(r"[\\`*_{}\[\]()#+.!|~^=:$&<>-]", lambda found: f"&#{ord(found[0])};", text)
 
-    return re.sub(r"(?<=>)[^<>]+(?=<)", spell, html)
+    return re.sub(r"(?<=>)[^<>]+(?=<)", spell, markup)
 
 
 def write_assets(folder: Path) -> None:

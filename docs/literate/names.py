@@ -7,13 +7,14 @@ where it cannot know: a wrong link is worse than none.
 """
 
 import ast
-import html
 import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+from markupsafe import Markup
 
 from docs.literate.rows import Row, read_rows
 
@@ -23,14 +24,17 @@ class Symbol:
     """A place in the site and one line about it."""
 
     page: str
-    """The page without `.md`, such as `labml_bert/bert`."""
+    """The page without `.md`, such as `package/module`."""
     anchor: str
     summary: str
 
-    def link(self, page: str, inner: str) -> str:
+    def link(self, page: str, inner: str, kind: str = "ref") -> str:
         """HTML of a link from `page` to here, around `inner`, which is HTML already."""
-        tip = f' data-tip="{html.escape(self.summary)}"' if self.summary else ""
-        return f'<a class="ref" href="{relative(page, self.page)}#{self.anchor}"{tip}>{inner}</a>'
+        tip = Markup(' data-tip="{}"').format(self.summary) if self.summary else ""
+        home = relative(page, self.page)
+        link = Markup('<a class="{}" href="{}#{}"{}>{}</a>')
+        # Plain text, as it becomes a part of Markdown, which must not be escaped with it.
+        return str(link.format(kind, home, self.anchor, tip, Markup(inner)))
 
 
 def relative(page: str, target: str) -> str:
@@ -53,7 +57,7 @@ class Source:
     """One file, read once."""
 
     path: str
-    """From the top of the tree, such as `labml_bert/bert.py`."""
+    """From the top of the tree, such as `package/module.py`."""
     text: str
     rows: list[Row]
     tree: ast.Module
@@ -81,6 +85,12 @@ class Source:
         return [n.module for n in ast.walk(self.tree) if isinstance(n, ast.ImportFrom) and n.module]
 
     @property
+    def is_script(self) -> bool:
+        """Whether it does something if it is started: it asks whether it is `__main__`."""
+        tests = (node.test for node in self.tree.body if isinstance(node, ast.If))
+        return any("__main__" in ast.unparse(test) for test in tests)
+
+    @property
     def title(self) -> str:
         """The heading at its top, or its path."""
         return self.rows[0].heading or self.path
@@ -102,10 +112,17 @@ def read_source(root: Path, path: str) -> Source:
     return source
 
 
+def in_reference(source: Source, package: str) -> bool:
+    """Whether the file has a page in the reference: the modules of the package do."""
+    return source.path.startswith(f"{package}/") and not source.path.endswith("/__init__.py")
+
+
+Sources = dict[str, Source]
+"""All sources of a project by module name."""
 Place = tuple[int, int]
 
 
-def imported(source: Source, sources: dict[str, Source]) -> dict[str, Symbol]:
+def imported(source: Source, sources: Sources) -> dict[str, Symbol]:
     """The names that imports of this project's modules bind in the file."""
     found: dict[str, Symbol] = {}
     for node in ast.walk(source.tree):
@@ -128,7 +145,7 @@ def bound(function: ast.AST) -> set[str]:
     return names | {node.id for node in stores if not isinstance(node.ctx, ast.Load)}
 
 
-def resolve(source: Source, sources: dict[str, Source]) -> dict[Place, Symbol]:
+def resolve(source: Source, sources: Sources) -> dict[Place, Symbol]:
     """
     ## Names by their place
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from docs.literate.maths import formula
-from docs.literate.names import Source, Symbol, imported
+from docs.literate.names import Source, Sources, Symbol, imported
 from docs.literate.rows import PageError
 
 Find = Callable[[str], Symbol | None]
@@ -48,7 +48,7 @@ def prepared(text: str, page: str, find: Find, where: str) -> str:
     return TOKEN.sub(put, text)
 
 
-def names_in_file(source: Source, sources: dict[str, Source]) -> Find:
+def names_in_file(source: Source, sources: Sources) -> Find:
     """What a name in backticks means in a docstring or a comment of `source`."""
     # A lower-case word may be a parameter here and a function elsewhere; only its own file knows it.
     elsewhere = {
@@ -58,13 +58,13 @@ def names_in_file(source: Source, sources: dict[str, Source]) -> Find:
     return lambda name: known.get(name)
 
 
-def names_in_chapter(sources: dict[str, Source]) -> Find:
+def names_in_chapter(sources: Sources) -> Find:
     """What a name in backticks means in a chapter."""
     known = everywhere(sources)
     return lambda name: known.get(name)
 
 
-def everywhere(sources: dict[str, Source]) -> dict[str, Symbol]:
+def everywhere(sources: Sources) -> dict[str, Symbol]:
     """
     Names that mean one thing in the whole project: files, classes, functions with an underscore,
     and all of these with their module in front. `main` is not among them.

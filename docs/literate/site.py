@@ -8,30 +8,68 @@ touched, so a generator that watches the folder builds no more than it must.
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from docs.literate import maths
 from docs.literate.chapters import chapter, read_glossary
-from docs.literate.names import Source, read_source
+from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import notebook, source_page
-from docs.literate.records import Record, read_records
-from docs.literate.runs import recorded_runs
 from docs.literate.scripts import read_script
 
-ROOT = Path(__file__).parents[2]
-OUT = ROOT / "docs" / "written"
+# The time stamp of this file says when the reference was last written.
 MARK = ".made"
-FOLDERS = ("labml_bert", "experiments")
-LIVE = "docs/live"
 
 
-def read_sources(root: Path = ROOT) -> dict[str, Source]:
-    """All sources by module name."""
-    paths = sorted(
-        path for folder in FOLDERS for path in (root / folder).rglob("*.py") if path.stat().st_size
-    )
-    found = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
-    return {source.module: source for source in found}
+class Contents(Protocol):
+    """What a project adds to its pages."""
+
+    def names(self, page: str) -> dict[str, Callable[..., Any]]:
+        """The names that an expression between `{{ ` and ` }}` may use on a page."""
+
+    def after(self, source: Source) -> str:
+        """Markdown that follows the code of a source file."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The settings of a project. Paths are relative to `root`."""
+
+    root: Path
+    contents: Callable[[Sources], Contents]
+    """Called once for each build, with all sources."""
+    folders: tuple[str, ...]
+    """Folders of Python files; each file gets a page."""
+    package: str
+    """The folder among them that gets a reference."""
+    programs: tuple[str, ...] = ()
+    """Folders among them whose files read a command line."""
+    scripts: tuple[str, ...] = ()
+    """JavaScript files that get a page."""
+    copied: tuple[str, ...] = ()
+    """Folders that the site serves as they are."""
+    chapters: str = "docs/pages"
+    written: str = "docs/written"
+    watched: tuple[str, ...] = ()
+    """Other folders that the pages depend on."""
+    titles: dict[str, str] = field(default_factory=dict)
+    """The titles of folders in the navigation; a folder without one has its name."""
+    first: tuple[str, ...] = ()
+    """Folders and files that come before their neighbours; the others follow by name."""
+
+    @property
+    def out(self) -> Path:
+        """Where the pages are written."""
+        return self.root / self.written
+
+
+def read_sources(root: Path, folders: tuple[str, ...]) -> Sources:
+    """All sources by module name. An empty file, such as most `__init__.py`, is not one."""
+    paths = sorted(path for name in folders for path in (root / name).rglob("*.py") if path.stat().st_size)
+    sources = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
+    return {source.module: source for source in sources}
 
 
 def put(path: Path, text: str | bytes) -> None:
@@ -42,49 +80,66 @@ def put(path: Path, text: str | bytes) -> None:
         path.write_bytes(data)
 
 
-def write_sources(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
+def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
     """The page of each source, the file itself, and its notebook."""
     for source in sources.values():
-        put(out / f"{source.page}.md", source_page(source, sources, recorded_runs(source, sources, records)))
-        put(out / source.path, source.text)
-        put(out / f"{source.page}.ipynb", notebook(source))
+        put(site.out / f"{source.page}.md", source_page(source, sources, contents.after(source)))
+        put(site.out / source.path, source.text)
+        is_program = source.path.startswith(tuple(f"{folder}/" for folder in site.programs))
+        put(site.out / f"{source.page}.ipynb", notebook(source, is_program))
 
 
-def write_live(sources: dict[str, Source], out: Path) -> None:
-    """What runs in the page: its scripts and weights as they are, and the page of the model's script."""
-    for path in (ROOT / LIVE).glob("**/*.*"):
-        put(out / path.relative_to(ROOT), path.read_bytes())
-    model = read_script(ROOT, f"{LIVE}/bert.js")
-    put(out / f"{model.page}.md", source_page(model, sources))
+def write_scripts(site: Site, sources: Sources) -> None:
+    """The folders that are served as they are, and the pages of the scripts."""
+    for folder in site.copied:
+        for path in (site.root / folder).glob("**/*.*"):
+            put(site.out / path.relative_to(site.root), path.read_bytes())
+    for name in site.scripts:
+        script = read_script(site.root, name)
+        put(site.out / f"{script.page}.md", source_page(script, sources))
 
 
-def write_chapters(sources: dict[str, Source], records: dict[str, Record], out: Path) -> None:
+def write_chapters(site: Site, sources: Sources, contents: Contents) -> None:
     """The chapters that people wrote."""
-    pages = ROOT / "docs" / "pages"
+    pages = site.root / site.chapters
     glossary = pages / "glossary.md"
     terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
     for path in sorted(pages.glob("**/*.md")):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
-        put(out / f"{name}.md", chapter(path, name, sources, records, terms))
+        put(site.out / f"{name}.md", chapter(path, name, sources, contents.names(name), terms))
 
 
-def reference_is_old(sources: dict[str, Source], out: Path) -> bool:
+def reference_is_old(site: Site, sources: Sources) -> bool:
     """Whether a source was edited since the reference was written."""
-    mark = out / "reference" / MARK
-    newest = max((ROOT / source.path).stat().st_mtime for source in sources.values())
+    mark = site.out / "reference" / MARK
+    newest = max((site.root / source.path).stat().st_mtime for source in sources.values())
     return not mark.is_file() or mark.stat().st_mtime < newest
 
 
-def write_site(out: Path = OUT, reference: bool = True) -> None:
+def remove_old_pages(site: Site, sources: Sources) -> None:
+    """Deletes what was written for a source file that has since been moved or deleted."""
+    known = {site.out / source.path for source in sources.values()}
+    for folder in site.folders:
+        for path in (site.out / folder).rglob("*.py"):
+            if path not in known:
+                for suffix in (".py", ".md", ".ipynb"):
+                    path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def write_site(site: Site, reference: bool = True) -> Sources:
     """
-    Writes all pages; the `reference` takes seconds and can be left as it is. Raises `PageError` where
-    a page would be wrong.
+    Writes all pages and returns the sources they are about. The `reference` takes seconds and can be left as
+    it is. Raises `PageError` if a page would be wrong.
     """
-    sources = read_sources()
-    records = read_records()
-    write_sources(sources, records, out)
-    write_live(sources, out)
-    write_chapters(sources, records, out)
-    maths.write_assets(out / "assets" / "katex")
-    if reference and reference_is_old(sources, out):
-        subprocess.run([sys.executable, "-m", "docs.literate.api", str(out)], cwd=ROOT, check=True)
+    sources = read_sources(site.root, site.folders)
+    contents = site.contents(sources)
+    remove_old_pages(site, sources)
+    write_sources(site, sources, contents)
+    write_scripts(site, sources)
+    write_chapters(site, sources, contents)
+    maths.write_assets(site.out / "assets" / "katex")
+    if reference and reference_is_old(site, sources):
+        # It imports the package, and a server that goes on running must not keep an old version of it.
+        command = ["docs.literate.api", site.package, str(site.out), *site.folders]
+        subprocess.run([sys.executable, "-m", *command], cwd=site.root, check=True)
+    return sources

@@ -314,7 +314,7 @@ export class BertLMPredictionHead {
 
 // ## Encoder and head
 //
-// Beside `pretraining.BertForMaskedLM`. `state` is a tree by the names of the parameters,
+// Beside `models.BertForMaskedLM`. `state` is a tree by the names of the parameters,
 // `bert.encoder.layer.0.attention.self.query.weight`, and each class above takes its own branch.
 export class BertForMaskedLM {
   constructor(state, config) {

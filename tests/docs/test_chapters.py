@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.literate.attention import filled, head_map, mask_rows, most_focused
-from docs.literate.records import Record
+from docs.figures.attention import filled, head_map, mask_rows, most_focused
+from docs.figures.records import Record
 from docs.literate.rows import PageError
 from docs.literate.samples import run_samples
 

@@ -3,8 +3,8 @@
 import pytest
 from bs4 import BeautifulSoup
 
-from docs.literate.cost import cost, expected
-from docs.literate.records import Record
+from docs.figures.cost import cost, expected
+from docs.figures.records import Record
 
 
 def record(memory: float | None = 2e6) -> Record:

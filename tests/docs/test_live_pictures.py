@@ -5,12 +5,13 @@ import re
 import pytest
 from bs4 import BeautifulSoup, Tag
 
-from docs.literate import live
-from docs.literate.figures import quotable
-from docs.literate.records import Record, read_records
+from docs.figures import live
+from docs.figures.quotable import quotable
+from docs.figures.records import Record, read_records
+from docs.figures.runs import recorded_runs
 from docs.literate.rows import PageError
-from docs.literate.runs import recorded_runs
 from docs.literate.site import read_sources
+from docs.site import SITE
 
 HOSTILE = "</svg><script>alert(1)</script>"
 
@@ -115,8 +116,8 @@ def test_a_record_without_pictures_is_refused() -> None:
 
 
 def test_the_recorded_run_is_shown_beside_the_full_model() -> None:
-    records, sources = read_records(), read_sources()
-    page = recorded_runs(sources["experiments.live"], sources, records)
+    records, sources = read_records(), read_sources(SITE.root, SITE.folders)
+    page = recorded_runs(sources["experiments.live"], records)
     assert page.count("<svg viewBox") >= 5
     full = records["mlm_tiny"].data
     assert f"| `mlm_tiny.py`, {full['parameters']:,} parameters |" in page

@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.literate.figures import operations
+from docs.figures.quotable import operations
 from labml_bert.bert import BertConfig
 from labml_bert.run.timing import count_forward_flops
 

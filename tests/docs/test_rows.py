@@ -1,5 +1,6 @@
 """The renderer on small sources and chapters of its own."""
 
+import html
 import json
 from pathlib import Path
 
@@ -9,20 +10,23 @@ import torch
 from bs4 import BeautifulSoup
 from mkdocs.config import load_config
 
-from docs.literate import attention
+from docs.figures import attention
+from docs.figures.quotable import parameters, quotable
+from docs.figures.records import Record
+from docs.figures.runs import recorded_runs
 from docs.literate.chapters import chapter, evaluate, read_glossary
-from docs.literate.figures import parameters, quotable
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
-from docs.literate.records import Record, age
 from docs.literate.rows import PageError, read_rows
-from docs.literate.runs import recorded_runs
 from docs.literate.samples import rewritten, run_samples
 from docs.literate.scripts import script_rows
-from docs.literate.site import ROOT, read_sources
+from docs.literate.site import read_sources
+from docs.site import SITE
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.mlm import BertLMPredictionHead
 
+ROOT = SITE.root
+SOURCES = read_sources(ROOT, SITE.folders)
 SMALL = '''r"""
 # A title
 
@@ -126,7 +130,7 @@ def test_a_bad_formula_fails_with_its_place(tmp_path: Path) -> None:
         source_page(sources["labml_bert.small"], sources)
 
 
-@pytest.mark.parametrize("source", read_sources().values(), ids=lambda source: source.path)
+@pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.path)
 def test_the_notebook_holds_all_code(source: Source) -> None:
     book = json.loads(notebook(source))
     code = "".join("".join(c["source"]) + "\n" for c in book["cells"] if c["cell_type"] == "code")
@@ -183,13 +187,14 @@ def test_a_chapter(tmp_path: Path) -> None:
     )
     path = tmp_path / "chapter.md"
     path.write_text(text)
-    page = chapter(path, "chapter", sources, {"tiny": record()}, read_glossary(glossary))
+    names = quotable({"tiny": record()}, sources, "chapter")
+    page = chapter(path, "chapter", sources, names, read_glossary(glossary))
     assert 'data-tip="A flat part.">Plateaus</a>' in page
     assert page.count('class="term"') == 1
     assert 'href="../labml_bert/small/#Thing"' in page
     assert "`plateau`, 42, <span" in page and "`{{ 1 }}`" in page
     assert page.count("<figure") == 2 and "maths: true" in page
-    assert "It is not known which code" in page
+    assert "Not checked against today's code" in html.unescape(page)
     path.write_text("one\n\ntwo {{ nothing }}\n")
     with pytest.raises(PageError, match=r"^docs/pages/chapter.md:3: .*no name 'nothing'"):
         chapter(path, "chapter", sources, {}, [])
@@ -239,11 +244,10 @@ def test_parameters_are_those_of_the_model() -> None:
 
 
 def test_an_experiment_shows_its_runs() -> None:
-    sources = read_sources()
-    page = recorded_runs(sources["experiments.mlm_tiny"], sources, {"tiny": record()})
+    page = recorded_runs(SOURCES["experiments.mlm_tiny"], {"tiny": record()})
     assert "{#run-tiny}" in page and "<svg" in page and "| frequencies | 3.000 | 10.0% |" in page
-    assert "None has been recorded" in recorded_runs(sources["experiments.mlm_tiny"], sources, {})
-    assert recorded_runs(sources["labml_bert.mlm"], sources, {}) == ""
+    assert "None has been recorded" in recorded_runs(SOURCES["experiments.mlm_tiny"], {})
+    assert recorded_runs(SOURCES["labml_bert.mlm"], {}) == ""
 
 
 HOSTILE = "<script>alert(1)</script> & a | b `c` **d** </td><img src=x onerror=alert(1)> [e](javascript:f)"
@@ -268,17 +272,16 @@ def test_what_a_run_met_is_text_on_every_page() -> None:
         "attentions": weights,
     }
     seen = record(result=answers)
-    sources = read_sources()
     pages = [
-        recorded_runs(sources["experiments.mlm_tiny"], sources, {"tiny": run}),
+        recorded_runs(SOURCES["experiments.mlm_tiny"], {"tiny": run}),
         *(figure(seen) for figure in (attention.filled, attention.mask_rows, attention.head_map)),
     ]
     for page in pages:
-        html = BeautifulSoup(rendered(page), "html.parser")
-        assert html.find_all(["script", "img", "b"]) == []
-        assert [a for a in html.find_all("a") if "javascript" in a.get("href", "")] == []
-        assert not any(name.startswith("on") for tag in html.find_all() for name in tag.attrs)
-        assert "alert(1)" in html.get_text()
+        soup = BeautifulSoup(rendered(page), "html.parser")
+        assert soup.find_all(["script", "img", "b"]) == []
+        assert [a for a in soup.find_all("a") if "javascript" in a.get("href", "")] == []
+        assert not any(name.startswith("on") for tag in soup.find_all() for name in tag.attrs)
+        assert "alert(1)" in soup.get_text()
     table = BeautifulSoup(rendered(pages[0]), "html.parser").find_all("table")[-1]
     assert {len(row.find_all(["td", "th"])) for row in table.find_all("tr")} == {2}, "a bar made a column"
     assert HOSTILE in table.get_text()
@@ -290,12 +293,6 @@ def rendered(page: str) -> str:
     return markdown.markdown(
         page, extensions=config.markdown_extensions, extension_configs=config.mdx_configs
     )
-
-
-def test_a_record_older_than_its_code_is_marked() -> None:
-    sources = read_sources()
-    assert "not known" in age(record(), sources)
-    assert "not known" in age(record(commit="0" * 40), sources)
 
 
 def test_a_script_has_rows_too() -> None:

@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 from bs4 import BeautifulSoup
 
+from docs.figures.records import Record
+from docs.figures.speed import REFERENCE, best_row, ledger, roofline, speed, worth
 from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers
-from docs.literate.records import Record
 from docs.literate.rows import PageError
-from docs.literate.speed import REFERENCE, best_row, ledger, roofline, speed, worth
 
 
 def row(arm: str, seconds: float, memory: float | None = 5e6) -> dict:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from docs.literate import claims
-from docs.literate.claims import Claim, difference, least_factor, read_claim, share_difference, verdict
-from docs.literate.records import Record
+from docs.figures import claims
+from docs.figures.claims import Claim, difference, least_factor, read_claim, share_difference, verdict
+from docs.figures.records import Record
 
 ENTRY = """
 [[claim]]
@@ -242,7 +242,7 @@ def test_a_run_without_a_number_decides_nothing(tmp_path: Path) -> None:
 def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, None, figure)
     assert claim.verdict() == "not run yet"
-    assert "**Verdict: not run yet.**" in claims.row(claim, {})
+    assert "**Verdict: not run yet.**" in claims.row(claim)
     assert claims.drawing(claim).startswith("<!--")
     assert "0 of 3" in claims.details(claim) and "about 5 minutes" in claims.details(claim)
 
@@ -251,7 +251,7 @@ def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
 def test_a_page_with_a_part_of_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30], step_seconds={}), figure)
     assert claim.verdict() == "not finished yet"
-    assert "4 of 6 runs are there" in claims.row(claim, {})
+    assert "4 of 6 runs are there" in claims.row(claim)
     assert claims.drawing(claim).startswith("<figure") and "`" not in claims.drawing(claim)
     assert "1 of 3" in claims.details(claim)
 
@@ -265,7 +265,7 @@ def test_only_the_search_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("figure", ["curves", "loss"])
 def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
-    text = claims.row(claim, {})
+    text = claims.row(claim)
     assert "**Verdict: holds.**" in text and "changed after" not in text
     assert "| *beside the verdict:* lower | yes | +0.500 |" in text
     assert claims.drawing(claim).startswith("<figure")
@@ -284,10 +284,10 @@ def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
 def test_a_claim_that_was_changed_after_its_runs_says_so(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["options"]["tokens"] = 5
-    assert "changed after these runs" in claims.row(written(tmp_path, data), {})
+    assert "changed after these runs" in claims.row(written(tmp_path, data))
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["tests"][0]["margin"] = 2.0
-    assert "changed after these runs" in claims.row(written(tmp_path, data), {})
+    assert "changed after these runs" in claims.row(written(tmp_path, data))
 
 
 def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from docs.literate import attention, live
+from docs.figures import attention, live
+from docs.figures.cost import cost
+from docs.figures.records import Record, checked, made
+from docs.figures.speed import ledger, speed
 from docs.literate.chart import Line, line_chart
-from docs.literate.cost import cost
 from docs.literate.names import Source
 from docs.literate.prose import cell, fenced
-from docs.literate.records import Record, age, made
-from docs.literate.speed import ledger, speed
 
 
 def results(record: Record) -> str:
@@ -121,20 +121,19 @@ def curves(record: Record) -> str:
     return line_chart(lines, title, "seconds of training", "loss, nats per masked token", floors)
 
 
-def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str, Record]) -> str:
+def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     """Markdown for the end of an experiment's page; nothing for a file that is no experiment."""
-    folder, _, name = source.page.rpartition("/")
-    if folder != "experiments":
+    if not source.path.startswith("experiments/") or not source.is_script:
         return ""
+    name = source.page.rpartition("/")[2]
     if name == "claims":
-        return "## Recorded runs {#runs}\n\nThey stand on [the page of claims](../claims.md).\n\n"
+        return "## Recorded runs {#runs}\n\nThey stand on [the page of claims](../../claims.md).\n\n"
     mine = [record for record in records.values() if record.data["experiment"] == name]
     parts = ["## Recorded runs {#runs}\n\n"]
     if not mine:
         parts.append("None has been recorded yet.\n\n")
     for record in mine:
-        stale = age(record, sources)
-        mark = f'!!! warning ""\n    {stale}\n\n' if stale else ""
+        sentence = f"{checked(record)}\n\n" if checked(record) else ""
         if "pictures" in record.data:
             drawn = (live.attention, live.positions, live.dense_layer, live.neighbours)
             shown = "\n\n".join(
@@ -158,7 +157,7 @@ def recorded_runs(source: Source, sources: dict[str, Source], records: dict[str,
         else:
             shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
-            f"### {record.name} {{#run-{record.name}}}\n\n{mark}{fenced('sh', record.data['command'])}\n"
+            f"### {record.name} {{#run-{record.name}}}\n\n{sentence}{fenced('sh', record.data['command'])}\n"
             f"{shown}\n"
         )
     return "".join(parts)

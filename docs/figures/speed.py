@@ -10,12 +10,11 @@ operations on each byte that it moves can do at most
 $$\min(\text{operations a second of a large product},\; i \cdot \text{bytes a second})$$
 """
 
-import html
 from typing import Any
 
-from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers
+from docs.figures.records import Record, made
+from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers, text
 from docs.literate.prose import cell, wide
-from docs.literate.records import Record, made
 from docs.literate.rows import PageError
 
 REFERENCE = "transformers sdpa, float32"
@@ -121,7 +120,7 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
         )
         roof = "L".join(f"{x:.1f},{y:.1f}" for x, y in (start, corner, end))
         parts.append(f'<path class="line n{style}" d="M{roof}"/>')
-        parts.append(f'<text x="{end[0]:.1f}" y="{end[1] - 8:.1f}" text-anchor="end">{name}</text>')
+        parts.append(text(f"{end[0]:.1f}", f"{end[1] - 8:.1f}", name, text_anchor="end"))
     for row, (x, y) in zip(rows, places, strict=True):
         across, down = at(x, y / 1e9)
         style = PEAKS.index(row["precision"]) + 1
@@ -129,11 +128,9 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
         lower = 12 if names.index(row["name"]) % 2 else 0
         shift, anchor = (9, "start") if style == 1 else (-9, "end")
         parts.append(f'<circle class="point n{style}" cx="{across:.1f}" cy="{down:.1f}" r="4.5"/>')
-        parts.append(
-            f'<text x="{across + shift:.1f}" y="{down + lower:.1f}" text-anchor="{anchor}">'
-            f"{letters[row['name']]}</text>"
-        )
-    key = "".join(f"<li>{letter}: {html.escape(name)}</li>" for name, letter in letters.items())
+        at_x, at_y = f"{across + shift:.1f}", f"{down + lower:.1f}"
+        parts.append(text(at_x, at_y, letters[row["name"]], text_anchor=anchor))
+    key = [("", f"{letter}: {name}") for name, letter in letters.items()]
     title = f"What the machine allows and what the pieces of a layer reach: {found['shape']}"
     body = [
         [

@@ -7,9 +7,9 @@ it takes against the amount of text.
 
 from typing import Any
 
+from docs.figures.records import Record, made
 from docs.literate.chart import Line, line_chart
 from docs.literate.prose import cell, wide
-from docs.literate.records import Record, made
 
 # The least and the most that the exponent of time should be, as the experiment says.
 EXPECTED = {"T": (1, 2), "V": (0, 1), "D": (0, 2), "B": (0, 1)}

@@ -6,14 +6,15 @@ one sentence, which positions are alike, what the dense layer of the head is for
 neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
 """
 
-import html
 import math
 from collections import Counter
 from typing import Any
 
-from docs.literate.attention import framed, strongest, visible
-from docs.literate.chart import WIDTH, Bar, Line, bar_chart, figure, line_chart, numbers
-from docs.literate.records import Record
+from markupsafe import Markup
+
+from docs.figures.attention import strongest, visible
+from docs.figures.records import Record
+from docs.literate.chart import WIDTH, Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.rows import PageError
 
 
@@ -33,7 +34,7 @@ def both(record: Record) -> dict[str, Record]:
     return {arms[0]: record, arms[1]: Record(record.name, record.data["fixed"])}
 
 
-def curves(record: Record) -> str:
+def curves(record: Record) -> Markup:
     """Held-out loss over seconds, of both runs."""
     lines = [Line(arm, run.curve("valid.loss")) for arm, run in both(record).items()]
     floors = [(floor["name"], floor["loss"]) for floor in record.data["floors"]]
@@ -66,18 +67,18 @@ def where(offset: int) -> str:
     return "itself" if offset == 0 else f"{abs(offset)} to the {side}"
 
 
-def attention(record: Record) -> str:
+def attention(record: Record) -> Markup:
     """One small map for each head: a line is a token that looks, a column one that is looked at."""
     found = picture(record, "attention")
     tokens, layers, hole = found["tokens"], found["attentions"], found["masks"][0]
     wide, top = WIDTH / len(layers[0]), 26
     cell = (wide - 12) / len(tokens)
     size = cell * len(tokens)
-    parts, rows = [], ""
+    parts, rows = [], []
     for i, layer in enumerate(layers):
         for j, head in enumerate(layer):
             x, y = j * wide + 1, i * (size + top + 10) + top
-            parts.append(f'<text x="{x:.1f}" y="{y - 6:.1f}">head {i + 1}.{j + 1}</text>')
+            parts.append(text(f"{x:.1f}", f"{y - 6:.1f}", f"head {i + 1}.{j + 1}"))
             parts.append(
                 f'<path class="grid" fill="none" d="M{x:.1f},{y:.1f}h{size:.1f}v{size:.1f}h-{size:.1f}z"/>'
             )
@@ -95,11 +96,12 @@ def attention(record: Record) -> str:
             offsets = Counter(strongest(line, 1)[0] - a for a, line in enumerate(head))
             offset, times = offsets.most_common(1)[0]
             best = strongest(head[hole], 1)[0]
-            rows += (
-                f'<tr><th scope="row">layer {i + 1}, head {j + 1}</th>'
-                f"<td>{where(offset)}, {times} of {len(tokens)}</td>"
-                f"<td>{html.escape(visible(tokens[best]))}, {where(best - hole)}: {head[hole][best]:.0%}</td>"
-                "</tr>"
+            rows.append(
+                [
+                    f"layer {i + 1}, head {j + 1}",
+                    f"{where(offset)}, {times} of {len(tokens)}",
+                    f"{visible(tokens[best])}, {where(best - hole)}: {head[hole][best]:.0%}",
+                ]
             )
     sentence = "".join(map(visible, tokens))
     caption = (
@@ -107,18 +109,15 @@ def attention(record: Record) -> str:
         "token that looks, a column one that it looks at, and the area of a square is the share. The dashed "
         "line is that of the hidden letter."
     )
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("head", "the largest share is most often that of", "of the hidden letter's line")
-    )
-    return framed(
+    columns = ["head", "the largest share is most often that of", "of the hidden letter's line"]
+    return figure(
         "".join(parts),
-        WIDTH,
         round(len(layers) * (size + top + 10)),
         "Attention weights of every head on one sentence",
         f"{len(layers)} layers of {len(layers[0])} heads. Where the largest shares go is in the table.",
         caption,
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>",
+        below=numbers(columns, rows),
+        kind="attention",
     )
 
 
@@ -127,7 +126,7 @@ def square_at(x: float, y: float, side: float) -> str:
     return f"M{x - side / 2:.1f},{y - side / 2:.1f}h{side:.1f}v{side:.1f}h-{side:.1f}z"
 
 
-def positions(record: Record) -> str:
+def positions(record: Record) -> Markup:
     """The cosines between the vectors of positions: full squares for alike, hollow ones for opposed."""
     found = picture(record, "positions")
     cosines, by_distance = found["cosines"], found["by_distance"]
@@ -143,29 +142,28 @@ def positions(record: Record) -> str:
                 hollow += square_at(x, y, max(1.0, (cell - 1) * math.sqrt(-cosine) - 2))
         if a % 8 == 0:
             middle = (a + 0.5) * cell
-            parts.append(f'<text x="{left - 8}" y="{top + middle + 5:.1f}" text-anchor="end">{a}</text>')
-            parts.append(f'<text x="{left + middle:.1f}" y="{top - 8}" text-anchor="middle">{a}</text>')
+            parts.append(text(left - 8, f"{top + middle + 5:.1f}", f"{a}", text_anchor="end"))
+            parts.append(text(f"{left + middle:.1f}", top - 8, f"{a}", text_anchor="middle"))
     parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
     shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
-    rows = "".join(f'<tr><th scope="row">{d}</th><td>{by_distance[d]:+.2f}</td></tr>' for d in shown)
+    rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in shown]
     caption = (
         f"How alike the vectors of the first {len(cosines)} of {len(by_distance)} positions are. A full "
         "square is for vectors that point the same way, a hollow one for opposed ones, and the area is the "
         "cosine."
     )
-    return framed(
+    return figure(
         "".join(parts),
-        WIDTH,
         round(top + len(cosines) * cell + 4),
         "Cosines between position embeddings",
         f"The mean cosine of neighbours is {by_distance[1]:.2f}; other distances are in the table.",
         caption,
-        '<thead><tr><th scope="col">positions apart</th><th scope="col">mean cosine</th></tr></thead>'
-        f"<tbody>{rows}</tbody>",
+        below=numbers(["positions apart", "mean cosine"], rows),
+        kind="attention",
     )
 
 
-def dense_layer(record: Record) -> str:
+def dense_layer(record: Record) -> Markup:
     """At which rank the right token stands, with the dense layer of the head and without it."""
     found = picture(record, "dense_layer")
     count, bars = found["places"], []
@@ -202,7 +200,7 @@ def dense_layer(record: Record) -> str:
     return bar_chart(bars, title, caption, numbers(["measure", "without", "with"], rows))
 
 
-def neighbours(record: Record) -> str:
+def neighbours(record: Record) -> Markup:
     """Some tokens, and those whose embeddings point most nearly the same way."""
     found = picture(record, "neighbours")
     row, left = 54, 72
@@ -211,10 +209,10 @@ def neighbours(record: Record) -> str:
     parts, rows = [], []
     for i, entry in enumerate(found):
         y = i * row + 26
-        parts.append(f'<text class="token" x="8" y="{y}">{html.escape(visible(entry["token"]))}</text>')
+        parts.append(text(8, y, visible(entry["token"]), _class="token"))
         for j, (token, cosine) in enumerate(entry["nearest"]):
             x, length = left + j * wide, (wide - 14) * max(0.0, cosine)
-            parts.append(f'<text class="token" x="{x:.1f}" y="{y}">{html.escape(visible(token))}</text>')
+            parts.append(text(f"{x:.1f}", y, visible(token), _class="token"))
             parts.append(f'<path class="grid" d="M{x:.1f},{y + 11}h{wide - 14:.1f}"/>')
             parts.append(f'<path class="bar n1" d="M{x:.1f},{y + 8}h{length:.1f}v6h-{length:.1f}z"/>')
         nearest = (f"{visible(token)} {cosine:.2f}" for token, cosine in entry["nearest"])

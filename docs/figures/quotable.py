@@ -5,22 +5,23 @@ Nobody types a number into a chapter. Between `{{ ` and ` }}` stands an expressi
 below and nothing else; `quotable` is the whole list.
 """
 
-import html
 import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from docs.literate import attention, claims, live
+from markupsafe import Markup
+
+from docs.figures import attention, claims, live
+from docs.figures.records import Record, checked, dotted
+from docs.figures.speed import best_row, worth
 from docs.literate.chart import Line, line_chart
-from docs.literate.highlight import line_bodies, numbered
 from docs.literate.maths import safe_in_markdown
-from docs.literate.names import Source, relative, resolve
+from docs.literate.names import Sources, relative
+from docs.literate.page import excerpt
 from docs.literate.prose import cell
-from docs.literate.records import Record, age, dotted
 from docs.literate.rows import PageError
-from docs.literate.speed import best_row, worth
 
 
 def parameters(
@@ -79,9 +80,7 @@ def operations(
     return SimpleNamespace(layers=layers, attention=attention, head=head, together=layers + attention + head)
 
 
-def quotable(
-    records: dict[str, Record], sources: dict[str, Source], page: str
-) -> dict[str, Callable[..., Any]]:
+def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
     """The names that an expression may use on `page`."""
 
     def record(name: str) -> Record:
@@ -154,60 +153,34 @@ def quotable(
         kind = metric.rpartition(".")[2]
         levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["floors"]] if floors else []
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
-        return figure.replace("</figcaption>", f" {provenance(chosen)}</figcaption>")
+        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance(chosen)))
 
-    def provenance(chosen: list[Record]) -> str:
-        # Runs of one day, machine and commit share one line.
-        groups: dict[str, list[str]] = {}
+    def home_of(one: Record) -> str:
+        # The page of the script that made a record, in whichever folder it is.
+        name = one.data["experiment"]
+        scripts = (source.page for source in sources.values() if source.is_script)
+        return next((home for home in scripts if home.endswith(f"/{name}")), f"experiments/{name}")
+
+    def provenance(chosen: list[Record]) -> Markup:
+        # Runs with one date, machine and commit share one line.
+        groups: dict[str, list[tuple[str, str]]] = {}
         for one in chosen:
-            target = f"{relative(page, 'experiments/' + one.data['experiment'])}#run-{one.name}"
+            target = f"{relative(page, home_of(one))}#run-{one.name}"
             commit = (one.data.get("commit") or "unknown")[:7]
-            # Which files have changed since stands on the page of the run.
-            stale = age(one, sources).partition(":")
-            mark = f' <em class="stale">{stale[0].rstrip(".")}.</em>' if stale[0] else ""
-            facts = html.escape(f"{one.data['date']}, {one.machine()}, commit {commit}.") + mark
-            groups.setdefault(facts, []).append(f'<a href="{target}">{html.escape(one.name)}</a>')
-        parts = [f"{', '.join(links)}: {facts}" for facts, links in groups.items()]
-        return safe_in_markdown(f'<small class="provenance">{" ".join(parts)}</small>')
+            facts = f"{one.data['date']}, {one.machine()}, commit {commit}. {checked(one)}".strip()
+            groups.setdefault(facts, []).append((target, one.name))
+        return Markup(safe_in_markdown(attention.render("provenance.html", groups=groups)))
 
     def made_by(*names: str) -> str:
-        """Date, machine and commit of runs, with a mark where one is older than its code."""
+        """Date, machine and commit of runs, and whether today's code reproduces them."""
         return provenance([record(name) for name in names])
 
-    def with_provenance(picture: Callable[[Record], str]) -> Callable[[str], str]:
+    def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
-            return picture(record(name)).replace(
-                "</figure>", f"<figcaption>{provenance([record(name)])}</figcaption></figure>"
-            )
+            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance([record(name)]))
+            return picture(record(name)).replace("</figure>", caption)
 
         return draw
-
-    def source(name: str) -> str:
-        """Lines of the project: `source("mlm.masked_lm_loss")`, or a file with lines, `"bert.py:30-41"`."""
-        stem, _, rest = name.partition(".py:") if ".py:" in name else name.partition(".")
-        found = next((one for one in sources.values() if one.module.rpartition(".")[2] == stem), None)
-        if found is None:
-            raise PageError(f"there is no source {stem}.py")
-        if ".py:" in name:
-            first, last = map(int, rest.split("-"))
-            anchor, said = f"L{first}", set[int]()
-        else:
-            row = next((row for row in found.rows if row.name == rest), None)
-            if row is None:
-                raise PageError(f"{found.path} defines no {rest}")
-            first, last, anchor = row.first, row.ends, rest
-            # The chapter says what the docstring says.
-            said = {n for a, b in row.folded for n in range(a, b + 1)}
-        lines = found.text.split("\n")
-        bodies = line_bodies(found, resolve(found, sources), page)
-        home = relative(page, found.page)
-        wanted = [n for n in range(first, last + 1) if n not in said]
-        shown = "".join(numbered(bodies[n - 1], n, lines[n - 1], home) for n in wanted)
-        return (
-            f'<figure class="excerpt"><figcaption><a href="{home}#{anchor}">{found.path}, '
-            f"lines {first} to {last}</a>"
-            f'</figcaption><div class="code"><pre><code>{shown}</code></pre></div></figure>'
-        )
 
     return {
         "run": run,
@@ -220,7 +193,7 @@ def quotable(
         "machine": machine,
         "made_by": made_by,
         "chart": chart,
-        "source": source,
+        "source": lambda name: excerpt(name, sources, page),
         "filled": with_provenance(attention.filled),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
@@ -228,7 +201,7 @@ def quotable(
             f"live_{picture.__name__}": partial(with_provenance(picture), "live")
             for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbours)
         },
-        "claim": lambda name: claims.row(claims.read_claim(name), sources),
+        "claim": lambda name: claims.row(claims.read_claim(name)),
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
         "claim_details": lambda name: claims.details(claims.read_claim(name)),
         "verdict": lambda name: claims.read_claim(name).verdict(),

@@ -6,19 +6,22 @@ each head takes for the hidden place, and one head as a whole. A share is drawn 
 area, so that it can be read without colour.
 """
 
-import html
 import math
 from collections import Counter
-from itertools import count
+from pathlib import Path
 
-from docs.literate.records import Record
+from markupsafe import Markup
+
+from docs.figures.records import Record
+from docs.literate.chart import figure, numbers, text
 from docs.literate.rows import PageError
+from docs.literate.templates import renderer
 
 Weights = list[list[float]]
 CELL = 18
 LEFT = 84
 TOP = 28
-IDS = count(1)
+render = renderer(Path(__file__).parent / "templates")
 
 
 def result(record: Record) -> dict[str, object]:
@@ -46,7 +49,7 @@ def spoken(token: str) -> str:
     return {"[MASK]": "the mask", " ": "a blank", "\n": "a line end"}.get(token, token)
 
 
-def filled(record: Record) -> str:
+def filled(record: Record) -> Markup:
     """The sentence with each guess in its hole, best first, and how sure the model is."""
     found = result(record)
     tokens, places, guesses = found["tokens"], found["masks"], found["guesses"]
@@ -54,18 +57,8 @@ def filled(record: Record) -> str:
     # A tokenizer of words has lost the blanks.
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
     before, after = gap.join(tokens[: places[0]]) + gap, gap + gap.join(tokens[places[0] + 1 :])
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(before)}<mark>{html.escape(visible(token))}</mark>'
-        f"{html.escape(after)}</th>"
-        f'<td><i style="width:{share:.0%}"></i></td><td>{share:.1%}</td></tr>'
-        for token, share in guesses[0]
-    )
-    hole = '<mark><span class="sr">hidden letter</span></mark>'
-    return (
-        f'<figure class="filled"><p>{html.escape(before)}{hole}{html.escape(after)}</p>'
-        '<table class="guesses"><thead class="sr"><tr><th scope="col">in its place</th>'
-        f'<td></td><th scope="col">probability</th></tr></thead><tbody>{rows}</tbody></table></figure>'
-    )
+    shown = [(visible(token), probability) for token, probability in guesses[0]]
+    return render("filled.html", before=before, after=after, guesses=shown)
 
 
 def square(x: float, y: float, share: float) -> str:
@@ -76,23 +69,9 @@ def square(x: float, y: float, share: float) -> str:
 
 def letters(tokens: list[str], y: float) -> str:
     """The tokens in a row above the columns."""
-    return "".join(
-        f'<text class="token" x="{LEFT + (i + 0.5) * CELL}" y="{y}" text-anchor="middle">'
-        f"{html.escape(visible(token)[:1])}</text>"
+    return Markup("").join(
+        text(LEFT + (i + 0.5) * CELL, y, visible(token)[:1], _class="token", text_anchor="middle")
         for i, token in enumerate(tokens)
-    )
-
-
-def framed(body: str, width: float, height: float, title: str, story: str, caption: str, rows: str) -> str:
-    """A figure with its description, its caption and its numbers."""
-    number = next(IDS)
-    return (
-        f'<figure class="chart attention"><svg viewBox="0 0 {width} {height}" role="img" '
-        f'aria-labelledby="a{number}t a{number}d"><title id="a{number}t">{html.escape(title)}</title>'
-        f'<desc id="a{number}d">{html.escape(story)}</desc>{body}</svg>'
-        f"<figcaption>{html.escape(caption)}</figcaption>"
-        '<details class="numbers" data-search-exclude><summary>The numbers</summary><div class="wide">'
-        f"<table>{rows}</table></div></details></figure>"
     )
 
 
@@ -101,15 +80,14 @@ def strongest(row: list[float], many: int) -> list[int]:
     return sorted(range(len(row)), key=lambda place: -row[place])[:many]
 
 
-def mask_rows(record: Record) -> str:
+def mask_rows(record: Record) -> Markup:
     """What each head takes for the first hidden place: one line a head, one column a token."""
     found = result(record)
     tokens, layers = found["tokens"], found["attentions"]
     places = found["masks"]
     assert isinstance(tokens, list) and isinstance(layers, list) and isinstance(places, list)
     place = places[0]
-    parts, rows, y = [letters(tokens, TOP - 9)], "", float(TOP)
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("head", "most", "second", "third"))
+    parts, rows, y = [letters(tokens, TOP - 9)], list[list[str]](), float(TOP)
     for i, layer in enumerate(layers):
         parts.append(f'<text x="0" y="{y + len(layer) * CELL / 2 + 5:.1f}">layer {i + 1}</text>')
         parts.append(f'<path class="grid" d="M{LEFT},{y:.1f}H{LEFT + len(tokens) * CELL}"/>')
@@ -118,11 +96,8 @@ def mask_rows(record: Record) -> str:
             middle = y + CELL / 2
             marks = (square(LEFT + (k + 0.5) * CELL, middle, w) for k, w in enumerate(row) if w >= 0.005)
             parts.append(f'<g class="share n{i % 4 + 1}">{"".join(marks)}</g>')
-            cells = "".join(
-                f"<td>{html.escape(spoken(tokens[k]))}, {k - place:+d}: {row[k]:.0%}</td>"
-                for k in strongest(row, 3)
-            )
-            rows += f'<tr><th scope="row">layer {i + 1}, head {j + 1}</th>{cells}</tr>'
+            best = (f"{spoken(tokens[k])}, {k - place:+d}: {row[k]:.0%}" for k in strongest(row, 3))
+            rows.append([f"layer {i + 1}, head {j + 1}", *best])
             y += CELL
         y += 6
     x = LEFT + place * CELL
@@ -135,14 +110,15 @@ def mask_rows(record: Record) -> str:
         f"would give them {5 / len(tokens):.0%}."
     )
     story = f"Four heads in each of {len(layers)} layers" if heads == 4 * len(layers) else f"{heads} heads"
-    return framed(
+    return figure(
         "".join(parts),
-        LEFT + len(tokens) * CELL + 2,
         y,
         "Attention weights of the hidden place, by head",
         f"{story}; the shares are in the table below.",
         caption,
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>",
+        below=numbers(["head", "most", "second", "third"], rows),
+        width=LEFT + len(tokens) * CELL + 2,
+        kind="attention",
     )
 
 
@@ -152,41 +128,36 @@ def most_focused(layers: list[list[Weights]]) -> tuple[int, int]:
     return max(heads, key=lambda at: sum(max(row) for row in layers[at[0]][at[1]]))
 
 
-def head_map(record: Record) -> str:
+def head_map(record: Record) -> Markup:
     """The head with the sharpest look: one line a token that looks, one column a token looked at."""
     found = result(record)
     tokens, layers = found["tokens"], found["attentions"]
     assert isinstance(tokens, list) and isinstance(layers, list)
     i, j = most_focused(layers)
     weights: Weights = layers[i][j]
-    parts, rows = [letters(tokens, TOP - 9)], ""
+    parts, rows = [letters(tokens, TOP - 9)], []
     for line, row in enumerate(weights):
         y = TOP + (line + 0.5) * CELL
-        parts.append(
-            f'<text class="token" x="{LEFT - 12}" y="{y + 5:.1f}" text-anchor="middle">'
-            f"{html.escape(visible(tokens[line])[:1])}</text>"
-        )
+        letter = visible(tokens[line])[:1]
+        parts.append(text(LEFT - 12, f"{y + 5:.1f}", letter, _class="token", text_anchor="middle"))
         marks = (square(LEFT + (k + 0.5) * CELL, y, w) for k, w in enumerate(row) if w >= 0.01)
         parts.append(f'<g class="share n{i % 4 + 1}">{"".join(marks)}</g>')
         best = strongest(row, 1)[0]
-        rows += (
-            f'<tr><th scope="row">{line + 1}: {html.escape(spoken(tokens[line]))}</th>'
-            f"<td>{best + 1}: {html.escape(spoken(tokens[best]))}</td><td>{row[best]:.0%}</td></tr>"
-        )
+        looks, most = (f"{place + 1}: {spoken(tokens[place])}" for place in (line, best))
+        rows.append([looks, most, f"{row[best]:.0%}"])
     offsets = Counter(strongest(row, 1)[0] - line for line, row in enumerate(weights))
     offset, times = offsets.most_common(1)[0]
     side = "to the left" if offset < 0 else "to the right"
     where = "itself" if offset == 0 else f"the token {abs(offset)} {side}"
     most = f"In {times} of {len(tokens)} lines the largest square is that of {where}."
     caption = f"Layer {i + 1}, head {j + 1}. {most}"
-    return framed(
+    return figure(
         "".join(parts),
-        LEFT + len(tokens) * CELL + 2,
         TOP + len(tokens) * CELL + 4,
         f"Attention weights of layer {i + 1}, head {j + 1}",
         caption,
         caption,
-        '<thead><tr><th scope="col">looks</th><th scope="col">most at</th><th scope="col">share</th></tr>'
-        "</thead>"
-        f"<tbody>{rows}</tbody>",
+        below=numbers(["looks", "most at", "share"], rows),
+        width=LEFT + len(tokens) * CELL + 2,
+        kind="attention",
     )

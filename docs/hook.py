@@ -1,17 +1,19 @@
 """
-The thread between MkDocs and the renderer: it writes the pages before a build, and watches what they
-are made from, so that an edit shows under `make serve`. Another generator needs only the command.
+The thread between MkDocs and the renderer: it writes the pages before a build, adds the source files to the
+navigation, and watches what the pages are made from, so that an edit shows under `make serve`. Another
+generator needs only the command `python -m docs`.
 """
 
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.literate.rows import PageError  # noqa: E402
-from docs.literate.site import FOLDERS, LIVE, write_site  # noqa: E402
+from docs.literate.rows import PageError
+from docs.literate.site import write_site
+from docs.literate.tree import navigation
+from docs.site import SITE
 
 written: list[str] = []
 serving = False
@@ -34,16 +36,18 @@ def on_pre_build(config: Any) -> None:
 
     try:
         # While somebody edits, the reference can wait for the next start.
-        write_site(reference=config.docs_dir not in written)
+        sources = write_site(SITE, reference=config.docs_dir not in written)
         written.append(config.docs_dir)
     except PageError as error:
         raise PluginError(str(error)) from None
+    # mkdocs.yml holds the chapters, in the order in which people should read them.
+    config.nav += navigation(SITE, sources)
 
 
 def on_serve(server: Any, config: Any, builder: Any) -> Any:
     """Called by MkDocs once, before it serves."""
     # What is written follows from the rest; to watch it would build everything twice.
     server.unwatch(config.docs_dir)
-    for name in (*FOLDERS, LIVE, "docs/pages", "docs/runs"):
-        server.watch(str(ROOT / name))
+    for name in (*SITE.folders, *SITE.copied, SITE.chapters, *SITE.watched):
+        server.watch(str(SITE.root / name))
     return server

@@ -15,7 +15,6 @@ Two kinds of number have no such interval. Of runs that never arrived the spread
 then bounded by ranks, and runs that failed are counted, so their shares have Newcombe's interval.
 """
 
-import html
 import json
 import math
 import statistics
@@ -25,15 +24,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scipy import stats
+
+from docs.figures.records import ROOT, RUNS, Record, checked
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
-from docs.literate.names import Source
 from docs.literate.prose import cell, wide
-from docs.literate.records import ROOT, RUNS, Record, age
 from docs.literate.rows import PageError
 
-# The 97.5% point of Student's t by degrees of freedom. A fraction is rounded down, and more than ten count
-# as ten: the interval is then a little too wide.
-T = [math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 COUNTED = ("tokens", "seconds")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 NAMES = {
@@ -60,8 +58,11 @@ class Interval(NamedTuple):
 
 
 def student(freedom: float) -> float:
-    """The 97.5% point of t."""
-    return T[min(int(freedom), len(T) - 1)]
+    """
+    The 97.5% point of Student's t as printed tables have it, to four digits and for whole degrees of freedom:
+    a fraction is rounded down, and more than ten count as ten. That makes the intervals a little too wide.
+    """
+    return float(f"{stats.t.ppf(0.975, min(max(int(freedom), 1), 10)):.4g}")
 
 
 def mean(values: Sequence[float]) -> Interval:
@@ -109,13 +110,10 @@ def share_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
     of an arm ended alike. (Newcombe 1998, method 10.)
     """
 
-    def wilson(p: float, n: int) -> tuple[float, float]:
-        z = 1.96
-        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-
     p, q = statistics.mean(x), statistics.mean(y)
-    (p_low, p_high), (q_low, q_high) = wilson(p, len(x)), wilson(q, len(y))
+    (p_low, p_high), (q_low, q_high) = (
+        stats.binomtest(round(sum(runs)), len(runs)).proportion_ci(0.95, "wilson") for runs in (x, y)
+    )
     low = p - q - math.hypot(p - p_low, q_high - q)
     return Interval(p - q, low, p - q + math.hypot(p_high - p, q - q_low))
 
@@ -285,7 +283,7 @@ def rows_of_comparison(record: Record) -> list[Row]:
 
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` where there is no such claim, or its record is none."""
-    path = claims or ROOT / "experiments" / "claims.toml"
+    path = claims or CLAIMS
     found = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
     if name not in found:
         raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(found)}")
@@ -350,7 +348,7 @@ def measured(claim: Claim, says: str) -> str:
     raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")
 
 
-def row(claim: Claim, sources: dict[str, Source]) -> str:
+def row(claim: Claim) -> str:
     """The claim, its verdict and its tests, as Markdown."""
     about = claim.about
     parts = [
@@ -379,9 +377,7 @@ def row(claim: Claim, sources: dict[str, Source]) -> str:
         parts.append(f"{there} of {wanted} runs are there, and the verdict waits for {missing}.")
     if changed(claim):
         parts.append("*The claim was changed after these runs; they answer the question as it was before.*")
-    stale = age(claim.record, sources)
-    if stale:
-        parts.append(f"*{stale}*")
+    parts.append(f"*{checked(claim.record)}*")
     return "\n\n".join(parts)
 
 
@@ -471,10 +467,10 @@ def details(claim: Claim) -> str:
         points = [] if about.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
         taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items())
         if "rate_of" in options:
-            taken += f"{', ' if taken else ''}chosen for {html.escape(options['rate_of'])}"
+            taken += f"{', ' if taken else ''}chosen for {cell(options['rate_of'])}"
         cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        table += f"| {html.escape(arm)} |{cells} {seeds} of {about['seeds']} |"
+        table += f"| {cell(arm)} |{cells} {seeds} of {about['seeds']} |"
         table += f" {changes or '–'} | {taken or '–'} |\n"
     return f"{wide(table)}\n{arrivals(claim)}{budget}. Cost: {cost(claim)}.\n\n```sh\n{command}\n```"
 
@@ -487,7 +483,7 @@ def arrivals(claim: Claim) -> str:
     head = "".join(f" {level:g} {'nat' if level == 1 else 'nats'} below |" for level in levels)
     table = f"| arm |{head}\n|---|{'---:|' * len(levels)}\n"
     for arm in claim.arms:
-        table += f"| {html.escape(arm)} |"
+        table += f"| {cell(arm)} |"
         for level in levels:
             rows = [(row, row["floor"] - level) for row in claim.of(arm)]
             there = [row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").arrived]
@@ -540,6 +536,6 @@ def shown_mean(values: list[float | None]) -> str:
 
 def hours(claims: Path | None = None) -> float:
     """What the whole ledger takes."""
-    path = claims or ROOT / "experiments" / "claims.toml"
+    path = claims or CLAIMS
     names = [entry["name"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]]
     return sum(minutes(read_claim(name, claims)) for name in names) / 60

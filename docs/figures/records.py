@@ -1,0 +1,96 @@
+"""
+# Recorded runs
+
+A result in `docs/runs` is one JSON file. Pages quote these and nothing else. A record is judged by its
+effect: it is current if today's code reproduces its fingerprint, however much the code has changed since.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from docs.literate.prose import cell
+from docs.literate.rows import PageError
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "docs" / "runs"
+
+
+@dataclass
+class Record:
+    """One file of `docs/runs`."""
+
+    name: str
+    """The name of the file, without its ending."""
+    data: dict[str, Any]
+
+    def curve(self, metric: str, over: str = "seconds") -> list[tuple[float, float]]:
+        """The points of a metric over `seconds` or `step`. Raises `PageError` for an unknown metric."""
+        history = self.data["history"]
+        if metric not in history:
+            known = ", ".join(name for name in history if name != "seconds")
+            raise PageError(f"the run {self.name} has no metric {metric!r}; it has {known}")
+        seconds = dict(history["seconds"])
+        return [(seconds[step] if over == "seconds" else step, value) for step, value in history[metric]]
+
+    def machine(self) -> str:
+        """Where it ran, in a few words."""
+        hardware = self.data["hardware"]
+        name = hardware.get("name") or hardware["device"]
+        cores = f", {hardware['cores']} cores" if hardware["device"] == "cpu" else ""
+        return f"{name}{cores}, {hardware['precision']}"
+
+
+def made(record: Record) -> str:
+    """Date, machine, duration and commit, as a sentence in Markdown."""
+    data = record.data
+    return (
+        f"{cell(data['date'])}, {cell(record.machine())}, {data['result']['wall_seconds'] / 60:.1f} minutes, "
+        f"commit `{cell((data.get('commit') or 'unknown')[:12])}`."
+    )
+
+
+def read_records(folder: Path = RUNS) -> dict[str, Record]:
+    """All records by name. Raises `PageError` for a file that is not one."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = Record(path.stem, json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            raise PageError(f"{path}: not JSON: {error}") from None
+    return found
+
+
+def dotted(value: Any) -> Any:
+    """JSON whose objects are read with dots: `result.loss`."""
+    return json.loads(json.dumps(value), object_hook=lambda pairs: SimpleNamespace(**pairs))
+
+
+# Times cannot be repeated to the digit. Records of them show their date and machine and nothing else.
+TIMINGS = {"speed", "ledger", "growth"}
+NOT_CHECKED = "Not checked against today's code."
+
+
+def checked(record: Record) -> str:
+    """
+    Whether today's code reproduces the record, as a sentence, or nothing for a record of times.
+
+    A *fingerprint* is a short run of the same configuration with the loss of each step. It has the date on
+    which today's code gave the same losses. A record of several arms has one fingerprint for each, and the
+    sentence then gives the earliest date.
+    """
+    data = record.data
+    if data.keys() & TIMINGS:
+        return ""
+    if "fingerprints" in data:
+        # The runs that an arm shares with another claim are checked there.
+        arms = {row["arm"] for row in data["table"] if "from" not in row}
+        fingerprints = [data["fingerprints"].get(arm, {}) for arm in sorted(arms)]
+    else:
+        fingerprints = [data.get("fingerprint", {})]
+    dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints]
+    if not dates or None in dates:
+        return NOT_CHECKED
+    return f"Reproduced by today's code ({min(dates)})."

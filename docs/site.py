@@ -1,0 +1,63 @@
+"""
+# The settings of this site
+
+All that the renderer in `docs/literate` is told about this project: which folders it reads, how the
+navigation is ordered, which names a chapter may use, and what follows the code of a source file.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docs.figures.quotable import quotable
+from docs.figures.records import read_records
+from docs.figures.runs import recorded_runs
+from docs.literate.names import Source, Sources
+from docs.literate.site import Site
+
+
+class RecordedContents:
+    """What the records in `docs/runs` add to the pages."""
+
+    def __init__(self, sources: Sources):
+        self.sources, self.records = sources, read_records()
+
+    def names(self, page: str) -> dict[str, Callable[..., Any]]:
+        """The names that an expression may use on a page."""
+        return quotable(self.records, self.sources, page)
+
+    def after(self, source: Source) -> str:
+        """The recorded runs of an experiment."""
+        return recorded_runs(source, self.records)
+
+
+SITE = Site(
+    root=Path(__file__).parents[1],
+    contents=RecordedContents,
+    folders=("labml_bert", "experiments"),
+    package="labml_bert",
+    programs=("experiments",),
+    scripts=("docs/live/bert.js",),
+    copied=("docs/live",),
+    watched=("docs/runs",),
+    titles={
+        "labml_bert": "The package",
+        "labml_bert/run": "Running and recording",
+        "docs/live": "In the browser",
+    },
+    first=(
+        # The files that work alone, and then what puts them together.
+        "labml_bert/bert",
+        "labml_bert/mlm",
+        "labml_bert/nsp",
+        "labml_bert/models",
+        "labml_bert/data",
+        "labml_bert/training",
+        "labml_bert/baselines",
+        "labml_bert/run",
+        "experiments/mlm_tiny",
+        "experiments/mlm_words",
+        "experiments/bert_tiny",
+        "experiments/own_language",
+    ),
+)

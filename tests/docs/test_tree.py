@@ -1,0 +1,130 @@
+"""The renderer is about no project, and what lists the modules is taken from the tree."""
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs.literate.rows import PageError
+from docs.literate.site import Contents, Site, read_sources, write_site
+from docs.literate.tree import flat, module_table, navigation, with_module_table
+from docs.site import SITE
+
+ROOT = SITE.root
+TOOLS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for pattern in ("docs/*.py", "docs/literate/*.py", "docs/figures/*.py")
+    for path in ROOT.glob(pattern)
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of `docs` that a file imports, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & TOOLS.keys()
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    graph = {name: imports(path) for name, path in TOOLS.items()}
+    assert len([*graphlib.TopologicalSorter(graph).static_order()]) == len(TOOLS) > 20
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TOOLS if name.startswith("docs.literate.")))
+def test_the_renderer_knows_nothing_of_this_project(name: str) -> None:
+    assert all(module.startswith("docs.literate.") for module in imports(TOOLS[name]))
+    assert "labml" not in TOOLS[name].read_text("utf-8")
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+class Nothing(Contents):
+    def names(self, page: str) -> dict:
+        return {"page": lambda: page}
+
+    def after(self, source: object) -> str:
+        return "The end.\n"
+
+
+def project(root: Path) -> Site:
+    """A package with a folder in it, and a chapter."""
+    write(root, "pack/b.py", '"""\n# The second\n\nAsks a question? And more.\n"""\n\nimport numpy\n')
+    write(root, "pack/a.py", '"""# The first"""\n\nfrom pack.b import numpy\n')
+    write(root, "pack/c.py", '"""Without a heading. And more."""\n')
+    write(root, "pack/__init__.py", "")
+    write(root, "pack/deep/x.py", '"""# Deep\n\nSee `pack.b`, or `b.py`."""\n')
+    write(root, "docs/pages/index.md", "# Start\n\nThis is {{ page() }}, beside `b.py`.\n")
+    return Site(
+        root=root, contents=lambda sources: Nothing(), folders=("pack",), package="pack", first=("pack/b",)
+    )
+
+
+def test_another_project_has_pages_too(tmp_path: Path) -> None:
+    site = project(tmp_path)
+    write_site(site, reference=False)
+    deep = (site.out / "pack/deep/x.md").read_text("utf-8")
+    assert "# Deep {#x.py}" in deep and deep.endswith("The end.\n")
+    assert deep.count('href="../../b/#b.py"') == 2
+    assert (site.out / "pack/deep/x.py").is_file() and (site.out / "pack/deep/x.ipynb").is_file()
+    assert "This is index, beside" in (site.out / "index.md").read_text("utf-8")
+    assert not (site.out / "pack/__init__.md").exists(), "an empty file has no page"
+    (tmp_path / "pack/deep/x.py").rename(tmp_path / "pack/deep/y.py")
+    write_site(site, reference=False)
+    assert not (site.out / "pack/deep/x.md").exists() and (site.out / "pack/deep/y.md").is_file()
+
+
+def test_navigation_and_table_follow_the_tree(tmp_path: Path) -> None:
+    site = project(tmp_path)
+    sources = read_sources(site.root, site.folders)
+    assert navigation(site, sources) == [
+        {"Pack": ["pack/b.md", "pack/a.md", "pack/c.md", {"Deep": ["pack/deep/x.md"]}]},
+        {
+            "Reference": [
+                "reference/b.md",
+                "reference/a.md",
+                "reference/c.md",
+                {"Deep": ["reference/deep/x.md"]},
+            ]
+        },
+    ]
+    assert module_table(site, sources).splitlines()[2:] == [
+        "| [`pack/b.py`](pack/b.py) | **The second.** Asks a question? | numpy |",
+        "| [`pack/a.py`](pack/a.py) | **The first.** | the package |",
+        "| [`pack/c.py`](pack/c.py) | Without a heading. | Python |",
+        "| [`pack/deep/x.py`](pack/deep/x.py) | **Deep.** See pack.b, or b.py. | Python |",
+    ]
+    with pytest.raises(PageError, match="there is no <!-- modules"):
+        with_module_table(site, sources, "# A README\n")
+
+
+def test_every_module_is_in_the_navigation_and_none_by_hand() -> None:
+    sources = read_sources(ROOT, SITE.folders)
+    entries = navigation(SITE, sources)
+    pages = flat([entry for part in entries for inside in part.values() for entry in inside])
+    assert {f"{source.page}.md" for source in sources.values()} <= {*pages}
+    assert len(pages) == len({*pages})
+    assert "labml_bert" not in "".join(str(yaml.safe_load(part)) for part in by_hand())
+
+
+def by_hand() -> list[str]:
+    """The entries of the navigation in mkdocs.yml."""
+    return (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1].splitlines()
+
+
+def test_every_page_that_leads_its_folder_is_there() -> None:
+    for name in SITE.first:
+        assert (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file(), name
+
+
+def test_the_table_of_the_readme_is_that_of_the_tree() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"
