@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labml_bert.finetuning import Example, choose
+from labml_bert.finetuning import Example, choose_hyperparameter
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -118,4 +118,4 @@ def tuned(examples: Sequence[Example], classes: int, seed: int = 0) -> BagOfWord
     def attempt(penalty: float, rest: list[Example], fifth: list[Example]) -> Tensor:
         return BagOfWords(rest, classes, penalty).predict(fifth)
 
-    return BagOfWords(examples, classes, choose(PENALTIES, examples, attempt, seed))
+    return BagOfWords(examples, classes, choose_hyperparameter(PENALTIES, examples, attempt, seed))

@@ -51,7 +51,7 @@ class FingerprintComplete(Exception):
 
 
 def take_fingerprint(
-    main: Callable[[Run, Any], None], options: RunOptions, experiment: str, steps: int = STEPS
+    main: Callable[[Run, Any], object], options: RunOptions, experiment: str, steps: int = STEPS
 ) -> Fingerprint:
     """
     ## Taking one
@@ -140,7 +140,7 @@ def load_script(experiment: str) -> ModuleType:
     path = next((ROOT / "experiments").rglob(f"{experiment}.py"), None)
     if path is None:
         raise ValueError(f"no experiment {experiment!r}")
-    name = f"experiments.{experiment}"
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
