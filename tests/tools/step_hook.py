@@ -1,6 +1,6 @@
 """
-Logs every training step of a Python process, whatever code it runs. `compare_commits.py` puts this file, under
-the name `sitecustomize.py`, in front of the `PYTHONPATH` of each run, and Python imports it at startup.
+Logs every training step of a Python process, whatever code it runs. `compare_commits.py` puts this file,
+under the name `sitecustomize.py`, in front of the `PYTHONPATH` of each run, and Python imports it at startup.
 
 As soon as the process imports torch, `Tensor.backward` and every optimizer are watched. The log has one line
 for each event, in order:
@@ -12,8 +12,8 @@ for each event, in order:
 Nothing depends on names, so a renamed module or parameter leaves the log as it was. Each process has its own
 file in the folder `STEP_LOG`, called `RANK-NANOSECONDS-PID.log` and flushed after each line.
 
-With `STEP_LOG_KILL_AFTER` the process of rank 0 kills itself, as the kernel would, once it has called `backward`
-that many times and there is a checkpoint with a step above 0 under the folder `STEP_LOG_RUNS`.
+With `STEP_LOG_KILL_AFTER` the process of rank 0 kills itself, as the kernel would, once it has called
+`backward` that many times and there is a checkpoint with a step above 0 under the folder `STEP_LOG_RUNS`.
 """
 
 import functools
