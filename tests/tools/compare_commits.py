@@ -11,7 +11,7 @@ difference, and exits with 1 if a command differs that is not in `INTENDED`.
 
 Each commit is checked out into a temporary folder; the working tree is compared as it is, with untracked
 files. The tool imports nothing from the project, because the project is what changes. `step_hook.py` watches
-torch from inside each process, and the evaluations come from the JSON files that `--record` writes. Parameters
+torch inside each process, and the evaluations come from the JSON files that `--record` writes. Parameters
 are compared by their order in the optimizer, not by their names. Times are not compared.
 
 The outcome of a command is kept in the folder `--results` until the code of the package or of the experiments
