@@ -1,0 +1,184 @@
+"""
+Runs the same experiments at two commits, on this machine, and compares them bit for bit: the loss of every
+step, the weights and the optimizer's moments after every step, and every evaluation.
+
+    python tests/tools/compare_commits.py b87d2b1                     # that commit against the working tree
+    python tests/tools/compare_commits.py b87d2b1 HEAD --only mlm     # commands whose name contains "mlm"
+    python tests/tools/compare_commits.py --list
+
+Use it when you refactor. It prints one line for each command, `same` or `DIFFERENT` with the first
+difference, and exits with 1 if a command differs that is not in `INTENDED`.
+
+Each commit is checked out into a temporary folder; the working tree is compared as it is, with untracked
+files. The tool imports nothing from the project, because the project is what changes. `step_hook.py` watches
+torch inside each process, and the evaluations come from the JSON files that `--record` writes. Parameters
+are compared by their order in the optimizer, not by their names. Times are not compared.
+
+The outcome of a command is kept in the folder `--results` until the code of the package or of the experiments
+changes, so a base is run once.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Works as a script, and from any folder.
+
+from tests.tools.commit_runs import (
+    PAIRS,
+    SMALL_OPTIONS,
+    Checkout,
+    Command,
+    Outcome,
+    commit_of_working_tree,
+)
+
+ROOT = Path(__file__).parents[2]
+# Commands whose outcome is meant to differ, by name, and why.
+INTENDED: dict[str, str] = {}
+# Keys of a record that have another name at the newer commit.
+RENAMED: dict[str, str] = {}
+
+MASKED = f"--corpus {{texts}} {SMALL_OPTIONS} --schedule 16:1,64:1 --steps 40"
+CLAIMS = (
+    "short-to-long left-to-right next-sentence mask-shares mask-rate tying head warm-up initial-spread "
+    "whole-words dynamic-masks"
+)
+
+
+def all_commands() -> list[Command]:
+    """What is run, the quick commands first."""
+    small = {
+        "mlm_tiny": MASKED,
+        "mlm_words": MASKED,
+        "own_language": "--corpus {texts} --steps 24",
+        "bert_tiny": PAIRS,
+        "live": f"{MASKED} --max-position-embeddings 64",
+    }
+    variants = {
+        "mlm_tiny, float32": f"{MASKED} --precision float32",
+        "mlm_tiny, bfloat16": f"{MASKED} --precision bfloat16",
+        "mlm_tiny, dropout": f"{MASKED} --hidden-dropout-prob 0.1",
+        "mlm_tiny, word pieces": f"{MASKED} --tokenizer wordpiece --vocab-size 300",
+        "mlm_tiny, accumulation": f"{MASKED} --gradient-accumulation-steps 2",
+        "bert_tiny, accumulation": f"{PAIRS} --gradient-accumulation-steps 2",
+        "bert_tiny, static masks": f"{PAIRS} --masking static",
+        "bert_tiny, whole words": f"{PAIRS} --masking whole-word",
+        "bert_tiny, published Adam": f"{PAIRS} --adam published",
+    }
+    commands = [
+        Command(f"{name}, seed {seed}", name, f"{options} --seed {seed}")
+        for seed in (0, 1)
+        for name, options in small.items()
+    ]
+    commands += [Command(name, name.split(",")[0], options) for name, options in variants.items()]
+    for name in ("mlm_tiny", "bert_tiny"):
+        options = f"{small[name]} --seed 0"
+        commands += [
+            Command(f"{name}, two processes", name, options, processes=2),
+            Command(f"{name}, killed and resumed", name, options, kill_after=22),
+            Command(f"{name}, two processes, killed", name, options, processes=2, kill_after=22),
+        ]
+    finetuning = "--model {model} --labels 100 200 --pairs 100 --seeds 2 --steps 10"
+    commands += [Command("finetune_docstrings", "finetune_docstrings", finetuning)]
+    commands += [Command(f"claim {name}", "claims", name, record="records") for name in CLAIMS.split()]
+    # The sizes and the text that a reader gets, who gives no options.
+    commands += [
+        Command(f"{name}, defaults", name, "--steps 24") for name in ("mlm_tiny", "mlm_words", "bert_tiny")
+    ]
+    return commands
+
+
+def difference(base: Outcome, head: Outcome) -> str | None:
+    """What differs first between two outcomes, `None` if nothing does."""
+    problems = [f"{n}: {o.problem}" for n, o in (("base", base), ("head", head)) if o.problem]
+    if problems:
+        return "; ".join(problems)
+    if base.logs.keys() != head.logs.keys():
+        return f"processes that trained: {', '.join(base.logs)} (base), {', '.join(head.logs)} (head)"
+    for process, lines in base.logs.items():
+        if found := different_step(lines, head.logs[process]):
+            return f"{process}, {found}"
+    return different_number(base.numbers, head.numbers)
+
+
+def different_step(base: list[str], head: list[str]) -> str | None:
+    """The first line that is not the same in two logs, as the number of the step and both values."""
+    for i, (before, after) in enumerate(itertools.zip_longest(base, head, fillvalue="nothing")):
+        if before != after:
+            # A step's weights stand after its losses, and its moments after its weights.
+            step = sum(line.startswith("weights") for line in base[:i]) + (not before.startswith("moments"))
+            return f"step {step}: {readable(before)} (base), {readable(after)} (head)"
+    return None
+
+
+def readable(line: str) -> str:
+    """A line of a log for people."""
+    kind, _, value = line.partition(" ")
+    return f"loss {float.fromhex(value)!r}" if kind == "loss" else f"{kind} {value[:12]}".strip()
+
+
+def different_number(base: dict[str, Any], head: dict[str, Any]) -> str | None:
+    """The first number that is not the same in two records. What only the newer one has is not compared."""
+    for path, before in base.items():
+        after = head.get("/".join(RENAMED.get(key, key) for key in path.split("/")), "nothing")
+        # NaN is not equal to itself.
+        if json.dumps(before) != json.dumps(after):
+            return f"evaluation {path}: {before} (base), {after} (head)"
+    return None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line, compares, and exits with 1 if something differs."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser = argparse.ArgumentParser(description="Compare training at two commits, bit for bit.")
+    parser.add_argument("base", nargs="?", help="the older commit")
+    parser.add_argument("head", nargs="?", help="the newer commit (default: the working tree)")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="parts of commands' names")
+    parser.add_argument("--list", action="store_true", help="print the commands")
+    parser.add_argument(
+        "--results", type=Path, default=cache / "compare_commits", help="(default: %(default)s)"
+    )
+    given = parser.parse_args(argv)
+    commands = [each for each in all_commands() if any(part in each.name for part in given.only)]
+    if given.list:
+        print("\n".join(f"{each.name:<34} {each.script} {each.arguments}" for each in commands))
+        return
+    if not given.base or not commands:
+        parser.error("give a commit to compare with, and parts of names that --list prints")
+    counts = {"same": 0, "intended": 0, "DIFFERENT": 0}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = []
+        for name, commit in (
+            ("base", given.base),
+            ("head", given.head or commit_of_working_tree(ROOT, folder)),
+        ):
+            try:
+                sides.append(Checkout(ROOT, commit, folder / name, given.results))
+            except subprocess.CalledProcessError:
+                parser.error(f"cannot check out {commit}")
+            stack.callback(sides[-1].close)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for command in commands:
+            base, head = pool.map(lambda side, command=command: side.outcome(command), sides)
+            found = difference(base, head)
+            verdict = "same" if found is None else "intended" if command.name in INTENDED else "DIFFERENT"
+            counts[verdict] += 1
+            text = found or f"{base.steps} steps, {len(base.numbers)} numbers"
+            why = f" (listed as intended: {INTENDED[command.name]})" if command.name in INTENDED else ""
+            print(f"{verdict:<10} {command.name:<34} {text}{why}", flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    sys.exit(counts["DIFFERENT"] > 0)
+
+
+if __name__ == "__main__":
+    main()
