@@ -18,7 +18,14 @@ from experiments.claims.options import WindowOptions
 from labml_bert.bert import BertConfig, BertEncoder
 from labml_bert.data.curriculum import Stage, framed, length_at, random_windows
 from labml_bert.data.masked_text import MaskedText
-from labml_bert.mlm import IGNORE, MaskedLMOutput, MaskedTokens, masked_lm_output, masked_lm_positions
+from labml_bert.mlm import (
+    IGNORE,
+    MaskedLMOutput,
+    MaskedTokens,
+    masked_lm_loss,
+    masked_lm_positions,
+    select_labeled,
+)
 from labml_bert.models import BertForMaskedLM
 
 # Steps of the training loss that are compared with as many before them, and the gain in nats that counts.
@@ -154,7 +161,10 @@ class UntiedMaskedLM(nn.Module):
             inputs["output_positions"] = positions
             labels = labels.gather(1, positions)  # (B, P)
         hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, P, D)
-        return masked_lm_output(self.cls.predictions, hidden, self.decoder, labels, num_items_in_batch)
+        hidden, labels = select_labeled(hidden, labels)
+        logits = self.cls.predictions(hidden, self.decoder)
+        loss = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
+        return MaskedLMOutput(loss, logits, labels)
 
 
 def remove_head_parts(model: BertForMaskedLM | UntiedMaskedLM, dense: bool, norm: bool) -> None:
