@@ -101,15 +101,15 @@ def write_web(
     """
     config = {name: getattr(model.config, name) for name in SIZES}
     # Only a model that was trained between them expects them.
-    framed = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+    has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
     about = {
         "format": FORMAT,
         "config": {**config, "hidden_act": "gelu"},
         "tokens": [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)],
         "mask_id": tokenizer.token_to_id("[MASK]"),
         "unk_id": tokenizer.token_to_id("[UNK]"),
-        "cls_id": tokenizer.token_to_id("[CLS]") if framed else None,
-        "sep_id": tokenizer.token_to_id("[SEP]") if framed else None,
+        "cls_id": tokenizer.token_to_id("[CLS]") if has_cls_sep else None,
+        "sep_id": tokenizer.token_to_id("[SEP]") if has_cls_sep else None,
         "dtype": "float16",
         "tensors": [
             {"name": name, "shape": list(parameter.shape)} for name, parameter in model.named_parameters()

@@ -83,7 +83,7 @@ def run_curriculum(checker: Checker) -> None:
 
 
 def run_floors(checker: Checker) -> None:
-    checker.module.floors(torch.randint(V, (500,)), torch.randint(V, (200,)), V, [0])
+    checker.module.ngram_baselines(torch.randint(V, (500,)), torch.randint(V, (200,)), V, [0])
 
 
 def run_fill_mask(checker: Checker) -> None:
@@ -117,19 +117,20 @@ def run_pair_batches(checker: Checker) -> None:
         "is_random_next": [False] * B,
     }
     generator = torch.Generator()
-    for masking in (None, m.Masking(whole_word_mask=True)):
+    for masking in (None, m.MaskingArguments(whole_word_mask=True)):
         collator = m.PairCollator(tokenizer, masking, T + 1, generator)
         next(m.PairBatches(Dataset.from_dict(rows), collator, B, generator))
     static = rows | {"masked_positions": [[1]] * B, "masked_labels": [[7]] * B}
     next(m.PairBatches(Dataset.from_dict(static), m.PairCollator(tokenizer, length=T + 1), B, generator))
 
 
-def run_dataset(checker: Checker) -> None:
+def run_shards(checker: Checker) -> None:
     m = checker.module
-    arguments = m.DatasetArguments(static_masking=m.Masking())
+    arguments = m.DatasetArguments(static_masking=m.MaskingArguments())
     tokenizer = wordpiece_tokenizer(["ab abc b. c"], 20)
     with TemporaryDirectory() as folder:
-        m.build_dataset(["a b. c.", "c. ab. a."], tokenizer, Path(folder), arguments, 1)
+        shard = m.Shard(Path(folder) / "part", "", 0, ["a b. c.", "c. ab. a."])
+        m.ShardWriter(tokenizer.to_str(), arguments).write(shard)
 
 
 def run_finetuning(checker: Checker) -> None:
@@ -160,7 +161,7 @@ SCENARIOS = {
     "models.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
     "data/curriculum.py": (run_curriculum, {"B": B, "T": T}),
     "baselines/ngrams.py": (run_floors, {}),
-    "data/pair_dataset.py": (run_dataset, {}),
+    "data/pair_shards.py": (run_shards, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),

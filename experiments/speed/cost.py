@@ -61,7 +61,8 @@ from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import python_documents
 from labml_bert.data.curriculum import random_windows
 from labml_bert.data.pair_collator import PairBatches, PairCollator
-from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, end_with_parent, open_dataset
+from labml_bert.data.pair_dataset import build_dataset, open_dataset
+from labml_bert.data.pair_shards import DatasetArguments, end_with_parent
 from labml_bert.data.tokenizers import (
     encode_corpus,
     load_tokenizer,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 
-class Floor(NamedTuple):
+class Baseline(NamedTuple):
     """What a method reaches on held-out text."""
 
     name: str
@@ -61,7 +61,7 @@ class Counts:
         return torch.where(ordered[last] == keys, order[last], default)
 
 
-def floors(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Floor]:
+def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:
     r"""
     ## Three floors
 
@@ -108,7 +108,7 @@ def floors(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]
     best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
     guess = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
     return [
-        Floor("all tokens equally likely", math.log(V), 1 / V),
-        Floor("frequencies", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
-        Floor("two-neighbour table", -p_both.log().mean().item(), (word == guess).double().mean().item()),
+        Baseline("all tokens equally likely", math.log(V), 1 / V),
+        Baseline("frequencies", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
+        Baseline("two-neighbour table", -p_both.log().mean().item(), (word == guess).double().mean().item()),
     ]

@@ -92,7 +92,7 @@ def random_windows(
     return Batch(token_ids[start + t], offset + t)
 
 
-def framed(input_ids: Tensor, frame: tuple[int, int] | None) -> Tensor:
+def put_cls_sep(input_ids: Tensor, frame: tuple[int, int] | None) -> Tensor:
     """
     Puts the ids of `[CLS]` and `[SEP]` over the first and the last token of each row `(B, T)`, so that the
     length stays what it is. Without a `frame` the rows stay as they are.

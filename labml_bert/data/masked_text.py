@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.baselines.ngrams import floors
+from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import framed, random_windows
+from labml_bert.data.curriculum import put_cls_sep, random_windows
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
@@ -50,13 +50,13 @@ class MaskedText:
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         first, last = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
         self.cls_sep = (first, last) if with_cls_sep else None
-        self.baselines = floors(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
+        self.baselines = ngram_baselines(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
         # A fixed count of masks per row gives tensors of one shape. PyTorch prepares its matmuls on a CPU
         # once per
         # shape, and with a coin for each token every step would bring a new one.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
-        self.windows = framed(windows, self.cls_sep)
+        self.windows = put_cls_sep(windows, self.cls_sep)
         # The same masks in every evaluation of every run; otherwise two results could not be compared.
         self.held_out: MaskedTokens = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
         if (self.held_out.labels == IGNORE).all():
@@ -95,7 +95,7 @@ class MaskedText:
         """
         B = self.batch_tokens // length
         windows = random_windows(self.train_ids, B, length, self.max_position_embeddings, self.generator)
-        input_ids, labels = self.masker(framed(windows.input_ids, self.cls_sep))
+        input_ids, labels = self.masker(put_cls_sep(windows.input_ids, self.cls_sep))
         return {
             "input_ids": input_ids,
             "labels": labels,

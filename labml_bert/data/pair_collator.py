@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Masking:
+class MaskingArguments:
     """
     How tokens are chosen to be covered; the first two are arguments of `TokenMasker`. `whole_word_mask`
     covers all pieces of a word or none. The original has at most 20 predictions at length 128.
@@ -45,7 +45,7 @@ class Masking:
     whole_word_mask: bool = False
 
 
-def padded(column: pa.ChunkedArray, T: int, fill: int) -> Tensor:
+def pad_lists(column: pa.ChunkedArray, T: int, fill: int) -> Tensor:
     """Lists of unequal length as one int64 tensor `(B, T)`, without a Python number for each token."""
     lists = column.combine_chunks()
     lengths = lists.value_lengths().to_numpy()
@@ -63,7 +63,7 @@ class PairCollator:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        masking: Masking | None = None,
+        masking: MaskingArguments | None = None,
         length: int | None = None,
         generator: torch.Generator | None = None,
     ):
@@ -80,14 +80,15 @@ class PairCollator:
             raise ValueError("whole_word_mask needs pieces of words; use wordpiece_tokenizer")
         self.masking = masking
         self.length = length
-        chosen = masking or Masking()
+        chosen = masking or MaskingArguments()
         vocab = tokenizer.get_vocab()
         ids = (len(vocab), vocab["[MASK]"], special_token_ids(tokenizer))
         mlm_probability, most = chosen.mlm_probability, chosen.max_predictions_per_seq
         check_masking(*ids, mlm_probability, max_predictions_per_seq=most)
         self.masker = TokenMasker(*ids, mlm_probability, max_predictions_per_seq=most, generator=generator)
-        self.goes_on = torch.zeros(len(vocab), dtype=torch.bool)
-        self.goes_on[[i for token, i in vocab.items() if is_wordpiece and token.startswith("##")]] = True
+        continuations = [i for token, i in vocab.items() if is_wordpiece and token.startswith("##")]
+        self.is_continuation = torch.zeros(len(vocab), dtype=torch.bool)
+        self.is_continuation[continuations] = True
 
     def __call__(self, rows: pa.Table) -> dict[str, Tensor]:
         """
@@ -104,19 +105,19 @@ class PairCollator:
         if int(lengths.max()) > T:
             raise ValueError(f"a row has {int(lengths.max())} tokens and length is {T}; raise length")
         # Padding is token 0, as `BertConfig.pad_token_id` and `SPECIAL_TOKENS` have it.
-        input_ids = padded(rows["tokens"], T, 0)  # (B, T)
+        input_ids = pad_lists(rows["tokens"], T, 0)  # (B, T)
         attention_mask = (torch.arange(T) < lengths[:, None]).long()  # (B, T)
         if "masked_positions" in rows.column_names:
             if self.masking is not None:
                 raise ValueError("the rows are masked already; give PairCollator no masking")
-            labels = self.labels_of(rows, T)  # (B, T)
+            labels = self.read_labels(rows, T)  # (B, T)
         else:
             words = self.word_ids(input_ids) if self.masking and self.masking.whole_word_mask else None
             input_ids, labels = self.masker(input_ids, attention_mask, words)
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
-            "token_type_ids": padded(rows["segment_ids"], T, 0),
+            "token_type_ids": pad_lists(rows["segment_ids"], T, 0),
             "next_sentence_label": torch.tensor(rows["is_random_next"].to_numpy()).long(),
             "labels": labels,
         }
@@ -125,9 +126,9 @@ class PairCollator:
         """A number for each word of a row: `un ##usual word` is 0 0 1. `(B, T)` to `(B, T)`."""
         # A piece that lost the beginning of its word stands behind [CLS] or [SEP], and counts to it;
         # special tokens are never covered, so it is a word of its own.
-        return ((~self.goes_on[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
+        return ((~self.is_continuation[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
 
-    def labels_of(self, rows: pa.Table, T: int) -> Tensor:
+    def read_labels(self, rows: pa.Table, T: int) -> Tensor:
         """The masks of the file as labels, `(B, T)`."""
         positions = rows["masked_positions"].combine_chunks()
         row = np.repeat(np.arange(len(rows)), positions.value_lengths().to_numpy())

@@ -11,10 +11,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.baselines.ngrams import floors
+from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.data.corpora import Corpus, cache_folder
-from labml_bert.data.pair_collator import Masking, PairBatches, PairCollator
-from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, open_dataset, sentences
+from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
+from labml_bert.data.pair_dataset import build_dataset, open_dataset
+from labml_bert.data.pair_shards import DatasetArguments
+from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, special_token_ids
 from labml_bert.mlm import IGNORE
 
@@ -52,7 +54,7 @@ class PairedText:
             )
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
-        self.baselines = floors(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))
+        self.baselines = ngram_baselines(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))
         check_pairs(corpus)
         self.batches = {length: self.training_pairs(length, masking) for length in lengths}
         self.held_out = self.held_out_pairs(lengths[-1])
@@ -62,7 +64,7 @@ class PairedText:
         The training pairs of one length. Their files are built once and kept with the downloads; the next
         run with the same text and vocabulary finds them.
         """
-        recipe = Masking(0.15, length, whole_word_mask=masking == "whole-word")
+        recipe = MaskingArguments(0.15, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
         # A chunk of one sentence would always get a random second part, and six pairs in ten would be random.
         arguments = DatasetArguments(
@@ -103,7 +105,7 @@ def check_pairs(corpus: Corpus) -> None:
             f"{len(corpus.train)} and {len(corpus.valid)}; give a folder with more files"
         )
     for part in (corpus.train, corpus.valid):
-        if all(len(sentences(text)) < 2 for text in part):
+        if all(len(split_sentences(text)) < 2 for text in part):
             raise ValueError(
                 "no sentence breaks in the whole text; end each sentence with . ! ? or their like and a "
                 "blank, or put an empty line between two"

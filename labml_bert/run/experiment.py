@@ -22,7 +22,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.baselines.ngrams import Floor
+from labml_bert.baselines.ngrams import Baseline
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
@@ -43,7 +43,14 @@ from labml_bert.run.terminal import (
     shown,
 )
 from labml_bert.training.device import choose_device
-from labml_bert.training.distributed import first_before_others, from_first, leave, rank, start, world_size
+from labml_bert.training.distributed import (
+    broadcast_from_rank_zero,
+    destroy_process_group,
+    init_process_group,
+    rank,
+    rank_zero_first,
+    world_size,
+)
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import Tracker, read_metrics
 from labml_bert.training.trainer import Report, Step, Trainer
@@ -56,7 +63,7 @@ class PreparedText(Protocol):
     tokenizer: Tokenizer
     generator: torch.Generator
     batch_tokens: int
-    baselines: list[Floor]
+    baselines: list[Baseline]
 
 
 class Run:
@@ -76,7 +83,7 @@ class Run:
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
         self.device = choose_device(options.device)
-        start(self.device)
+        init_process_group(self.device)
         torch.manual_seed(options.seed)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
@@ -90,7 +97,7 @@ class Run:
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
         """Whatever the block puts on the disk, rank zero puts there; the other processes then find it."""
-        with console.status("reading the text"), first_before_others():
+        with console.status("reading the text"), rank_zero_first():
             yield
 
     def trainer(
@@ -119,7 +126,7 @@ class Run:
             "corpus_sha256": text.corpus.sha256,
             "model": asdict(model.config),
         }
-        path = from_first(lambda: options.resume or new_run_path(options.runs, self.experiment))
+        path = broadcast_from_rank_zero(lambda: options.resume or new_run_path(options.runs, self.experiment))
         if rank() == 0:
             self.resources.enter_context(hold(path))
         bfloat16 = PRECISIONS[options.precision]
@@ -208,7 +215,7 @@ class Run:
         """
         trainer, text, options = self.trained, self.text, self.options
         trainer.parallel = trainer.model
-        leave()
+        destroy_process_group()
         if rank() > 0:
             return
         assert self.path is not None
@@ -218,7 +225,7 @@ class Run:
         self.resources.close()
 
         console.print()
-        results_table(text.baselines, Floor("this model", result["loss"], result["accuracy"]))
+        results_table(text.baselines, Baseline("this model", result["loss"], result["accuracy"]))
         if conclusion:
             console.print(conclusion(result))
         if options.record is not None:

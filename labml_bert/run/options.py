@@ -21,7 +21,7 @@ import tyro
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.training.checkpoint import load_checkpoint
-from labml_bert.training.distributed import only_first_speaks, rank
+from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import TrainingArguments
 
 PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
@@ -145,7 +145,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
     """The options of a command line. An error is one line, in place of tyro's box of several."""
     box = io.StringIO()
     try:
-        with optional_values, only_first_speaks(), contextlib.redirect_stderr(box):
+        with optional_values, only_rank_zero_prints(), contextlib.redirect_stderr(box):
             return tyro.cli(
                 options_type,
                 default=defaults,

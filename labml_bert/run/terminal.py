@@ -26,10 +26,10 @@ from rich.text import Text
 from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
-from labml_bert.baselines.ngrams import Floor
+from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
 from labml_bert.run.script import stop_before_it_began
-from labml_bert.training.distributed import fails_first, launcher, rank
+from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
 # Of the processes of `torchrun`, one speaks.
@@ -127,7 +127,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2. Of several processes the first to fail says it."""
-    if fails_first():
+    if is_first_to_fail():
         print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
     raise SystemExit(2) from None
 
@@ -138,7 +138,7 @@ def fail_for_memory(error: RuntimeError) -> NoReturn:
     says that another process is gone.
     """
     if "alloc" not in str(error):
-        if fails_first():
+        if is_first_to_fail():
             raise error
         raise SystemExit(2)
     fail("these sizes need more memory than there is; choose a smaller model or batch")
@@ -166,14 +166,14 @@ def header(title: str, rows: dict[str, str]) -> None:
     console.print()
 
 
-def results_table(floors: list[Floor], ours: Floor | None = None) -> None:
+def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> None:
     """Prints what counting reaches, and under it what the model reaches, if there is one yet."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("held-out text" if ours else "to beat, by counting alone", min_width=30)
     table.add_column("loss (nats)", justify="right")
     table.add_column("accuracy", justify="right")
-    for floor in floors:
-        table.add_row(floor.name, f"{floor.loss:.3f}", f"{floor.accuracy:.1%}")
+    for baseline in baselines:
+        table.add_row(baseline.name, f"{baseline.loss:.3f}", f"{baseline.accuracy:.1%}")
     if ours:
         table.add_row(ours.name, f"{ours.loss:.3f}", f"{ours.accuracy:.1%}", style="bold")
     console.print(table)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.files import read_tensors, write_tensors
-from labml_bert.training.distributed import gathered, rank
+from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
 # The checkpoint before it, in case the disk returns other bits than it was given.
@@ -74,7 +74,7 @@ def save_checkpoint(
     states = {
         random_name(kind, number): state
         for kind, own in random_states(device).items()
-        for number, state in enumerate(gathered(own))
+        for number, state in enumerate(all_gather(own))
     }
     if rank() > 0:
         return

@@ -6,7 +6,7 @@ Which processor to train on, and in which precision? Both have a default that as
 
 import torch
 
-from labml_bert.training.distributed import own_gpu
+from labml_bert.training.distributed import local_gpu
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -20,7 +20,7 @@ def choose_device(name: str = "auto") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda"):
-        name = own_gpu(name)
+        name = local_gpu(name)
     try:
         device = torch.device(name)
         # A tensor on "meta" has a shape but no numbers, so this line raises there too.

@@ -53,7 +53,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes train together: 1 before `start` and after `leave`."""
+    """How many processes train together: 1 before `init_process_group` and after `destroy_process_group`."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -64,7 +64,7 @@ def launcher() -> list[str]:
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
 
 
-def own_gpu(name: str) -> str:
+def local_gpu(name: str) -> str:
     """
     ## A GPU for each
 
@@ -89,7 +89,7 @@ def backend_for(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def start(device: torch.device) -> None:
+def init_process_group(device: torch.device) -> None:
     """Joins the other processes, if `torchrun` started this one."""
     if not dist.is_torchelastic_launched():
         return
@@ -103,8 +103,8 @@ def start(device: torch.device) -> None:
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
 
 
-def leave() -> None:
-    """Goes on alone. Nobody may keep what `parallel` returned."""
+def destroy_process_group() -> None:
+    """Goes on alone. Nobody may keep what `wrap_in_ddp` returned."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -113,7 +113,7 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
-def first_before_others() -> Iterator[None]:
+def rank_zero_first() -> Iterator[None]:
     """
     ## Taking turns
 
@@ -131,7 +131,7 @@ def first_before_others() -> Iterator[None]:
     dist.barrier()
 
 
-def from_first(make: Callable[[], T]) -> T:
+def broadcast_from_rank_zero(make: Callable[[], T]) -> T:
     """What `make` returns in the first process, where alone it is called."""
     made = [make() if rank() == 0 else None]
     if world_size() > 1:
@@ -141,7 +141,7 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def only_first_speaks() -> Iterator[None]:
+def only_rank_zero_prints() -> Iterator[None]:
     """For a block that says the same in all processes."""
     if rank() == 0:
         yield
@@ -150,7 +150,7 @@ def only_first_speaks() -> Iterator[None]:
         yield
 
 
-def fails_first() -> bool:
+def is_first_to_fail() -> bool:
     """
     Whether no process has asked this before. One that fails takes the others with it, and only the first to
     fail knows why. Its launcher keeps the count, as it outlives them all.
@@ -162,7 +162,7 @@ def fails_first() -> bool:
     return store.add("failed", 1) == 1
 
 
-def parallel(model: nn.Module) -> nn.Module:
+def wrap_in_ddp(model: nn.Module) -> nn.Module:
     """
     ## Sharing a step
 
@@ -171,12 +171,12 @@ def parallel(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 
-def unsynced(model: nn.Module) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """For a part that is not the last of this process: gradients are summed once a step."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
-def own_parts(batch: dict[str, Tensor], turns: int) -> list[dict[str, Tensor]]:
+def split_into_micro_batches(batch: dict[str, Tensor], turns: int) -> list[dict[str, Tensor]]:
     """
     The rows of this process, in as many parts as it takes `turns`. A tensor without dimensions says something
     of the whole batch, and is in each part. Parts may differ by a row.
@@ -186,17 +186,17 @@ def own_parts(batch: dict[str, Tensor], turns: int) -> list[dict[str, Tensor]]:
     return [{key: pieces[i] for key, pieces in cut.items()} for i in range(first, first + turns)]
 
 
-def summed(values: list[float]) -> list[float]:
+def all_reduce_sum(values: list[float]) -> list[float]:
     """Each number summed over all processes."""
-    return reduced(values, dist.ReduceOp.SUM)
+    return all_reduce(values, dist.ReduceOp.SUM)
 
 
-def largest(values: list[float]) -> list[float]:
+def all_reduce_max(values: list[float]) -> list[float]:
     """For each number, the largest in any process."""
-    return reduced(values, dist.ReduceOp.MAX)
+    return all_reduce(values, dist.ReduceOp.MAX)
 
 
-def reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
     """The same numbers in all processes. With one process they stay what they are."""
     if world_size() == 1:
         return values
@@ -205,7 +205,7 @@ def reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[flo
     return together.tolist()
 
 
-def gathered(tensor: Tensor) -> list[Tensor]:
+def all_gather(tensor: Tensor) -> list[Tensor]:
     """The tensor of each process, by rank; all have one shape."""
     if world_size() == 1:
         return [tensor]

@@ -49,7 +49,15 @@ from labml_bert.training.checkpoint import (
     save_failed_step,
 )
 from labml_bert.training.device import has_fast_bfloat16
-from labml_bert.training.distributed import largest, own_parts, parallel, rank, summed, unsynced, world_size
+from labml_bert.training.distributed import (
+    all_reduce_max,
+    all_reduce_sum,
+    no_sync,
+    rank,
+    split_into_micro_batches,
+    world_size,
+    wrap_in_ddp,
+)
 from labml_bert.training.optimization import TrainingArguments, make_optimizer, set_learning_rate
 
 # In nats. A uniform guess costs the logarithm of the vocabulary size, which is below 13.
@@ -100,7 +108,7 @@ class Trainer:
         self.model = model.to(device)
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
         called: Any = torch.compile(self.model) if arguments.torch_compile else self.model
-        self.parallel = parallel(called)
+        self.parallel = wrap_in_ddp(called)
         self.arguments = arguments
         self.generator = generator
         self.device = device
@@ -184,7 +192,7 @@ class Trainer:
     def report(self, step: "Step") -> None:
         """Averages the metrics since the last report over steps and processes, and passes them on."""
         self.read_clock()
-        totals = summed([value.item() for value in self.metric_sums.values()])
+        totals = all_reduce_sum([value.item() for value in self.metric_sums.values()])
         means = {key: total / self.metric_steps for key, total in zip(self.metric_sums, totals, strict=True)}
         self.metric_sums, self.metric_steps = {}, 0
         report = Report(self.step, self.progress, self.seconds, means, step.evaluation, step.length)
@@ -200,7 +208,7 @@ class Trainer:
         process that stopped alone would leave the others waiting for its next step.
         """
         clock = time.monotonic() - self.start_time if rank() == 0 else 0.0
-        self.seconds, stop = largest([clock, float(self.stop_signal is not None)])
+        self.seconds, stop = all_reduce_max([clock, float(self.stop_signal is not None)])
         self.is_stopping = stop > 0
 
     @contextlib.contextmanager
@@ -229,7 +237,7 @@ class Trainer:
         """
         pending, self.pending = self.pending, []
         # Every step after the first bad one is skipped too, so the bad ones are the last of these.
-        (failures,) = largest([self.failures.item()])
+        (failures,) = all_reduce_max([self.failures.item()])
         if not failures:
             return
         step = self.step - int(failures) + 1
@@ -311,10 +319,10 @@ class Step:
         self.length = batch["input_ids"].size(1) if "input_ids" in batch else 0
         if trainer.run_path is not None:
             trainer.pending.append(PendingStep(batch, random_states(trainer.device)))
-        parts = own_parts(batch, count)
+        parts = split_into_micro_batches(batch, count)
         for i, part in enumerate(parts, 1):
             # DDP sums the gradients of all processes once a step, in the last backward pass.
-            with unsynced(trainer.parallel) if i < len(parts) else contextlib.nullcontext():
+            with no_sync(trainer.parallel) if i < len(parts) else contextlib.nullcontext():
                 yield {key: value.to(trainer.device, non_blocking=True) for key, value in part.items()}
 
     def autocast(self) -> torch.autocast:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from labml_bert.baselines.ngrams import floors
+from labml_bert.baselines.ngrams import ngram_baselines
 
 
 def slow(train: list[int], valid: list[int], V: int, specials: list[int]) -> list[tuple[float, float]]:
@@ -44,7 +44,7 @@ def test_against_the_slow_version(seed: int) -> None:
     weights = [0.02] + [r.random() for _ in range(V - 1)]
     text = r.choices(range(V), weights, k=3000)
     train, valid = text[:2500], text[2500:]
-    uniform, unigram, table = floors(torch.tensor(train), torch.tensor(valid), V, [0])
+    uniform, unigram, table = ngram_baselines(torch.tensor(train), torch.tensor(valid), V, [0])
     expected = slow(train, valid, V, [0])
     assert uniform.loss == math.log(V)
     assert unigram.loss == pytest.approx(expected[0][0], abs=1e-9)
@@ -55,17 +55,17 @@ def test_against_the_slow_version(seed: int) -> None:
 
 def test_a_text_that_its_neighbours_give_away() -> None:
     train = torch.arange(20).repeat(50) + 1
-    _, unigram, table = floors(train, train[:101], 21, [0])
+    _, unigram, table = ngram_baselines(train, train[:101], 21, [0])
     assert unigram.loss == pytest.approx(math.log(20), abs=0.01)
     assert table.loss < 0.1
     assert table.accuracy == 1
 
 
 def test_tokens_never_seen_cost_much_but_not_infinity() -> None:
-    *_, table = floors(torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([3, 4, 3, 4]), 5, [0])
+    *_, table = ngram_baselines(torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([3, 4, 3, 4]), 5, [0])
     assert math.isfinite(table.loss)
 
 
 def test_too_short_a_text_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter than three tokens"):
-        floors(torch.arange(10), torch.tensor([1, 2]), 10, [0])
+        ngram_baselines(torch.arange(10), torch.tensor([1, 2]), 10, [0])

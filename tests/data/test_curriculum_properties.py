@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from labml_bert.data.curriculum import Curriculum, framed, parse_schedule
+from labml_bert.data.curriculum import Curriculum, parse_schedule, put_cls_sep
 from tests.support.strategies import is_run
 
 
@@ -84,5 +84,5 @@ def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> N
 def test_a_frame(B: int, T: int, frame: tuple[int, int] | None) -> None:
     rows = torch.arange(B * T).view(B, T)
     expected = [row if frame is None else [frame[0], *row[1:-1], frame[1]] for row in rows.tolist()]
-    assert framed(rows, frame).tolist() == expected
+    assert put_cls_sep(rows, frame).tolist() == expected
     assert rows.flatten().tolist() == [*range(B * T)]

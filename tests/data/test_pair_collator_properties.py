@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from labml_bert.data.pair_collator import Masking, PairCollator, padded
+from labml_bert.data.pair_collator import MaskingArguments, PairCollator, pad_lists
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
 from tests.support.strategies import PROBABILITY
@@ -31,7 +31,7 @@ def test_padding_of_columns(chunks: list[list[list[int]]], data: st.DataObject) 
     count = data.draw(st.integers(0, len(rows) - start))
     rows, column = rows[start : start + count], column.slice(start, count)
     T = data.draw(st.integers(max(map(len, rows), default=0), 6))
-    result = padded(column, T, 7)
+    result = pad_lists(column, T, 7)
     assert result.shape == (len(rows), T)
     assert result.tolist() == [row + [7] * (T - len(row)) for row in rows]
 
@@ -52,9 +52,8 @@ def test_rows_become_batches(data: st.DataObject) -> None:
         rows["masked_positions"] = pa.array(positions, pa.list_(pa.uint16()))
         covered = [[(at + 1) % V for at in row] for row in positions]
         rows["masked_labels"] = pa.array(covered, pa.list_(pa.uint16()))
-    masking = draw(
-        st.sampled_from([None, Masking(draw(PROBABILITY), draw(st.none() | st.integers(1, 3)), True)])
-    )
+    arguments = MaskingArguments(draw(PROBABILITY), draw(st.none() | st.integers(1, 3)), True)
+    masking = draw(st.sampled_from([None, arguments]))
     length = draw(st.none() | st.integers(1, 8))
     collator = PairCollator(pieces(), masking, length, torch.Generator().manual_seed(0))
     longest = max(map(len, tokens), default=0)

@@ -20,8 +20,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
 from labml_bert.data import pair_dataset as module
-from labml_bert.data.pair_collator import Masking, PairBatches, PairCollator
-from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, grouped, open_dataset, sentences
+from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
+from labml_bert.data.pair_dataset import build_dataset, group_documents, open_dataset
+from labml_bert.data.pair_shards import DatasetArguments
+from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
 from tests.support.damage import flipped
@@ -76,19 +78,19 @@ def rows_of(folder: Path) -> list[dict]:
     ],
 )
 def test_sentences(text: str, expected: list[str]) -> None:
-    assert sentences(text) == expected
+    assert split_sentences(text) == expected
 
 
 @given(st.text(st.sampled_from("ab .!?…。।\n\r\t\"')”") | st.characters(), max_size=60))
 def test_sentences_lose_nothing_but_blanks(text: str) -> None:
-    found = sentences(text)
+    found = split_sentences(text)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(sentence and sentence == sentence.strip() for sentence in found)
 
 
 def test_a_line_of_dots_takes_no_time() -> None:
     start = time.monotonic()
-    sentences("." * 200_000 + "a" + "\n" * 200_000 + " " * 200_000)
+    split_sentences("." * 200_000 + "a" + "\n" * 200_000 + " " * 200_000)
     assert time.monotonic() - start < 2
 
 
@@ -99,9 +101,9 @@ def test_shards_hold_every_document_once_and_two_at_least(documents: list[str]) 
         patch.setattr(module, "SHARD_CHARACTERS", 40)
         if len(full) < 2:
             with pytest.raises(ValueError, match=f"two documents at least, and there is {len(full)}"):
-                list(grouped(documents))
+                list(group_documents(documents))
             return
-        shards = list(grouped(iter(documents)))
+        shards = list(group_documents(iter(documents)))
     assert [text for shard in shards for text in shard] == full
     assert min(map(len, shards)) >= 2
 
@@ -180,13 +182,13 @@ def test_arguments_that_make_no_sense(bad: dict) -> None:
 
 def test_whole_words_need_pieces() -> None:
     with pytest.raises(ValueError, match="needs pieces of words"):
-        PairCollator(word_tokenizer(texts(2)), Masking(whole_word_mask=True))
+        PairCollator(word_tokenizer(texts(2)), MaskingArguments(whole_word_mask=True))
 
 
 @pytest.mark.parametrize("cap", [None, 9])
 def test_static_masks(cap: int | None, tmp_path: Path, pieces: Tokenizer) -> None:
     """The masked rows are the plain ones with 15% covered, and other ones in each pass."""
-    plain, static = DatasetArguments(max_length=96), Masking(max_predictions_per_seq=cap)
+    plain, static = DatasetArguments(max_length=96), MaskingArguments(max_predictions_per_seq=cap)
     build_dataset(texts(), pieces, tmp_path / "plain", plain, 1)
     arguments = DatasetArguments(max_length=96, dupe_factor=3, static_masking=static)
     build_dataset(texts(), pieces, tmp_path / "static", arguments, 1)
@@ -249,7 +251,7 @@ def test_collator_against_loops(built: Path, pieces: Tokenizer, length: int | No
 @pytest.mark.parametrize("cap", [None, 10])
 def test_whole_words_stand_or_fall_together(built: Path, pieces: Tokenizer, cap: int | None) -> None:
     dataset = open_dataset(built).with_format("arrow")
-    masking = Masking(max_predictions_per_seq=cap, whole_word_mask=True)
+    masking = MaskingArguments(max_predictions_per_seq=cap, whole_word_mask=True)
     batch = PairCollator(pieces, masking, generator=torch.Generator().manual_seed(0))(dataset[:200])
     several = 0
     for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
@@ -276,7 +278,7 @@ def test_masked_rows_take_no_second_masking(pieces: Tokenizer) -> None:
     assert batch["labels"].tolist() == [[IGNORE, 9, IGNORE, IGNORE, IGNORE]]
     assert batch["input_ids"].tolist() == [[2, 4, 3, 8, 3]]
     with pytest.raises(ValueError, match="masked already"):
-        PairCollator(pieces, Masking())(rows)
+        PairCollator(pieces, MaskingArguments())(rows)
 
 
 def test_batches_go_on_from_the_state_of_the_generator(built: Path, pieces: Tokenizer) -> None:
@@ -338,15 +340,17 @@ BUILD = """
 import json, sys
 from pathlib import Path
 from labml_bert.data import pair_dataset
+from labml_bert.data.pair_collator import MaskingArguments
+from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import load_tokenizer
 if __name__ == "__main__":
-    dataset.SHARD_CHARACTERS = 2_500
+    pair_dataset.SHARD_CHARACTERS = 2_500
     folder = Path(sys.argv[1])
     texts = json.loads((folder.parent / "texts.json").read_text())
     tokenizer = load_tokenizer(folder.parent / "tokenizer.json")
-    masking = dataset.Masking(max_predictions_per_seq=20, whole_word_mask=True)
-    arguments = dataset.DatasetArguments(dupe_factor=3, static_masking=masking)
-    dataset.build_dataset(iter(texts), tokenizer, folder, arguments, processes=2)
+    masking = MaskingArguments(max_predictions_per_seq=20, whole_word_mask=True)
+    arguments = DatasetArguments(dupe_factor=3, static_masking=masking)
+    pair_dataset.build_dataset(iter(texts), tokenizer, folder, arguments, processes=2)
 """
 
 
@@ -390,7 +394,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 2_500)
 
     def whole(seed: int) -> dict[str, bytes]:
-        masking = Masking(max_predictions_per_seq=20, whole_word_mask=True)
+        masking = MaskingArguments(max_predictions_per_seq=20, whole_word_mask=True)
         arguments = DatasetArguments(seed=seed, dupe_factor=3, static_masking=masking)
         build_dataset(texts(200), pieces, tmp_path / "whole", arguments, 1)
         return contents(tmp_path / "whole")

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from labml_bert.data.pair_dataset import DatasetArguments, build_dataset
+from labml_bert.data.pair_dataset import build_dataset
+from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import word_tokenizer
 from tests.support.runs import small_text
 

@@ -25,7 +25,7 @@ from labml_bert.run.options import RunOptions, parse
 from labml_bert.training import distributed
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
-from labml_bert.training.distributed import first_before_others, own_parts, rank, world_size
+from labml_bert.training.distributed import rank, rank_zero_first, split_into_micro_batches, world_size
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import read_metrics
 from labml_bert.training.trainer import Step, Trainer
@@ -62,7 +62,7 @@ def train(
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     stages = parse_schedule(SCHEDULE)
-    with first_before_others():
+    with rank_zero_first():
         text: MaskedText | PairedText
         documents = load_corpus(str(corpus))
         if kind == "tokens":
@@ -105,7 +105,7 @@ def train(
     def report_everywhere(step: Step) -> None:
         # A report goes to rank zero only; here both processes are asked what they know.
         sums, count = trainer.metric_sums, trainer.metric_steps
-        totals = distributed.summed([value.item() for value in sums.values()])
+        totals = distributed.all_reduce_sum([value.item() for value in sums.values()])
         see(step.number, {key: total / count for key, total in zip(sums, totals, strict=True)})
         report(step)
 
@@ -147,14 +147,14 @@ sys.path.insert(0, sys.argv[1])
 from tests.training.test_distributed import SCENARIOS, train
 from labml_bert.training import distributed
 folder = Path(sys.argv[2])
-distributed.start(torch.device("cpu"))
+distributed.init_process_group(torch.device("cpu"))
 found = {}
 for name, arguments in SCENARIOS.items():
     # A folder of its own, where the second process has nothing to read, would show what it writes.
     own = folder / "second" if distributed.rank() and name != "one-then-two" else folder
     found[name] = train(corpus=folder / "text", path=own / name, **arguments)
 found["dropout-parts"] |= train("tokens", folder / "text", folder / "dropout-parts", dropout=0.1)
-distributed.leave()
+distributed.destroy_process_group()
 (folder / f"losses-{distributed.rank()}.json").write_text(json.dumps(found))
 """
 
@@ -285,7 +285,7 @@ def test_the_parts_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = []
     for number in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)
-        parts += own_parts(batch, 2)
+        parts += split_into_micro_batches(batch, 2)
     assert [len(part["input_ids"]) for part in parts] == [2, 2, 2, 1]
     losses = [model(**part).loss for part in parts]
     sum(losses).backward()
@@ -331,7 +331,7 @@ import torch
 from tests.support.trainers import train, trainer_at
 from labml_bert.training import distributed
 from labml_bert.run.terminal import run_ends_well
-distributed.start(torch.device("cpu"))
+distributed.init_process_group(torch.device("cpu"))
 trainer, draw = trainer_at(Path.cwd(), steps=10**6)
 def next_batch():
     if trainer.step == 5 and distributed.rank() == 1:
@@ -417,11 +417,11 @@ def test_a_whole_run_of_two(folder: Path, tmp_path: Path) -> None:
 
 def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert distributed.own_gpu("cuda") == "cuda"
-    assert distributed.own_gpu("cuda:1") == "cuda:1"
+    assert distributed.local_gpu("cuda") == "cuda"
+    assert distributed.local_gpu("cuda:1") == "cuda:1"
     for key, value in {"TORCHELASTIC_RUN_ID": "test", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(key, value)
-    assert distributed.own_gpu("cuda") == "cuda:1"
+    assert distributed.local_gpu("cuda") == "cuda:1"
     with pytest.raises(ValueError, match="cuda:0 is one GPU for 2 processes"):
         choose_device("cuda:0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")

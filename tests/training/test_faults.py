@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labml_bert.data.pair_dataset import DatasetArguments, build_dataset, open_dataset
+from labml_bert.data.pair_dataset import build_dataset, open_dataset
+from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import read_tensors, write_whole
 from labml_bert.models import BertForMaskedLM

@@ -1,0 +1,253 @@
+r"""
+# One shard of sentence pairs
+
+How does a group of documents become a Parquet file of training pairs? Its text is split into sentences, the
+sentences are tokenized and paired by `nsp.PairMaker`, and each pair becomes a row:
+
+| column | type | contents |
+|---|---|---|
+| `tokens` | list of uint16 | `[CLS] A [SEP] B [SEP]`; uint32 if the vocabulary needs it |
+| `segment_ids` | list of uint8 | 0 for A, 1 for B; the model's `token_type_ids` |
+| `is_random_next` | bool | whether B is from another document; the model's `next_sentence_label` |
+| `masked_positions` | list of uint16 | with static masking only: the positions to predict |
+| `masked_labels` | as `tokens` | the original tokens at those positions |
+
+A shard depends only on its text, its number and the arguments, so shards can be written in any order and by
+any number of processes. `pair_dataset.py` hands them out.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer
+
+from labml_bert.checks import check_pairs
+from labml_bert.data.pair_collator import MaskingArguments, PairCollator
+from labml_bert.data.sentences import split_sentences
+from labml_bert.files import whole_file
+from labml_bert.mlm import IGNORE
+from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
+
+
+@dataclass(frozen=True)
+class DatasetArguments:
+    """
+    How to make pairs. `max_length` counts the special tokens; `short_seq_prob` and `lone_sentence_is_random`
+    are arguments of `PairMaker`. The text is read `dupe_factor` times, with different pairs each time. With
+    `static_masking`, the rows in the file are masked. The original makes 10 such passes, so that the model
+    sees a text with more than one mask. Without it, rows are masked when they are batched.
+
+    Raises `ValueError` if a value is out of range.
+    """
+
+    max_length: int = 128
+    seed: int = 0
+    dupe_factor: int = 1
+    short_seq_prob: float = 0.1
+    lone_sentence_is_random: bool = True
+    static_masking: MaskingArguments | None = None
+
+    def __post_init__(self) -> None:
+        if not 5 <= self.max_length <= 2**16:
+            raise ValueError(f"max_length is {self.max_length}; it must be in [5, 65536]")
+        if self.dupe_factor < 1:
+            raise ValueError(f"dupe_factor is {self.dupe_factor}; it must be at least 1")
+        check_pairs(self.max_length, self.short_seq_prob)
+
+
+class Shard(NamedTuple):
+    """A file to write, and the documents that go into it."""
+
+    path: Path
+    fingerprint: str
+    """sha256 of everything that the rows depend on."""
+    number: int
+    texts: list[str]
+
+
+def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
+    """The number is part of the fingerprint, because the shard's random seed depends on it."""
+    digest = hashlib.sha256(f"{settings}\0{number}".encode())
+    for text in texts:
+        digest.update(b"\0" + text.encode())
+    return digest.hexdigest()
+
+
+def read_metadata(shard: Shard) -> dict[str, Any] | None:
+    """
+    What the shard's file says about itself: its name, size and fingerprint, and the counts of documents,
+    sentences, rows and tokens. `None` if there is no file or its fingerprint is another.
+    """
+    try:
+        parquet = pq.read_metadata(shard.path)
+        metadata: dict[str, Any] = json.loads(parquet.metadata[b"labml_bert"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if metadata.get("fingerprint") != shard.fingerprint:
+        return None
+    size = shard.path.stat().st_size
+    return {"name": shard.path.name, **metadata, "rows": parquet.num_rows, "bytes": size}
+
+
+def has_valid_checksums(path: Path) -> bool:
+    """Whether all pages of a file match their checksums. Reading a file is far quicker than writing it."""
+    try:
+        pq.ParquetFile(path, page_checksum_verification=True).read()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_finished(shard: Shard) -> dict[str, Any] | None:
+    """`read_metadata` of a shard that an earlier build has written, `None` if its file is damaged."""
+    metadata = read_metadata(shard)
+    return metadata if metadata and has_valid_checksums(shard.path) else None
+
+
+class ShardWriter:
+    """
+    ## Writing a shard
+    """
+
+    def __init__(self, tokenizer: str, arguments: DatasetArguments):
+        """`tokenizer` is the JSON of a tokenizer, which travels to other processes more easily."""
+        self.tokenizer = Tokenizer.from_str(tokenizer)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        # If a text contains the characters `[MASK]`, they are text and not a mask.
+        self.tokenizer.encode_special_tokens = True
+        self.arguments = arguments
+        self.ids_type = pa.uint16() if self.tokenizer.get_vocab_size() <= 2**16 else pa.uint32()
+        self.generator = torch.Generator()
+        self.collator = PairCollator(self.tokenizer, arguments.static_masking, generator=self.generator)
+
+    def write(self, shard: Shard) -> dict[str, Any]:
+        """Writes the file, unless an earlier build has. Returns its metadata."""
+        if metadata := read_finished(shard):
+            return metadata
+        a, rng = self.arguments, random.Random(f"{self.arguments.seed} {shard.number}")
+        self.generator.manual_seed(rng.getrandbits(63))
+        documents, sentence_count = [], 0
+        for text in shard.texts:
+            sentences = split_sentences(text)
+            sentence_count += len(sentences)
+            documents.append([part for ids in self.encode(sentences) for part in self.split_long(ids)])
+        vocab = self.tokenizer.get_vocab()
+        pairs = PairMaker(
+            documents,
+            vocab["[CLS]"],
+            vocab["[SEP]"],
+            a.max_length,
+            short_seq_prob=a.short_seq_prob,
+            lone_sentence_is_random=a.lone_sentence_is_random,
+        )
+        tables = [self.make_table(list(pairs(rng))) for _ in range(a.dupe_factor)]
+        counts = {
+            "fingerprint": shard.fingerprint,
+            "documents": len(shard.texts),
+            "sentences": sentence_count,
+            "tokens": sum(len(table["tokens"].combine_chunks().flatten()) for table in tables),
+        }
+        table = pa.concat_tables(tables).replace_schema_metadata({"labml_bert": json.dumps(counts)})
+        with whole_file(shard.path) as part:
+            pq.write_table(table, part, row_group_size=10_000, compression="zstd", write_page_checksum=True)
+        metadata = read_metadata(shard)
+        assert metadata is not None
+        return metadata
+
+    def encode(self, sentences: list[str], batch_size: int = 256) -> Iterator[Sentence]:
+        """The ids of each sentence. An `array` needs four bytes per token; a list needs 36."""
+        for start in range(0, len(sentences), batch_size):
+            texts = sentences[start : start + batch_size]
+            for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+                yield array("I", encoding.ids)
+
+    def split_long(self, ids: Sentence) -> Iterator[Sentence]:
+        """
+        Splits a sentence that is too long for a pair, such as a table or a listing, into parts of which two
+        fit. Otherwise `PairMaker` would truncate it to `max_length`, one token at a time.
+        """
+        room = self.arguments.max_length - 3
+        size = len(ids) if len(ids) <= room else room // 2
+        for start in range(0, len(ids), max(1, size)):
+            yield ids[start : start + size]
+
+    def make_table(self, pairs: list[SentencePair]) -> pa.Table:
+        """The rows of one pass over the shard."""
+        rows = pa.table(
+            {
+                "tokens": pa.array([pair.input_ids for pair in pairs], pa.list_(self.ids_type)),
+                "segment_ids": pa.array([pair.token_type_ids for pair in pairs], pa.list_(pa.uint8())),
+                "is_random_next": pa.array([pair.next_sentence_label == IS_RANDOM for pair in pairs]),
+            }
+        )
+        if self.arguments.static_masking is None:
+            return rows
+        # Static masking is dynamic masking, done once and saved.
+        return pa.concat_tables(
+            [self.mask_rows(rows.slice(start, 256)) for start in range(0, len(rows), 256)]
+        )
+
+    def mask_rows(self, rows: pa.Table) -> pa.Table:
+        """Masks tokens, and adds two columns with their positions and what they were."""
+        batch = self.collator(rows)
+        input_ids, labels = batch["input_ids"], batch["labels"]  # (B, T)
+        is_masked = labels != IGNORE  # (B, T)
+        is_token = batch["attention_mask"].bool()  # (B, T)
+        tokens = [row[keep].tolist() for row, keep in zip(input_ids, is_token, strict=True)]
+        positions = [row.nonzero().flatten().tolist() for row in is_masked]
+        originals = [row[keep].tolist() for row, keep in zip(labels, is_masked, strict=True)]
+        rows = rows.set_column(0, "tokens", pa.array(tokens, pa.list_(self.ids_type)))
+        rows = rows.append_column("masked_positions", pa.array(positions, pa.list_(pa.uint16())))
+        return rows.append_column("masked_labels", pa.array(originals, pa.list_(self.ids_type)))
+
+
+writer: ShardWriter | None = None
+
+
+def end_with_parent() -> None:
+    """
+    ## In a worker process
+
+    A worker process calls this first, so that it ends when its parent process does.
+    """
+    # Ctrl-C reaches all processes in a terminal. The parent ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A parent that is killed can't tell its workers, and they would wait for work forever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def exit_after_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=exit_after_parent, daemon=True).start()
+
+
+def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
+    """Runs once in each worker process."""
+    global writer
+    end_with_parent()
+    # The processes already share the cores between them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    writer = ShardWriter(tokenizer, arguments)
+
+
+def write_in_worker(shard: Shard) -> dict[str, Any]:
+    """`ShardWriter.write`, in a process that `start_worker` has prepared."""
+    assert writer is not None
+    return writer.write(shard)
