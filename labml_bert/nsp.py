@@ -203,10 +203,10 @@ def main() -> None:
     optimizer = torch.optim.Adam([*token.parameters(), *pooler.parameters(), *head.parameters()], lr=3e-3)
     for epoch in range(41):
         input_ids, attention_mask, token_type_ids, labels = collate(list(maker(rng))).values()
-        x = token(input_ids)  # (B, T, D)
-        first = (attention_mask * (1 - token_type_ids))[..., None] * x  # (B, T, D)
-        second = (attention_mask * token_type_ids)[..., None] * x  # (B, T, D)
-        logits = head(torch.tanh(pooler(first.mean(1) * second.mean(1))))  # (B, 2)
+        x = token(input_ids)
+        first = (attention_mask * (1 - token_type_ids))[..., None] * x
+        second = (attention_mask * token_type_ids)[..., None] * x
+        logits = head(torch.tanh(pooler(first.mean(1) * second.mean(1))))
         loss = next_sentence_loss(logits, labels)
         loss.backward()
         optimizer.step()

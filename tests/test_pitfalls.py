@@ -18,13 +18,17 @@ import transformers
 from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, BertModel
-from labml_bert.data.curriculum import Curriculum, parse_schedule
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.curriculum import Batch, random_windows
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.mlm import IGNORE, TokenMasker, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.nsp import next_sentence_loss
-from labml_bert.run.mlm_run import MaskedLMJob, Options
+from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import TrainingArguments, parameter_groups
 from labml_bert.training.trainer import Trainer
+from tests.support.trainers import train_on
 
 V, MASK, PAD = 40, 4, 0
 SPECIALS = range(5)
@@ -368,21 +372,18 @@ def test_the_bias_follows_a_resize(size: int) -> None:
 def test_every_position_is_met_in_a_short_stage() -> None:
     """Sequences that all stand at offset 0 leave the other rows of the table as noise."""
 
-    class AtZero(Curriculum):
-        def batch(self, progress: float) -> Any:
-            batch = super().batch(progress)
-            return batch._replace(
-                position_ids=torch.arange(batch.input_ids.size(1)).expand_as(batch.input_ids)
-            )
+    def windows_at_zero(*arguments: Any) -> Batch:
+        batch = random_windows(*arguments)
+        return batch._replace(position_ids=torch.arange(batch.input_ids.size(1)).expand_as(batch.input_ids))
 
-    def check(kind: type[Curriculum]) -> None:
+    def check(draw_windows: Callable[..., Batch]) -> None:
         generator = torch.Generator().manual_seed(0)
-        curriculum = kind(torch.arange(500), parse_schedule("4,16"), 256, 16, generator)
-        met = torch.cat([curriculum.batch(0.0).position_ids.flatten() for _ in range(20)])
+        batches = [draw_windows(torch.arange(500), 64, 4, 16, generator) for _ in range(20)]
+        met = torch.cat([batch.position_ids.flatten() for batch in batches])
         assert sorted(set(met.tolist())) == [*range(16)]
 
-    check(Curriculum)
-    assert found(check, AtZero)
+    check(random_windows)
+    assert found(check, windows_at_zero)
 
 
 # Training
@@ -419,12 +420,12 @@ class Stepper:
 
     def __init__(self, model: nn.Module, mistake: str = ""):
         self.model = model
-        # An optimiser made before the model was copied, or resized, holds parameters that nobody uses.
+        # An optimizer made before the model was copied, or resized, holds parameters that nobody uses.
         held = copy.deepcopy(model) if mistake == "other parameters" else model
         self.optimizer = torch.optim.AdamW(held.parameters(), lr=1e-3)
         self.mistake = mistake
 
-    def train_step(self, batch: dict[str, Tensor], metrics: Callable[[Any], dict[str, Tensor]]) -> None:
+    def train_step(self, batch: dict[str, Tensor]) -> None:
         self.model(**batch).loss.backward()
         for some in (
             [[p] for p in self.model.parameters()]
@@ -436,9 +437,16 @@ class Stepper:
         self.optimizer.zero_grad()
 
 
-def trainer(model: nn.Module, path: Path) -> Trainer:
-    arguments = TrainingArguments(steps=10, learning_rate=1e-3, max_grad_norm=0.1)
-    return Trainer(model, arguments, path, {}, torch.Generator(), torch.device("cpu"), bfloat16=False)
+def trainer(model: nn.Module) -> Trainer:
+    arguments = TrainingArguments(steps=10, learning_rate=1e-3, warmup_ratio=0.0, max_grad_norm=0.1)
+    return Trainer(model, arguments, torch.Generator(), torch.device("cpu"), bfloat16=False)
+
+
+def take_a_step(stepper: Stepper | Trainer) -> None:
+    if isinstance(stepper, Stepper):
+        stepper.train_step(examples())
+    else:
+        train_on(next(stepper.steps()), examples())
 
 
 def examples() -> dict[str, Tensor]:
@@ -446,7 +454,7 @@ def examples() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def test_one_norm_clips_all_parameters(tmp_path: Path) -> None:
+def test_one_norm_clips_all_parameters() -> None:
     """Clipping each by itself turns the direction of the step."""
 
     def check(stepper: Any) -> None:
@@ -463,28 +471,28 @@ def test_one_norm_clips_all_parameters(tmp_path: Path) -> None:
             step()
 
         stepper.optimizer.step = look
-        stepper.train_step(examples(), lambda *_: {})
+        take_a_step(stepper)
         for name, g in whole.items():
             assert torch.allclose(seen[name], g * (0.1 / norm), rtol=1e-3, atol=1e-7), name
 
     torch.manual_seed(0)
     model = BertForMaskedLM(config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    check(trainer(copy.deepcopy(model), tmp_path))
+    check(trainer(copy.deepcopy(model)))
     check(Stepper(copy.deepcopy(model)))
     assert found(check, Stepper(copy.deepcopy(model), "clip per parameter"))
 
 
-def test_the_optimiser_holds_the_parameters_of_the_model(tmp_path: Path) -> None:
+def test_the_optimizer_holds_the_parameters_of_the_model() -> None:
     def check(stepper: Any) -> None:
         before = {name: p.detach().clone() for name, p in stepper.model.named_parameters()}
-        stepper.train_step(examples(), lambda *_: {})
+        take_a_step(stepper)
         for name, p in stepper.model.named_parameters():
             assert not torch.equal(p, before[name]), name
 
     torch.manual_seed(0)
     # One step at a rate that moves everything, also what starts at 0 or has a tiny gradient.
     model = BertForMaskedLM(config(max_position_embeddings=16, type_vocab_size=1))
-    check(trainer(copy.deepcopy(model), tmp_path))
+    check(trainer(copy.deepcopy(model)))
     check(Stepper(copy.deepcopy(model)))
     assert found(check, Stepper(copy.deepcopy(model), "other parameters"))
 
@@ -500,34 +508,26 @@ def test_the_rate_is_not_zero() -> None:
         assert rates[10:] == sorted(rates[10:], reverse=True)
 
     arguments = TrainingArguments(steps=100, learning_rate=1.0, warmup_ratio=0.1)
-    check(lambda step: arguments.rate(step / 100))
-    assert found(check, lambda step: arguments.rate(step // 100))
+    check(lambda step: arguments.learning_rate_at(step / 100))
+    assert found(check, lambda step: arguments.learning_rate_at(step // 100))
 
 
 def test_evaluation_is_without_dropout(corpus_file: Path) -> None:
     """Twice the same held-out text, twice the same loss; and training goes on with dropout after it."""
 
-    def check(job: MaskedLMJob) -> None:
-        job.model.train()
-        loop = trainer(job.model, corpus_file.parent)
-        assert job.evaluate(loop) == job.evaluate(loop)
-        assert job.model.training
+    corpus = load_corpus(str(corpus_file))
+    text = MaskedText(corpus, character_tokenizer(corpus.train), 16, 2048, 16, 0.15, torch.Generator())
 
-    options = Options(
-        "test",
-        corpus=str(corpus_file),
-        steps=1,
-        minutes=None,
-        schedule="16",
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        hidden_dropout_prob=0.5,
-    )
-    job = MaskedLMJob(options, torch.device("cpu"))
-    check(job)
-    job.model.eval = lambda: job.model  # type: ignore[method-assign]
-    assert found(check, job)
+    def check(model: BertForMaskedLM) -> None:
+        model.train()
+        first, second = (evaluate_masked_lm(trainer(model), text.held_out) for _ in range(2))
+        assert first == second
+        assert model.training
+
+    model = BertForMaskedLM(config(vocab_size=text.vocab_size, hidden_dropout_prob=0.5))
+    check(model)
+    model.eval = lambda: model  # type: ignore[method-assign]
+    assert found(check, model)
 
 
 def test_a_loaded_model_is_without_dropout(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ export class BertOutput {
 
 // ## Attention with its residual
 //
-// Beside `bert.BertAttention`.
+// Beside `bert.BertLayer`, where these two are the parts of `attention`.
 export class BertAttention {
   constructor(state, config) {
     this.self = new BertSelfAttention(state.self, config);
@@ -216,7 +216,7 @@ export class BertAttention {
   }
 }
 
-// ## The wide layer
+// ## The feed-forward network
 //
 // Beside `bert.BertIntermediate`.
 export class BertIntermediate {

@@ -60,7 +60,8 @@ def in_force() -> list[object]:
         bert.BertIntermediate.forward,
         torch.nn.functional.gelu,
         torch.is_autocast_enabled,
-        models.masked_lm_output,
+        models.masked_lm_loss,
+        models.select_labeled,
         models.BertForMaskedLM.forward,
         models.BertPreTrainedModel.encode,
     ]
