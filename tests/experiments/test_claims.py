@@ -285,6 +285,11 @@ def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> Non
         prepare(kind, {**options, name: 1}, 0, CPU)
 
 
+def test_sizes_that_do_not_fit(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="hidden_size 16 is not divisible by num_attention_heads 3"):
+        prepare("masked", {**options, "num_attention_heads": 3}, 0, CPU)
+
+
 def test_every_step_can_be_watched(options: dict[str, Any]) -> None:
     seen: list[tuple[int, float]] = []
     run = prepare("masked", options, 0, CPU)
@@ -533,7 +538,7 @@ def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another process runs this claim"):
         Results(small_claim(options), tmp_path, CPU)
     Results(CLAIMS["head"], tmp_path, CPU)
-    held.lock.close()
+    del held
     Results(small_claim(options), tmp_path, CPU)
 
 
