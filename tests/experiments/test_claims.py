@@ -346,6 +346,7 @@ def test_a_loss_that_begins_high_is_no_failure(options: dict[str, Any]) -> None:
     assert found["curve"][0][1] > 100 and found["result"]["loss"] is not None
 
 
+# A new record names its commit, so git is asked: hence the marks `processes` below.
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
     arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
@@ -356,6 +357,7 @@ def results(folder: Path) -> list[Any]:
     return [{key: value for key, value in row.items() if key != "core_seconds"} for row in table]
 
 
+@pytest.mark.processes
 def test_a_stopped_claim_goes_on_and_ends_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +395,7 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
     }
 
 
+@pytest.mark.processes
 def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
     """It is the same to the bit when it is taken again, and tells one arm from the other."""
     arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
@@ -414,6 +417,7 @@ def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> N
     assert "fingerprints" not in json.loads(path.read_text()), "one of them is of another run"
 
 
+@pytest.mark.processes
 def test_a_changed_arm_is_run_again_and_the_others_stay(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +440,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
     assert len(results(tmp_path)) == len(before)
 
 
+@pytest.mark.processes
 def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +459,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     assert searched == {"short", "long"}
 
 
+@pytest.mark.processes
 def test_a_baseline_is_trained_once_for_all_claims(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +493,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     assert len(ran) == 4
 
 
+@pytest.mark.processes
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +540,7 @@ def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
     assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded) == 1
 
 
+@pytest.mark.processes
 def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
     held = Results(small_claim(options), tmp_path, CPU)
     with pytest.raises(ValueError, match="another process runs this claim"):
