@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from labml_bert.bert import BertConfig
+from labml_bert.checks import check_config
 from labml_bert.training.optimization import TrainingArguments
 
 # As they stand in `claims.toml` and in the records: names and values.
@@ -47,7 +48,7 @@ class Options:
 
         Raises `ValueError` if they do not fit together.
         """
-        return BertConfig(
+        config = BertConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.num_hidden_layers,
@@ -58,6 +59,8 @@ class Options:
             max_position_embeddings=max_position_embeddings,
             initializer_range=self.initializer_range,
         )
+        check_config(config)
+        return config
 
     def training_arguments(self) -> TrainingArguments:
         """Raises `ValueError` if one makes no sense."""

@@ -22,7 +22,6 @@ from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_t
 from labml_bert.data.paired_text import PairedText
 from labml_bert.finetuning import (
     BertForSequenceClassification,
-    Example,
     collate_rows,
     encode_examples,
     fine_tune,
@@ -79,12 +78,6 @@ def labeled_texts(name: str) -> Task:
 docstrings = cache(distinct_docstrings)
 
 
-def draw_examples(task: Task, seed: int) -> list[Example]:
-    """The `LABELS` texts that a seed learns from."""
-    generator = torch.Generator().manual_seed(seed)
-    return [task.train[i] for i in torch.randperm(len(task.train), generator=generator)[:LABELS].tolist()]
-
-
 def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
     """
     ## Fine-tuning
@@ -98,7 +91,7 @@ def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
     torch.manual_seed(seed)
     model = BertForSequenceClassification(config, task.labels).to(run.trainer.device)
     model.bert.load_state_dict(run.model.bert.state_dict())
-    rows = encode_examples(tokenizer, draw_examples(task, seed), length)
+    rows = encode_examples(tokenizer, task.draw(LABELS, seed), length)
     fine_tune(model, rows, learning_rate, 4, FEWEST_STEPS, seed=seed)
     logits = predict(model, encode_examples(tokenizer, task.test, length))  # (N, K)
     return score(logits, torch.tensor([example.label for example in task.test])).accuracy
@@ -115,7 +108,7 @@ def probe(run: Run, seed: int) -> float:
     assert isinstance(run.model, BertForPreTraining), "a model of characters has no labeled texts"
     task = labeled_texts("package")
     length = min(FINE_TUNING["package"][1], run.model.config.max_position_embeddings)
-    examples = draw_examples(task, seed)
+    examples = task.draw(LABELS, seed)
     train, test = (
         mean_vectors(run, encode_examples(run.text.tokenizer, e, length)) for e in (examples, task.test)
     )  # (N, D)

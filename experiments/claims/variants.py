@@ -6,7 +6,7 @@ The others are here, because nobody who trains a model wants them: each is how s
 one should not do it.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions of a sequence,
-`D` hidden size, `V` vocabulary.
+`M` labeled positions in the batch, `D` hidden size, `V` vocabulary.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
-from labml_bert.bert import BertConfig, BertEncoder
+from labml_bert.bert import BertConfig, BertEncoder, select_positions
 from labml_bert.data.curriculum import Stage, framed, length_at, random_windows
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.mlm import (
@@ -129,7 +129,7 @@ class CausalEncoder(nn.Module):
         back = torch.ones(T, T, dtype=torch.bool, device=hidden_states.device).tril()  # (T, T)
         x, attentions = self.encoder(hidden_states, back[None, None], output_attentions)  # (B, T, D)
         if output_positions is not None:
-            x = x.gather(1, output_positions[..., None].expand(-1, -1, x.size(-1)))  # (B, P, D)
+            x = select_positions(x, output_positions)  # (B, P, D)
         return x, attentions
 
 
@@ -160,9 +160,9 @@ class UntiedMaskedLM(nn.Module):
             positions = masked_lm_positions(labels)  # (B, P)
             inputs["output_positions"] = positions
             labels = labels.gather(1, positions)  # (B, P)
-        hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, P, D)
-        hidden, labels = select_labeled(hidden, labels)
-        logits = self.cls.predictions(hidden, self.decoder)
+        hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, P, D), without labels (B, T, D)
+        hidden, labels = select_labeled(hidden, labels)  # (M, D), (M)
+        logits = self.cls.predictions(hidden, self.decoder)  # (M, V)
         loss = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
         return MaskedLMOutput(loss, logits, labels)
 

@@ -285,6 +285,11 @@ def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> Non
         prepare(kind, {**options, name: 1}, 0, CPU)
 
 
+def test_sizes_that_do_not_fit(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="hidden_size 16 is not divisible by num_attention_heads 3"):
+        prepare("masked", {**options, "num_attention_heads": 3}, 0, CPU)
+
+
 def test_every_step_can_be_watched(options: dict[str, Any]) -> None:
     seen: list[tuple[int, float]] = []
     run = prepare("masked", options, 0, CPU)
@@ -341,6 +346,7 @@ def test_a_loss_that_begins_high_is_no_failure(options: dict[str, Any]) -> None:
     assert found["curve"][0][1] > 100 and found["result"]["loss"] is not None
 
 
+# A new record names its commit, so git is asked: hence the marks `processes` below.
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
     arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
@@ -351,6 +357,7 @@ def results(folder: Path) -> list[Any]:
     return [{key: value for key, value in row.items() if key != "core_seconds"} for row in table]
 
 
+@pytest.mark.processes
 def test_a_stopped_claim_goes_on_and_ends_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +395,7 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
     }
 
 
+@pytest.mark.processes
 def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
     """It is the same to the bit when it is taken again, and tells one arm from the other."""
     arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
@@ -409,6 +417,7 @@ def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> N
     assert "fingerprints" not in json.loads(path.read_text()), "one of them is of another run"
 
 
+@pytest.mark.processes
 def test_a_changed_arm_is_run_again_and_the_others_stay(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +440,7 @@ def test_a_changed_arm_is_run_again_and_the_others_stay(
     assert len(results(tmp_path)) == len(before)
 
 
+@pytest.mark.processes
 def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,6 +459,7 @@ def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
     assert searched == {"short", "long"}
 
 
+@pytest.mark.processes
 def test_a_baseline_is_trained_once_for_all_claims(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +493,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     assert len(ran) == 4
 
 
+@pytest.mark.processes
 def test_a_row_is_repeated_to_the_digit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,12 +540,13 @@ def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
     assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded) == 1
 
 
+@pytest.mark.processes
 def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
     held = Results(small_claim(options), tmp_path, CPU)
     with pytest.raises(ValueError, match="another process runs this claim"):
         Results(small_claim(options), tmp_path, CPU)
     Results(CLAIMS["head"], tmp_path, CPU)
-    held.lock.close()
+    del held
     Results(small_claim(options), tmp_path, CPU)
 
 
