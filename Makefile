@@ -20,7 +20,7 @@ peers: $(VENV)/.peers
 
 # The weights that the site's page runs, at several moments of two runs of three minutes.
 live: $(VENV)/.run
-	$(BIN)/python experiments/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
+	$(BIN)/python experiments/live/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
 
 # Two tests at a time, each on one core: most of the work is in processes that the tests start.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal

@@ -1,12 +1,9 @@
 """
-# Where the mask looks
+# What does the mask attend to?
 
-Which letters does a trained model read to guess a covered one? A sentence with a `[MASK]` goes once
-through a model of `mlm_tiny.py`, and every head of every layer hands out its attention weights. For
-the masked place they say how much it took from each place of the sentence.
-
-The weights show what was mixed, not why. A head may look at a place and take nothing of use from it:
-what it takes are the values, and those are not in this picture.
+Which characters does a trained model read to predict a masked one? This script runs a sentence with a
+`[MASK]` through a model of `mlm_tiny.py` and prints, for every head of every layer, the positions to which
+the masked position gives the largest attention weights.
 """
 
 import sys
@@ -21,11 +18,10 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from tokenizers import Tokenizer
 
+from labml_bert.attention_map import attention_map
 from labml_bert.files import write_whole
-from labml_bert.fill_mask import Guess, fill_mask, load_model, newest_run
-from labml_bert.models import BertForMaskedLM
+from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
 from labml_bert.training.checkpoint import load_checkpoint
@@ -33,65 +29,42 @@ from labml_bert.training.checkpoint import load_checkpoint
 TEXT = "Return a copy of the [MASK]ist."
 
 
-@torch.no_grad()
-def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """
-    ## One pass
-
-    The tokens of `text`, the places of its masks, the five best answers for each, and the attention
-    weights by layer, head, place that looks, and place that is looked at.
-
-    Raises `ValueError` where there is no mask, or more text than the model has positions.
-    """
-    answers: list[list[Guess]] = fill_mask(model, tokenizer, text)
-    encoding = tokenizer.encode(text)
-    input_ids = torch.tensor([encoding.ids])  # (1, T)
-    attentions = model.bert(input_ids, output_attentions=True).attentions
-    weights = torch.stack(attentions)[:, 0]  # (L, H, T, T)
-    mask = tokenizer.token_to_id("[MASK]")
-    return {
-        "text": text,
-        "tokens": encoding.tokens,
-        "masks": [place for place, token in enumerate(encoding.ids) if token == mask],
-        "guesses": [[[guess.token, round(guess.probability, 4)] for guess in row] for row in answers],
-        # Three places are more than a picture can show.
-        "attentions": [
-            [[[round(w, 3) for w in row] for row in head] for head in layer] for layer in weights.tolist()
-        ],
-    }
-
-
-def print_map(found: dict[str, Any], top: int = 3) -> None:
-    """For the first mask, the places that each head weighs most: the token, how far away, how much."""
-    place = found["masks"][0]
+def print_weights(result: dict[str, Any], top: int = 3) -> None:
+    """Prints the `top` positions with the largest weights for each head: token, distance and weight."""
+    mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("layer", "head", *(f"place {i + 1}" for i in range(top))):
+    for column in ("layer", "head", *(f"position {i + 1}" for i in range(top))):
         table.add_column(column)
-    for i, layer in enumerate(found["attentions"]):
+    for i, layer in enumerate(result["attentions"]):
         for j, head in enumerate(layer):
-            row = head[place]
-            best = sorted(range(len(row)), key=lambda at: -row[at])[:top]
-            looks = [f"{printable(found['tokens'][at])!r} {at - place:+d} {row[at]:.0%}" for at in best]
-            table.add_row(str(i + 1), str(j + 1), *looks)
+            weights = head[mask]
+            best = sorted(range(len(weights)), key=lambda position: -weights[position])[:top]
+            cells = [f"{printable(result['tokens'][p])!r} {p - mask:+d} {weights[p]:.0%}" for p in best]
+            table.add_row(str(i + 1), str(j + 1), *cells)
     console.print(table)
 
 
-def write_record(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
-    """The map as JSON, with the configuration of the run that made the model."""
-    configuration = about["configuration"]
+def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
+    """
+    Writes the weights as JSON, with the configuration of the run that trained the model.
+
+    Raises `ValueError` if there is no run at `run_path`.
+    """
+    saved = load_checkpoint(run_path)[0]
+    configuration = saved["configuration"]
     record = {
         **record_head("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
-        # A path says where the file was on somebody's machine.
+        # A path would say where the file was on somebody's machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
-        "trained": {"steps": about["step"], "seconds": about["seconds"]},
-        "result": found,
+        "trained": {"steps": saved["step"], "seconds": saved["seconds"]},
+        "result": result,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, prints where the first mask looks, and writes the record if asked."""
-    parser = OneLineParser(description="Show where the [MASK] in a text looks.")
+    """Reads the command line, prints what the first mask attends to, and writes the record if asked."""
+    parser = OneLineParser(description="Show what the [MASK] in a text attends to.")
     parser.add_argument("text", nargs="?", default=TEXT, help=f"text with a [MASK] (default: {TEXT!r})")
     parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the weights as JSON")
@@ -101,13 +74,13 @@ def main(argv: list[str] | None = None) -> None:
             check_record(options.record)
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
-        found = attention_map(model, tokenizer, options.text)
+        result = attention_map(model, tokenizer, options.text)
         if options.record is not None:
-            write_record(options.record, found, load_checkpoint(run_path)[0])
+            write_record(options.record, result, run_path)
     console.print(f"\n  model {shown(run_path)}\n", style="dim")
-    print_map(found)
-    guesses = ", ".join(f"{token!r} {p:.0%}" for token, p in found["guesses"][0])
-    console.print(f"\n  answers  {guesses}\n")
+    print_weights(result)
+    predictions = ", ".join(f"{token!r} {probability:.0%}" for token, probability in result["guesses"][0])
+    console.print(f"\n  predictions  {predictions}\n")
 
 
 if __name__ == "__main__":

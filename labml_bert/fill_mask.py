@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.models import BertForMaskedLM, fill
+from labml_bert.models import BertForMaskedLM, load_weights
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, printable, shown
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 
@@ -51,7 +51,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
         model = BertForMaskedLM(config)
-        fill(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
+        load_weights(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
     return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
 
 

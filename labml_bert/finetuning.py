@@ -1,21 +1,22 @@
 r"""
-# A classifier on top
+# Fine-tuning: a classifier on a pretrained encoder
 
-What is a pretrained encoder good for? Put one linear layer on the vector of `[CLS]`, and train everything
-together, for a few minutes, on a few labelled texts:
+What is a pretrained encoder good for? You can add a linear layer on the pooled vector of `[CLS]` and train
+the whole model on a few labeled texts. It takes minutes:
 
 $$p(y \mid \text{text}) = \operatorname{softmax}(W h + b)_y$$
 
-with $h$ the pooled vector. Only $W$ and $b$ are new: with `K` classes, $KD + K$ numbers. All else starts
-from what the encoder learned of plain text, and that is why few labels can do.
+Here $h$ is the pooled vector. Only $W$ and $b$ are new: $KD + K$ parameters for `K` classes. All other
+parameters start from what the encoder learned from plain text, which is why a few labels can be enough.
 
-A text may have two parts. They go in as in pretraining, `[CLS] A [SEP] B [SEP]`, and the token types tell
-them apart. Whatever a task asks of two texts, the same layer answers.
+Some tasks ask about two texts: does the second follow from the first, or answer it? Both go in as in
+pretraining, `[CLS] A [SEP] B [SEP]`, and the segment embeddings tell them apart. The classifier is the same.
 
-Letters for sizes: `B` texts in the batch, `T` tokens in the longest, `D` hidden size, `K` classes, `N`
-texts in all.
+Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K` classes,
+`N` texts in total.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -32,15 +33,16 @@ from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
-# What a backbone may lack. Next sentence prediction trains the pooler; a masked language model has none.
-FRESH = ("classifier.", "bert.pooler.")
+# Prefixes of the parameters that a pretrained folder may lack. No pretrained model has this classifier, and
+# one pretrained without next sentence prediction has no pooler.
+NEW_PARAMETERS = ("classifier.", "bert.pooler.")
 
 
 class ClassifierOutput(NamedTuple):
     """What `BertForSequenceClassification` returns."""
 
     loss: Tensor | None
-    """In nats; `None` without labels."""
+    """Mean cross-entropy in nats; `None` without labels."""
     logits: Tensor
     """`(B, K)`."""
 
@@ -49,17 +51,20 @@ class BertForSequenceClassification(BertPreTrainedModel):
     """
     ## Encoder and classifier
 
-    `labels` are the names of the classes, in the order of the scores. They stand in `config.json`, so a
-    folder says by itself what its answers mean.
+    `labels` are the names of the classes, in the order of the logits. They are saved in `config.json`, so
+    whoever loads the folder knows what each logit means.
 
-    Put on a pretrained folder with
+    Start from a pretrained folder with
 
-        BertForSequenceClassification.from_pretrained(folder, fresh=FRESH, labels=["bad", "good"])
+        BertForSequenceClassification.from_pretrained(
+            folder, new_parameters=NEW_PARAMETERS, labels=["bad", "good"]
+        )
 
-    A backbone that only ever filled masks comes without a pooler and has met no token of type 1. Both start
-    untrained then, and the few labels have to teach them too.
+    A model that was pretrained on masked LM alone has no pooler, and it has never seen a token of the
+    second segment. Then the pooler and the embedding of that segment start untrained, and the few labels
+    have to teach them too.
 
-    Raises `ValueError` where there are fewer than two labels, or two of the same name.
+    Raises `ValueError` if there are fewer than two labels, or if two are the same.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 4.1; `run_classifier.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -68,9 +73,9 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def __init__(self, config: BertConfig, labels: Sequence[str]):
         super().__init__(config)
         if not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"the labels are {list(labels)}; each must be a text")
+            raise ValueError(f"the labels are {list(labels)}; each must be a string")
         if len(labels) < 2 or len({*labels}) < len(labels):
-            raise ValueError(f"the labels are {list(labels)}; give two or more, each of another name")
+            raise ValueError(f"the labels are {list(labels)}; give two or more, all different")
         self.labels = list(labels)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, len(labels))
@@ -79,14 +84,15 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
         """
         `input_ids` is `(B, T)`, `labels` `(B)`; `inputs` are those of `BertModel.forward`. The loss is
-        the mean over the batch.
+        the mean over the batch. The logits are float32, even under autocast.
         """
         pooled = self.bert(input_ids, **inputs).pooler_output  # (B, D)
         logits = self.classifier(self.dropout(pooled)).float()  # (B, K)
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return ClassifierOutput(loss, logits)
 
-    def more_config(self) -> dict[str, Any]:
+    @property
+    def extra_config(self) -> dict[str, Any]:
         """The labels, in the two forms that `transformers` reads."""
         return {
             "id2label": {str(i): label for i, label in enumerate(self.labels)},
@@ -95,25 +101,27 @@ class BertForSequenceClassification(BertPreTrainedModel):
         }
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, fresh: Sequence[str] = (), **arguments: Any) -> Self:
-        """As `BertPreTrainedModel.from_pretrained`; without `labels` those of the folder hold."""
+    def from_pretrained(
+        cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
+    ) -> Self:
+        """As `BertPreTrainedModel.from_pretrained`. The default of `labels` is those saved in the folder."""
         if "labels" not in arguments:
             arguments["labels"] = read_labels(Path(folder))
-        return super().from_pretrained(folder, fresh, **arguments)
+        return super().from_pretrained(folder, new_parameters, **arguments)
 
 
 def read_labels(folder: Path) -> list[str]:
     """
-    The names of the classes in `config.json`. `transformers` leaves two classes without names out; they
-    are called `LABEL_0` and `LABEL_1`.
+    Returns the names of the classes in `config.json`. `transformers` omits the names `LABEL_0` and
+    `LABEL_1` of a model with two classes, so they are the default.
 
-    Raises `ValueError` where the ids are not 0, 1, 2, …, or the model does not choose one of several classes.
+    Raises `ValueError` if the ids are not 0, 1, 2, …, or if the model doesn't choose one of several classes.
     """
-    path, found = folder / "config.json", read_json(folder)
-    problem = found.get("problem_type") or "single_label_classification"
+    path, content = folder / "config.json", read_json(folder)
+    problem = content.get("problem_type") or "single_label_classification"
     if problem != "single_label_classification":
-        raise ValueError(f"{path} says problem_type = {problem!r}; only one label for a text is built here")
-    names = found.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+        raise ValueError(f"{path} says problem_type = {problem!r}; only one label per text is supported")
+    names = content.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     try:
         return [str(names[str(i)]) for i in range(len(names))]
     except (KeyError, TypeError):
@@ -121,7 +129,7 @@ def read_labels(folder: Path) -> list[str]:
 
 
 class Example(NamedTuple):
-    """A labelled text, or two. `label` is an index into the names of the classes."""
+    """A labeled text, or a labeled pair of texts. `label` is an index into the names of the classes."""
 
     text: str
     label: int
@@ -132,54 +140,58 @@ def encode_examples(
     tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128
 ) -> list[SentencePair]:
     """
-    ## Texts to ids
+    ## From texts to ids
 
-    `[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`, of at most `max_length` tokens, the special ones
-    counted. What is too long loses its end, of two parts always the longer one. The label takes the
-    place of *is next*.
+    A text becomes `[CLS] A [SEP]` and a pair `[CLS] A [SEP] B [SEP]`, of at most `max_length` tokens,
+    special tokens included. A longer text loses its end. In a pair, the longer of the two is shortened
+    first, and both from the end. The label is stored where pretraining stores *is next*.
 
-    Raises `ValueError` where `max_length` leaves no room.
+    Raises `ValueError` if `max_length` leaves no room for text.
     """
     if max_length < 5:
-        raise ValueError(f"max_length is {max_length}; two tokens and three special ones need 5")
-    special = special_token_ids(tokenizer)
-    first, last = (special[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
+        raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
+    special_ids = special_token_ids(tokenizer)
+    cls_id, sep_id = (special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
     texts = encode_texts(tokenizer, [example.text for example in examples])
     pairs = encode_texts(tokenizer, [example.pair or "" for example in examples])
     rows = []
     for example, a, b in zip(examples, texts, pairs, strict=True):
         if example.pair is None:
-            ids = [first, *a[: max_length - 2], last]
+            ids = [cls_id, *a[: max_length - 2], sep_id]
             rows.append(SentencePair(ids, [0] * len(ids), example.label))
             continue
         room = max_length - 3
-        # Cutting the longer part token by token ends here: a short part stays whole, two long ones share.
+        # The same as removing one token at a time from the longer text: a short text stays whole, and two
+        # long ones get half of the room each.
         a = a[: max(room - len(b), (room + 1) // 2)]
         b = b[: room - len(a)]
-        ids = [first, *a, last, *b, last]
+        ids = [cls_id, *a, sep_id, *b, sep_id]
         rows.append(SentencePair(ids, [0] * (len(a) + 2) + [1] * (len(b) + 1), example.label))
     return rows
 
 
-def batches(rows: Sequence[SentencePair], batch_size: int, generator: torch.Generator) -> Iterator[list[int]]:
+def shuffle_batches(
+    rows: Sequence[SentencePair], batch_size: int, generator: torch.Generator
+) -> Iterator[list[int]]:
     """
     ## Batches of similar length
 
-    The indices of all rows, each once, in random batches. A batch is padded to its longest row, and a
-    padded place costs as much as a token. So of every eight batches the rows are sorted by length before
-    they are cut. Sorting all of them would put the same texts together in every epoch.
+    Yields one epoch: the indices of all rows, each once, in random batches. Every row of a batch is padded
+    to the longest, and a padded position costs as much as a token. So rows are sorted by length within each
+    group of eight batches before the group is split. Sorting all rows at once would save a little more
+    padding, but would put nearly the same texts together in every epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
-    cut = []
+    batches = []
     for start in range(0, len(order), 8 * batch_size):
-        pool = sorted(order[start : start + 8 * batch_size], key=lambda i: len(rows[i].input_ids))
-        cut += [pool[at : at + batch_size] for at in range(0, len(pool), batch_size)]
-    for i in torch.randperm(len(cut), generator=generator).tolist():
-        yield cut[i]
+        group = sorted(order[start : start + 8 * batch_size], key=lambda i: len(rows[i].input_ids))
+        batches += [group[i : i + batch_size] for i in range(0, len(group), batch_size)]
+    for i in torch.randperm(len(batches), generator=generator).tolist():
+        yield batches[i]
 
 
-def batch_of(rows: Sequence[SentencePair], device: torch.device) -> dict[str, Tensor]:
-    """The rows as arguments of the model, padded to the longest."""
+def collate_rows(rows: Sequence[SentencePair], device: torch.device) -> dict[str, Tensor]:
+    """Returns the arguments of the model for `rows`, padded to the longest row."""
     batch = {key: value.to(device) for key, value in collate(rows).items()}
     batch["labels"] = batch.pop("next_sentence_label")  # (B)
     return batch
@@ -190,27 +202,33 @@ def fine_tune(
     rows: Sequence[SentencePair],
     learning_rate: float,
     epochs: int = 3,
-    fewest_steps: int = 0,
+    min_steps: int = 0,
     batch_size: int = 32,
     seed: int = 0,
+    bfloat16: bool | None = None,
 ) -> list[float]:
     """
     ## The recipe
 
-    That of the paper, appendix A.3: 2 to 4 epochs of batches of 16 or 32, the rate rising over the first
-    tenth of the steps and falling after, Adam, dropout 0.1 (which the model brings). Three things are ours:
+    This is the recipe of the paper, appendix A.3: 2 to 4 epochs in batches of 16 or 32 with Adam and
+    dropout 0.1, which is part of the model. The learning rate rises over the first tenth of the steps and
+    then falls to zero. Three things are different here:
 
-    - The rate. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. A model of a few millions needs
-      more: the [compact BERTs](https://arxiv.org/abs/1908.08962) were tuned with up to 3e-4, and ours are
-      smaller still and were pretrained at 1e-3 and above. So there is no default; choose it with `choose`.
-    - `fewest_steps`. Three epochs of 100 texts are a dozen steps, in which nothing can be learned. Going
-      on for longer makes fine-tuning on few texts [stable](https://arxiv.org/abs/2006.04884).
-    - Adam corrects its bias. That the original left it out is the other half of the same finding.
+    - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
+      models need more: the [compact BERTs](https://arxiv.org/abs/1908.08962) were tuned with up to 3e-4.
+      The models of this project are smaller still, and were pretrained at 1e-3 and above. Let
+      `choose_hyperparameter` pick one.
+    - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
+      learn anything. Training longer makes fine-tuning on few texts
+      [stable](https://arxiv.org/abs/2006.04884).
+    - Adam corrects its bias, which the original omitted. The same paper shows that the omission is the other
+      cause of instability.
 
-    Returns the loss of each step, in nats. The model is in eval mode after.
+    Returns the loss of each step, in nats. Afterwards the model is in eval mode. If `bfloat16` is `None`, the
+    hardware decides on the precision.
 
-    Raises `ValueError` where there are no rows or a number makes no sense, and `NonFiniteLossError` where the
-    loss explodes.
+    Raises `ValueError` if there are no rows or a number is below 1, and `NonFiniteLossError` if the loss or
+    its gradient explodes.
     """
     if not rows or batch_size < 1 or epochs < 1:
         raise ValueError(
@@ -218,26 +236,28 @@ def fine_tune(
         )
     device = model.classifier.weight.device
     generator = torch.Generator().manual_seed(seed)
-    steps = max(epochs * -(-len(rows) // batch_size), fewest_steps)
+    steps = max(epochs * -(-len(rows) // batch_size), min_steps)
     arguments = TrainingArguments(steps=steps, learning_rate=learning_rate, warmup_ratio=0.1)
-    # Of the one loop of this project only its step: a minute of work needs no checkpoint and no folder.
-    trainer = Trainer(model, arguments, Path(), {}, generator, device)
+    # Fine-tuning takes a minute, so it has no run folder and no checkpoints.
+    trainer = Trainer(model, arguments, generator, device, bfloat16)
+    epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
+    batches = itertools.chain.from_iterable(epoch_batches)
     losses: list[Tensor] = []
     model.train()
-    while len(losses) < steps:
-        for batch in batches(rows, batch_size, generator):
-            trainer.set_rate()
-            losses.append(
-                trainer.train_step(batch_of([rows[i] for i in batch], device), lambda *_: {})["loss"]
-            )
-            trainer.step += 1
-            if trainer.step == steps:
-                break
-    model.eval()
-    if trainer.failed:
+    try:
+        for step in trainer.steps():
+            batch = collate_rows([rows[i] for i in next(batches)], device)
+            for part in step.micro_batches(batch):
+                with step.autocast():
+                    output = trainer.parallel(**part)
+                step.backward(output.loss)
+            step.update()
+            losses.append(step.loss)
+    except NonFiniteLossError:
         raise NonFiniteLossError(
             f"the loss or its gradient exploded at the learning rate {learning_rate:g}; try a lower one"
-        )
+        ) from None
+    model.eval()
     return torch.stack(losses).tolist()
 
 
@@ -245,68 +265,71 @@ def fine_tune(
 def predict(
     model: BertForSequenceClassification, rows: Sequence[SentencePair], batch_size: int = 64
 ) -> Tensor:
-    """The scores of each row, `(N, K)`, on the CPU. They are computed by length: little is padding then."""
+    """
+    Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little is
+    spent on padding.
+    """
     was_training = model.training
     model.eval()
     device = model.classifier.weight.device
     logits = torch.zeros(len(rows), len(model.labels))  # (N, K)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        inputs = batch_of([rows[i] for i in batch], device)
-        logits[batch] = model(**inputs).logits.cpu()
+        indices = order[start : start + batch_size]
+        batch = collate_rows([rows[i] for i in indices], device)
+        logits[indices] = model(**batch).logits.cpu()
     model.train(was_training)
     return logits  # (N, K)
 
 
 class Score(NamedTuple):
-    """How good scores are, by the guess that each row's largest one is."""
+    """How good predictions are, if each is the class with the largest logit."""
 
     accuracy: float
     macro_f1: float
-    """The mean over the classes that occur, so that a rare class counts as much as a frequent one."""
+    """The mean F1 over the classes among the labels. A rare class counts as much as a common one."""
 
 
 def score(logits: Tensor, labels: Tensor) -> Score:
     r"""
-    ## Right, and right in each class
+    ## Accuracy and macro F1
 
-    `logits` is `(N, K)`, `labels` `(N)`. For one class, with `tp` its hits, `fp` its false alarms and
-    `fn` what it missed, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
+    `logits` is `(N, K)`, `labels` `(N)`. For one class with `tp` true positives, `fp` false positives and
+    `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
     """
-    guesses = logits.argmax(-1)  # (N)
+    predictions = logits.argmax(-1)  # (N)
     f1 = []
     for label in labels.unique():
-        hits = ((guesses == label) & (labels == label)).sum()
-        f1.append(2 * hits / ((guesses == label).sum() + (labels == label).sum()))
-    return Score((guesses == labels).double().mean().item(), torch.stack(f1).double().mean().item())
+        true_positives = ((predictions == label) & (labels == label)).sum()
+        f1.append(2 * true_positives / ((predictions == label).sum() + (labels == label).sum()))
+    return Score((predictions == labels).double().mean().item(), torch.stack(f1).double().mean().item())
 
 
-def choose(
+def choose_hyperparameter(
     candidates: Sequence[float],
     examples: Sequence[Example],
-    attempt: Callable[[float, list[Example], list[Example]], Tensor],
+    train_and_predict: Callable[[float, list[Example], list[Example]], Tensor],
     seed: int = 0,
 ) -> float:
     """
-    ## Choosing a number without looking at the test
+    ## Choosing a hyperparameter without looking at the test set
 
-    A fifth of the labelled texts is set aside. `attempt(candidate, rest, fifth)` trains on the rest and
-    returns the scores of the fifth, `(N, K)`. The candidate with the most right answers wins; of equals, the
-    one with the lower loss.
+    Sets a random fifth of the labeled texts aside for validation. `train_and_predict(candidate, train,
+    validation)` trains a model on the rest and returns its logits for the validation texts, `(N, K)`.
+    Returns the candidate with the highest accuracy; among equals, the one with the lowest loss.
 
-    Raises `ValueError` where there are fewer than five examples.
+    Raises `ValueError` if there are fewer than five examples.
     """
     if len(examples) < 5:
-        raise ValueError(f"{len(examples)} labelled texts cannot be split into four fifths and one; give 5")
+        raise ValueError(f"{len(examples)} labeled texts cannot be split into four fifths and one; give 5")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(examples), generator=generator).tolist()
-    aside = len(examples) // 5
-    fifth, rest = ([examples[i] for i in part] for part in (order[:aside], order[aside:]))
-    labels = torch.tensor([example.label for example in fifth])  # (N)
+    size = len(examples) // 5
+    validation, train = ([examples[i] for i in part] for part in (order[:size], order[size:]))
+    labels = torch.tensor([example.label for example in validation])  # (N)
 
     def quality(candidate: float) -> tuple[float, float]:
-        logits = attempt(candidate, rest, fifth)
+        logits = train_and_predict(candidate, train, validation)
         return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
 
     return max(candidates, key=quality)

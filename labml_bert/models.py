@@ -1,19 +1,20 @@
 r"""
-# Encoder, heads, and weights that travel
+# Whole models, and their weights in files
 
-How do the parts become a model that anybody can load? Here the encoder of `bert.py` meets the heads of
-`mlm.py` and `nsp.py`, and the two losses are added, as the paper adds them:
+How do the parts become a model that any BERT program can load? This file puts the heads of `mlm.py` and
+`nsp.py` on the encoder of `bert.py` and adds their two losses, as the paper does:
 
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
-Every parameter has the name and the shape that it has in `transformers`. So a folder written by one is
-read by the other: `config.json` for the sizes and `model.safetensors` for the numbers.
+Every parameter has the same name and shape as in `transformers`, so each library can read a folder that the
+other wrote. The folder holds two files: `config.json` with the sizes, and `model.safetensors` with the
+weights.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
-    model.bert  # the backbone, all that most tasks keep
+    model.bert  # the encoder, the only part that most tasks keep
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M`
-masked places.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` predicted positions in the row
+that has the most, `D` hidden size, `V` vocabulary, `M` masked positions in the batch.
 """
 
 import json
@@ -38,13 +39,15 @@ from labml_bert.mlm import (
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
-BIAS = "cls.predictions.bias"
-# In `transformers` the tied matrix and its bias have a second name each.
-ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
+# In `transformers` the output matrix, which is tied to the embedding, and its bias each have a second name.
+ALIASES = {
+    "cls.predictions.decoder.weight": EMBEDDING,
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 
 
 class BertOnlyMLMHead(nn.Module):
-    """A room around the head, so that its parameters are called `cls.predictions.…`."""
+    """Wraps the head so that its parameters are called `cls.predictions.…`, as in `transformers`."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -52,7 +55,7 @@ class BertOnlyMLMHead(nn.Module):
 
 
 class BertPreTrainingHeads(BertOnlyNSPHead):
-    """Both heads: `cls.predictions.…` and `cls.seq_relationship.…`."""
+    """Both heads. Their parameters are called `cls.predictions.…` and `cls.seq_relationship.…`."""
 
     def __init__(self, config: BertConfig):
         super().__init__(config.hidden_size)
@@ -61,9 +64,10 @@ class BertPreTrainingHeads(BertOnlyNSPHead):
 
 class BertPreTrainedModel(nn.Module):
     """
-    ## What all models share
+    ## The base class
 
-    An encoder called `bert`, a configuration, and the way in and out of a folder.
+    Every model has an encoder called `bert` and a configuration, and can be saved to a folder and loaded from
+    one.
 
     Source: `modeling_utils.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -77,8 +81,8 @@ class BertPreTrainedModel(nn.Module):
         self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
-        The encoder's output, and the labels that go with it. With `labels`, `(B, T)`, both are `(B, P, …)`:
-        the places that have one, and some to fill up the rows.
+        Returns the encoder's output and the labels that belong to it. Given `labels` of `(B, T)`, both are
+        `(B, P, …)`: the labeled positions of each row, padded with unlabeled ones to the same number.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -86,59 +90,57 @@ class BertPreTrainedModel(nn.Module):
         encoded = self.bert(input_ids, output_positions=positions, **inputs)
         return encoded, labels.gather(1, positions)
 
-    def more_config(self) -> dict[str, Any]:
-        """What `config.json` has to say beside the sizes."""
+    @property
+    def extra_config(self) -> dict[str, Any]:
+        """What a subclass adds to `config.json`, such as the names of its classes."""
         return {}
 
     def save_pretrained(self, folder: Path | str) -> None:
-        """
-        Writes `config.json` and `model.safetensors` to `folder`, which is made if need be.
-        """
+        """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = {
-            "architectures": [type(self).__name__],
-            "model_type": "bert",
-            "hidden_act": "gelu",
-        }
-        config |= asdict(self.config) | self.more_config()
-        # Each parameter once: a tied one under the name of its owner.
+        kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
+        config = kind | asdict(self.config) | self.extra_config
+        # `named_parameters` lists a tied tensor once, under the name of its owner.
         files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
         files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, fresh: Sequence[str] = (), **arguments: Any) -> Self:
+    def from_pretrained(
+        cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
+    ) -> Self:
         """
-        Reads what `save_pretrained` wrote, ours or that of `transformers`. Tensors of other heads are
-        passed over. `fresh` names the beginnings of those that may be missing, and then keep the values of
-        an untrained model; `arguments` go to the class. The model is in eval mode.
+        Loads a model that `save_pretrained` wrote, this project's or that of `transformers`, and returns it
+        in eval mode. Tensors of other heads are ignored. `new_parameters` lists prefixes of the parameter
+        names that the file may lack; such a parameter keeps its random initial value. `arguments` go to the
+        constructor of the class.
 
-        Raises `ValueError` where a file is missing or damaged, where the numbers do not fit the sizes in
-        `config.json`, or where the model is one that this class does not describe.
+        Raises `ValueError` if a file is missing or damaged, if the tensors don't have the sizes in
+        `config.json`, or if the model is of a kind that this class doesn't implement.
         """
         folder = Path(folder)
-        config, found = read_config(folder), read_tensors(folder)
-        # Before a model is built that may be larger than any memory.
-        check_sizes(config, found, folder / "model.safetensors")
+        config, tensors = read_config(folder), read_tensors(folder)
+        # A wrong config could ask for a model that doesn't fit in memory, so check before building it.
+        check_sizes(config, tensors, folder / "model.safetensors")
         model = cls(config, **arguments)
-        fill(model, found, folder / "model.safetensors", fresh)
+        load_weights(model, tensors, folder / "model.safetensors", new_parameters)
         return model.eval()
 
     def resize_token_embeddings(self, vocab_size: int) -> None:
         """
-        Makes room for `vocab_size` tokens, or takes it away from the last ones. New rows start as an
-        untrained model's. The bias of the head, if there is one, follows; one that stays behind is the
-        [known fault](https://github.com/huggingface/transformers/issues/2480) of such code.
+        Changes the vocabulary to `vocab_size` tokens, by adding or removing the last rows of the embedding.
+        New rows get random initial values. The bias of the masked LM head, if there is one, is resized too;
+        forgetting it is a [well-known bug](https://github.com/huggingface/transformers/issues/2480).
 
-        Raises `ValueError` where nothing would be left, or the padding token would go.
+        Raises `ValueError` if the padding token would be removed.
         """
-        if vocab_size <= self.config.pad_token_id:
+        pad = self.config.pad_token_id
+        if vocab_size <= pad:
             raise ValueError(
-                f"vocab_size {vocab_size} has no room for the padding token {self.config.pad_token_id}; "
-                f"keep at least {self.config.pad_token_id + 1}"
+                f"vocab_size {vocab_size} has no room for the padding token {pad}; keep {pad + 1}"
             )
         old = self.bert.embeddings.word_embeddings
-        new = nn.Embedding(vocab_size, old.embedding_dim, padding_idx=self.config.pad_token_id)
+        new = nn.Embedding(vocab_size, old.embedding_dim, padding_idx=pad)
         init_weights(new, self.config.initializer_range)
         new = new.to(old.weight)
         kept = min(vocab_size, old.num_embeddings)
@@ -153,116 +155,117 @@ class BertPreTrainedModel(nn.Module):
                 module.bias = nn.Parameter(bias)
 
 
-def check_sizes(config: BertConfig, found: dict[str, Tensor], path: Path) -> None:
+def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> None:
     """
-    Raises `ValueError` where the tensors of the encoder have other sizes than `config`, or hold anything but
-    finite fractions. `path` is where they are from.
+    Checks the tensors that were read from the file `path` against `config`.
+
+    Raises `ValueError` if the encoder has other sizes, or if a tensor holds integers, NaN or infinity.
     """
-    layers = {name.split(".")[3] for name in found if name.startswith("bert.encoder.layer.")}
+    layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
     if len(layers) != config.num_hidden_layers:
         raise ValueError(
             f"{path} has {len(layers)} layers and config.json says {config.num_hidden_layers}; the two are "
             "not from one model"
         )
-    D = config.hidden_size
-    expected = {
-        EMBEDDING: (config.vocab_size, D),
-        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, D),
-        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, D),
-        "bert.encoder.layer.0.intermediate.dense.weight": (config.intermediate_size, D),
+    hidden_size = config.hidden_size
+    expected_shapes = {
+        EMBEDDING: (config.vocab_size, hidden_size),
+        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden_size),
+        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden_size),
+        "bert.encoder.layer.0.intermediate.dense.weight": (config.intermediate_size, hidden_size),
     }
-    for name, shape in expected.items():
-        if name in found and found[name].shape != shape:
+    for name, shape in expected_shapes.items():
+        if name in tensors and tensors[name].shape != shape:
             raise ValueError(
-                f"{name} is {tuple(found[name].shape)} in {path} and {shape} by config.json; the two are not "
-                "from one model"
+                f"{name} is {tuple(tensors[name].shape)} in {path} and {shape} by config.json; the two are "
+                "not from one model"
             )
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ValueError(f"{name} in {path} holds more than finite fractions; save the model again")
+            raise ValueError(
+                f"{name} in {path} must hold finite floating-point numbers; save the model again"
+            )
 
 
-def fill(model: BertPreTrainedModel, found: dict[str, Tensor], path: Path, fresh: Sequence[str] = ()) -> None:
+def load_weights(
+    model: BertPreTrainedModel, tensors: dict[str, Tensor], path: Path, new_parameters: Sequence[str] = ()
+) -> None:
     """
-    Copies the tensors of `found` into the parameters of the same name. `path` is where they are from, for
-    the message; `fresh` as in `BertPreTrainedModel.from_pretrained`.
+    Copies `tensors` into the parameters of the same names. `path` is the file they come from, for the error
+    message. `new_parameters` is that of `BertPreTrainedModel.from_pretrained`.
 
-    Raises `ValueError` where one is missing or has another shape. The model is then as it was.
+    Raises `ValueError` if a tensor is missing or has another shape; the model is then unchanged.
     """
-    wanted = dict(model.named_parameters())
-    missing = [name for name in wanted if name not in found and not name.startswith(tuple(fresh))]
+    parameters = dict(model.named_parameters())
+    missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
     if missing:
         raise ValueError(
             f"{path} has no {missing[0]}, which {type(model).__name__} needs; it was saved from another kind "
             "of model"
         )
-    shared = wanted.keys() & found.keys()
+    shared = parameters.keys() & tensors.keys()
     for name in sorted(shared):
-        if found[name].shape != wanted[name].shape:
+        if tensors[name].shape != parameters[name].shape:
             raise ValueError(
-                f"{name} is {tuple(found[name].shape)} in {path} and {tuple(wanted[name].shape)} by the "
-                "configuration; the two are not from one model"
+                f"{name} is {tuple(tensors[name].shape)} in {path} and {tuple(parameters[name].shape)} by "
+                "the configuration; the two are not from one model"
             )
     with torch.no_grad():
         for name in shared:
-            wanted[name].copy_(found[name])
+            parameters[name].copy_(tensors[name])
 
 
 def read_json(folder: Path) -> dict[str, Any]:
     """
-    All of `config.json`.
+    Returns the whole content of `config.json`.
 
-    Raises `ValueError` where the file is missing or is no JSON object.
+    Raises `ValueError` if the file is missing or isn't a JSON object.
     """
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found.items()
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content.items()
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be read; save the model again") from None
     except OSError:
         raise ValueError(f"there is no model in {folder} (no config.json); give the folder of one") from None
     except (ValueError, AttributeError):
-        raise ValueError(f"{path} is no JSON object; save the model again") from None
-    return found
+        raise ValueError(f"{path} is not a JSON object; save the model again") from None
+    return content
 
 
 def read_config(folder: Path) -> BertConfig:
     """
-    The sizes in `config.json`. What we have no field for is passed over, unless it says that the model
-    computes something else than ours.
+    Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they say that the
+    model computes something that is not implemented here.
 
-    Raises `ValueError` where the file is missing, is no JSON object, or is of another model.
+    Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
     """
-    path, found = folder / "config.json", read_json(folder)
-    ours = {
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "tie_word_embeddings": True,
-    }
-    for name, value in ours.items():
-        if found.get(name, value) != value:
-            raise ValueError(f"{path} says {name} = {found[name]!r}; only {value!r} is BERT as built here")
+    path, content = folder / "config.json", read_json(folder)
+    supported: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
+    supported |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+    for name, value in supported.items():
+        if content.get(name, value) != value:
+            raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
     sizes = {
-        field.name: found[field.name] for field in fields(BertConfig) if found.get(field.name) is not None
+        field.name: content[field.name] for field in fields(BertConfig) if content.get(field.name) is not None
     }
     try:
         config = BertConfig(**sizes)
         check_config(config)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is no BERT: {error}") from None
+        raise ValueError(f"{path} does not describe a BERT: {error}") from None
     return config
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
-    The tensors of `model.safetensors` by the names that they have here. The first checkpoints called a
-    LayerNorm's weight `gamma` and its bias `beta`; a backbone saved alone has no `bert.` before its names.
+    Returns the tensors of `model.safetensors`, under the names that they have in this project. The names
+    differ in two cases: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`,
+    and an encoder saved by itself has no `bert.` in front of its names.
 
-    Raises `ValueError` where the file is missing or damaged, and for a pickle, which can run any code
-    when it is opened and is never opened here.
+    Raises `ValueError` if the file is missing or damaged, or if the weights are in a pickle. Opening a pickle
+    can run any code, so this project never does.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
@@ -274,32 +277,30 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             )
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
-        raise ValueError(
-            f"there are no weights in {folder} (no model.safetensors); give the folder of a model"
-        )
+        raise ValueError(f"there are no weights in {folder} (no model.safetensors); give a model's folder")
     try:
-        found, _ = files.read_tensors(path)
+        saved, _ = files.read_tensors(path)
     except ValueError as error:
         raise ValueError(f"{error}; save it again") from None
-    renamed = {}
-    for name, tensor in found.items():
-        # Old files hold the numbers 0, 1, 2, … too.
+    tensors = {}
+    for name, tensor in saved.items():
+        # Old files also hold the constant 0, 1, 2, ….
         if name.endswith("embeddings.position_ids"):
             continue
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        renamed[name] = tensor
-    if not any(name.startswith("bert.") for name in renamed):
-        renamed = {f"bert.{name}": tensor for name, tensor in renamed.items()}
-    drop_aliases(renamed)
-    return renamed
+        tensors[name] = tensor
+    if not any(name.startswith("bert.") for name in tensors):
+        tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+    drop_aliases(tensors)
+    return tensors
 
 
 def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
     """
-    Takes the second names of tied tensors out of `state`.
+    Removes the second names of tied tensors from `state`.
 
-    Raises `ValueError` where the two names hold different numbers: such a model is not tied, and half of it
-    would be lost.
+    Raises `ValueError` if a tensor and its alias differ: the model isn't tied, and loading it here would drop
+    its output layer.
     """
     for alias, owner in ALIASES.items():
         second = state.pop(prefix + alias, None)
@@ -307,40 +308,38 @@ def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
         if first is None and second is not None:
             state[prefix + owner] = second
         elif first is not None and second is not None and not torch.equal(first, second):
-            raise ValueError(
-                f"{alias} differs from {owner}; an untied output layer is not BERT as built here"
-            )
+            raise ValueError(f"{alias} differs from {owner}; an untied output layer is not supported")
 
 
-def tie(model: nn.Module) -> None:
+def tie_embeddings(model: nn.Module) -> None:
     """
-    ## Tied, whatever is done to it
+    ## How the embeddings stay tied
 
-    The output matrix is the token embedding. It is handed to the head at each call and has one owner, so
-    copying, moving, saving or resizing the model cannot part them. Only the `state_dict` names it
-    twice, because in `transformers` it does; on the way in the second name is checked and dropped.
+    The output matrix is the token embedding itself. The embedding owns it, and the head gets it as an
+    argument of each call, so copying, moving, saving or resizing the model cannot separate the two. Only
+    the `state_dict` lists the tensor twice, because that of `transformers` does. Loading checks that the
+    two agree and drops the second.
     """
+    model.register_state_dict_post_hook(add_aliases_on_save)
+    model.register_load_state_dict_pre_hook(drop_aliases_on_load)
 
-    model.register_state_dict_post_hook(name_twice)
-    model.register_load_state_dict_pre_hook(name_once)
 
-
-def name_twice(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Gives the tied tensors their second names too."""
+def add_aliases_on_save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Lists the tied tensors in the `state_dict` under their second names too."""
     for alias, owner in ALIASES.items():
         state[prefix + alias] = state[prefix + owner]
 
 
-def name_once(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Takes them away again."""
+def drop_aliases_on_load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Removes the second names again. `rest` is what else PyTorch passes to such a hook."""
     drop_aliases(state, prefix)
 
 
 class BertForMaskedLM(BertPreTrainedModel):
     """
-    ## Encoder and masked head
+    ## Encoder and masked LM head
 
-    No pooler, which no part of this loss would train.
+    This model has no pooler: the masked LM loss doesn't depend on one, so it would never be trained.
 
     Source: `modeling_bert.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -349,7 +348,7 @@ class BertForMaskedLM(BertPreTrainedModel):
         super().__init__(config, add_pooling_layer=False)
         self.cls = BertOnlyMLMHead(config)
         self.cls.apply(lambda module: init_weights(module, config.initializer_range))
-        tie(self)
+        tie_embeddings(self)
 
     def forward(
         self,
@@ -360,7 +359,7 @@ class BertForMaskedLM(BertPreTrainedModel):
     ) -> MaskedLMOutput:
         """
         `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
-        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labelled places only;
+        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions only;
         without, `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
@@ -373,25 +372,25 @@ class BertForMaskedLM(BertPreTrainedModel):
 
 
 class PreTrainingOutput(NamedTuple):
-    """What `BertForPreTraining` returns. Each loss is `None` without its labels."""
+    """What `BertForPreTraining` returns. Each loss is `None` unless its labels were given."""
 
     loss: Tensor | None
-    """The sum of those below that are there, in nats."""
+    """The sum of the losses below, in nats."""
     masked_lm_loss: Tensor | None
     next_sentence_loss: Tensor | None
     prediction_logits: Tensor
-    """As `MaskedLMOutput.logits`."""
+    """`(M, V)` with labels, `(B, T, V)` without."""
     labels: Tensor | None
-    """`(M)`, the true tokens that belong to `prediction_logits`."""
+    """`(M)`, the true tokens at the positions of `prediction_logits`."""
     seq_relationship_logits: Tensor
-    """`(B, 2)`: next, random."""
+    """`(B, 2)`: *is next*, *is random*."""
 
 
 class BertForPreTraining(BertPreTrainedModel):
     """
     ## Encoder and both heads
 
-    `BertForPreTraining(BertConfig())` has 110,106,428 parameters, as BERT base has.
+    `BertForPreTraining(BertConfig())` is BERT base, with 110,106,428 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1; `run_pretraining.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -401,7 +400,7 @@ class BertForPreTraining(BertPreTrainedModel):
         super().__init__(config)
         self.cls = BertPreTrainingHeads(config)
         self.cls.apply(lambda module: init_weights(module, config.initializer_range))
-        tie(self)
+        tie_embeddings(self)
 
     def forward(
         self,
@@ -413,9 +412,9 @@ class BertForPreTraining(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> PreTrainingOutput:
         """
-        `labels` is `(B, T)`, `next_sentence_label` `(B)` with 0 for *is next*; the two counts are those of
-        `masked_lm_loss` and `next_sentence_loss`, for a part of a batch; `inputs` are those of
-        `BertModel.forward`.
+        `labels` is `(B, T)`, and `next_sentence_label` `(B)` with 0 for *is next*. If these rows are a
+        micro-batch, `num_items_in_batch` and `num_pairs_in_batch` count the labels of the whole batch; see
+        `masked_lm_loss` and `next_sentence_loss`. `inputs` are those of `BertModel.forward`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -436,16 +435,16 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     """
     ## Where the parameters are
 
-    `(part, parameters)` for each part of a model, a part once. The blocks are one row, and so are weight and
-    bias of a layer. The last row is the sum.
+    Returns a row `(part, number of parameters)` for each part of the model, and a last row with the sum. All
+    blocks share a row, and so do the weight and the bias of a layer. A tied tensor counts once.
     """
     rows: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         path = name.split(".")
         if "layer" in path:
-            at = path.index("layer")
-            count = len({n.split(".")[at + 1] for n, _ in model.named_parameters() if ".layer." in n})
-            part = ".".join(path[: at + 1]) + f" × {count}"
+            index = path.index("layer")
+            count = len({n.split(".")[index + 1] for n, _ in model.named_parameters() if ".layer." in n})
+            part = ".".join(path[: index + 1]) + f" × {count}"
         else:
             part = ".".join(path[:-1])
             part = f"{part}.bias" if name.endswith("predictions.bias") else part

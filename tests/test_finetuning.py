@@ -12,16 +12,16 @@ import transformers
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.finetuning import (
-    FRESH,
+    NEW_PARAMETERS,
     BertForSequenceClassification,
     Example,
-    batch_of,
-    batches,
-    choose,
+    choose_hyperparameter,
+    collate_rows,
     encode_examples,
     fine_tune,
     predict,
     score,
+    shuffle_batches,
 )
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.nsp import SentencePair
@@ -105,7 +105,7 @@ def test_on_top_of_a_pretrained_folder(kind, tmp_path: Path) -> None:
     backbone.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no (bert.pooler|classifier)"):
         BertForSequenceClassification.from_pretrained(tmp_path, labels=NAMES)
-    model = BertForSequenceClassification.from_pretrained(tmp_path, FRESH, labels=NAMES)
+    model = BertForSequenceClassification.from_pretrained(tmp_path, NEW_PARAMETERS, labels=NAMES)
     taken = dict(backbone.bert.named_parameters())
     for name, parameter in model.bert.named_parameters():
         assert name not in taken or torch.equal(parameter, taken[name])
@@ -120,7 +120,7 @@ BAD_FOLDERS = {
     "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "give two or more"),
     "two of one name": (
         lambda folder: write_config(folder, id2label={"0": "a", "1": "a", "2": "b"}),
-        "each of another name",
+        "all different",
     ),
     "more labels than weights": (
         lambda folder: write_config(folder, id2label={str(i): str(i) for i in range(4)}),
@@ -193,12 +193,12 @@ def test_batches_hold_every_row_once_and_little_padding() -> None:
     r = random.Random(0)
     rows = encode_examples(LETTERS, [Example("a" * r.randint(1, 60), 0) for _ in range(333)])
     generator = torch.Generator().manual_seed(0)
-    first, second = ([*batches(rows, 16, generator)] for _ in range(2))
+    first, second = ([*shuffle_batches(rows, 16, generator)] for _ in range(2))
     for epoch in (first, second):
         assert sorted(i for batch in epoch for i in batch) == [*range(333)]
         assert max(map(len, epoch)) == 16
     assert first != second
-    assert first == [*batches(rows, 16, torch.Generator().manual_seed(0))]
+    assert first == [*shuffle_batches(rows, 16, torch.Generator().manual_seed(0))]
 
     def padded(epoch: list[list[int]]) -> int:
         return sum(len(batch) * max(len(rows[i].input_ids) for i in batch) for batch in epoch)
@@ -214,7 +214,7 @@ def test_padding_does_not_matter() -> None:
     rows = encode_examples(LETTERS, examples, 32)
     together = predict(model, rows)
     for row, logits in zip(rows, together, strict=True):
-        alone = model(**batch_of([row], CPU)).logits[0]
+        alone = model(**collate_rows([row], CPU)).logits[0]
         assert (alone - logits).abs().max() < TOLERANCE
     # In whatever order and batches.
     assert (predict(model, rows[::-1], 2).flip(0) - together).abs().max() < TOLERANCE
@@ -261,7 +261,7 @@ def test_it_repeats_itself_and_takes_the_steps_it_was_told() -> None:
     first, second = (learn(examples, batch_size=16)[1] for _ in range(2))
     assert first == second
     assert len(first) == 10 * 4
-    assert len(learn(examples, batch_size=16, fewest_steps=55)[1]) == 55
+    assert len(learn(examples, batch_size=16, min_steps=55)[1]) == 55
     assert learn(examples, batch_size=16, seed=1)[1] != first
     with pytest.raises(ValueError, match="0 texts"):
         fine_tune(small_model(20, NAMES), [], 1e-3)
@@ -285,13 +285,13 @@ def test_choosing_uses_each_example_once_and_takes_the_best() -> None:
         # 2 and 3 are both right, 3 with more certainty; 1 is wrong.
         return truth * {1.0: -5, 2.0: 1, 3.0: 4}[candidate]
 
-    assert choose([1.0, 2.0, 3.0], examples, attempt) == 3.0
+    assert choose_hyperparameter([1.0, 2.0, 3.0], examples, attempt) == 3.0
     assert all(call == calls[0] for call in calls)
     rest, fifth = calls[0]
     assert len(fifth) == 4
     assert sorted([*rest, *fifth]) == sorted(examples)
-    with pytest.raises(ValueError, match="4 labelled texts cannot be split"):
-        choose([1.0], examples[:4], attempt)
+    with pytest.raises(ValueError, match="4 labeled texts cannot be split"):
+        choose_hyperparameter([1.0], examples[:4], attempt)
 
 
 def test_a_fine_tuned_folder_answers_as_before(tmp_path: Path) -> None:

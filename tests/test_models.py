@@ -110,7 +110,7 @@ def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
     bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="has no cls"):
         BertForPreTraining.from_pretrained(tmp_path / "bare")
-    again = BertForPreTraining.from_pretrained(tmp_path / "bare", fresh=["cls."])
+    again = BertForPreTraining.from_pretrained(tmp_path / "bare", new_parameters=["cls."])
     theirs = bare.eval()(ids).last_hidden_state
     assert (again.bert(ids).last_hidden_state - theirs).abs().max() < TOLERANCE
 
@@ -265,8 +265,8 @@ BAD_FOLDERS = {
         lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100),
         "damaged or no safetensors",
     ),
-    "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "no JSON object"),
-    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
+    "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "not a JSON object"),
+    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
     "other sizes": (lambda folder: write_config(folder, vocab_size=999), "not from one model"),
     "more layers": (
         lambda folder: write_config(folder, num_hidden_layers=9),
@@ -277,7 +277,7 @@ BAD_FOLDERS = {
         "2 layers and config.json says 1",
     ),
     "heads that do not divide": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
-    "a size that is text": (lambda folder: write_config(folder, hidden_size="wide"), "is no BERT"),
+    "a size that is text": (lambda folder: write_config(folder, hidden_size="wide"), "does not describe a BERT"),
     "another model": (lambda folder: write_config(folder, model_type="roberta"), "model_type = 'roberta'"),
     "another activation": (lambda folder: write_config(folder, hidden_act="gelu_new"), "hidden_act"),
     "relative positions": (
@@ -291,18 +291,18 @@ BAD_FOLDERS = {
     "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
     "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
     "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
-    "a norm in words": (lambda folder: write_config(folder, layer_norm_eps="small"), "is no BERT"),
+    "a norm in words": (lambda folder: write_config(folder, layer_norm_eps="small"), "does not describe a BERT"),
     "a config that is too deep": (
         lambda folder: (folder / "config.json").write_text("[" * 200_000),
-        "nested too deeply|no JSON object",
+        "nested too deeply|not a JSON object",
     ),
     "weights in several files": (
         lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
         "in several files",
     ),
-    "a weight that is no number": (lambda folder: spoil(folder, float("nan")), "finite fractions"),
-    "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite fractions"),
-    "whole numbers for weights": (lambda folder: spoil(folder, None), "finite fractions"),
+    "a weight that is no number": (lambda folder: spoil(folder, float("nan")), "finite floating-point numbers"),
+    "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite floating-point numbers"),
+    "whole numbers for weights": (lambda folder: spoil(folder, None), "finite floating-point numbers"),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
     "a tensor missing": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
 }

@@ -143,7 +143,7 @@ def run_finetuning(checker: Checker) -> None:
     labels = torch.tensor([example.label for example in examples])
     m.score(m.predict(model, rows), labels)
     checker.fixed = {}
-    m.choose([1.0], examples * 5, lambda _, rest, fifth: torch.zeros(len(fifth), K))
+    m.choose_hyperparameter([1.0], examples * 5, lambda _, rest, fifth: torch.zeros(len(fifth), K))
 
 
 def run_bag_of_words(checker: Checker) -> None:

@@ -23,7 +23,7 @@ from labml_bert.data.paired_text import PairedText
 from labml_bert.finetuning import (
     BertForSequenceClassification,
     Example,
-    batch_of,
+    collate_rows,
     encode_examples,
     fine_tune,
     predict,
@@ -134,7 +134,7 @@ def mean_vectors(run: Run, rows: list[SentencePair]) -> Tensor:
     run.model.eval()
     means = []
     for start in range(0, len(rows), 64):
-        inputs = batch_of(rows[start : start + 64], run.trainer.device)
+        inputs = collate_rows(rows[start : start + 64], run.trainer.device)
         del inputs["labels"]
         hidden = run.model.bert(**inputs).last_hidden_state.float()  # (B, T, D)
         is_token = inputs["attention_mask"][..., None]  # (B, T, 1)

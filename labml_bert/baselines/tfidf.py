@@ -33,7 +33,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from labml_bert.finetuning import Example, choose
+from labml_bert.finetuning import Example, choose_hyperparameter
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -104,4 +104,4 @@ def tune(examples: Sequence[Example], classes: int, seed: int = 0) -> BagOfWords
     def attempt(penalty: float, rest: list[Example], fifth: list[Example]) -> Tensor:
         return BagOfWords(rest, classes, penalty).predict(fifth)
 
-    return BagOfWords(examples, classes, choose(PENALTIES, examples, attempt, seed))
+    return BagOfWords(examples, classes, choose_hyperparameter(PENALTIES, examples, attempt, seed))

@@ -25,7 +25,9 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from labml_bert.data.corpora import load_corpus, module_docstrings
 from labml_bert.finetuning import Example
@@ -62,6 +64,23 @@ class Task(NamedTuple):
         """The share of the test that the class most frequent in training gets right."""
         most = Counter(example.label for example in self.train).most_common(1)[0][0]
         return sum(example.label == most for example in self.test) / len(self.test)
+
+    def draw(self, count: int, seed: int) -> list[Example]:
+        """`count` random training examples of a seed. A smaller set is the beginning of a larger one."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.train), generator=generator)
+        return [self.train[i] for i in order[:count].tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        """What a reader needs to judge a score: how many texts there are, and what chance achieves."""
+        counts = Counter(example.label for example in self.train)
+        return {
+            "train": len(self.train),
+            "test": len(self.test),
+            "test_unseen": sum(self.unseen),
+            "chance": self.chance,
+            "train_texts_by_label": {label: counts[i] for i, label in enumerate(self.labels)},
+        }
 
 
 def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:

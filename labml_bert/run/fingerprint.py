@@ -51,7 +51,7 @@ class FingerprintComplete(Exception):
 
 
 def take_fingerprint(
-    main: Callable[[Run, Any], None], options: RunOptions, experiment: str, steps: int = STEPS
+    main: Callable[[Run, Any], object], options: RunOptions, experiment: str, steps: int = STEPS
 ) -> Fingerprint:
     """
     ## Taking one

@@ -91,6 +91,7 @@ class RunOptions:
 
 
 Options = TypeVar("Options", bound=RunOptions)
+Values = TypeVar("Values")
 
 
 def parse_options(
@@ -140,7 +141,7 @@ def saved_options(defaults: Options, saved: dict[str, Any], experiment: str, run
     return replace(defaults, **{name: saved[name] for name in names})
 
 
-def parse(options_type: type[Options], defaults: Options, description: str, argv: list[str]) -> Options:
+def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:
     """The options of a command line. An error is one line, in place of tyro's box of several."""
     box = io.StringIO()
     try:

@@ -5,7 +5,6 @@ A number without its machine, its versions and its command can be neither doubte
 experiment writes its result as JSON, and all files begin alike.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -79,7 +78,7 @@ def words_of(argv: list[str] | None) -> list[str]:
     return kept
 
 
-def at_least_one(options: argparse.Namespace, *names: str) -> None:
+def at_least_one(options: object, *names: str) -> None:
     """Raises `ValueError` where one of the options is below 1. `None` was not given."""
     for name in names:
         value = getattr(options, name)

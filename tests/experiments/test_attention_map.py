@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert.run.mlm_run import Options
-from labml_bert.run.mlm_run import main as train
+from labml_bert.run.experiment import launch
 from tests.support.runs import small_text
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "attention_map.py"
@@ -19,19 +18,11 @@ main = runpy.run_path(str(SCRIPT))["main"]
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attention")
     (folder / "text.txt").write_text(small_text(400))
-    options = Options(
-        "mlm_tiny",
-        corpus=str(folder / "text.txt"),
-        schedule="8",
-        minutes=None,
-        steps=2,
-        batch_tokens=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
-    train(options, "", ["--runs", str(folder / "logs")])
+    training = runpy.run_path(str(SCRIPT.with_name("mlm_tiny.py")))
+    sizes = "--schedule 8 --steps 2 --batch-tokens 64 --hidden-size 16 --num-hidden-layers 2 "
+    sizes += "--num-attention-heads 2 --max-position-embeddings 32"
+    where = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
+    launch(training["main"], training["Options"], [*sizes.split(), *where])
     return next((folder / "logs").glob("*/*"))
 
 
@@ -40,7 +31,7 @@ def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     # Where the model lies is as long as it is.
     lines = [line for line in out.splitlines() if "  model " not in line]
-    assert "answers" in out and max(map(len, lines)) <= 80
+    assert "predictions" in out and max(map(len, lines)) <= 80
     record = json.loads((tmp_path / "map.json").read_text())
     found = record["result"]
     assert record["experiment"] == "attention_map" and found["tokens"] == ["a", "[MASK]", "c"]

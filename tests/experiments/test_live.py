@@ -15,12 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from labml_bert.bert import BertConfig
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.tokenizers import character_tokenizer
+from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.mlm_run import MaskedLMJob, Options
+from labml_bert.run.experiment import launch
 from tests.support.runs import small_text, stopped_by_ctrl_c
 
 ROOT = Path(__file__).parents[2]
-main = runpy.run_path(str(ROOT / "experiments" / "live.py"))["main"]
+SCRIPT = ROOT / "experiments" / "live" / "live.py"
+script = runpy.run_path(str(SCRIPT))
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -30,6 +35,18 @@ SIZES = {
     "schedule": "8,32",
     "steps": 360,
 }
+
+
+def main(argv: list[str]) -> None:
+    """The experiment, as from a shell but in this process."""
+    launch(script["main"], script["Options"], argv)
+
+
+def held_out_of(folder: Path) -> MaskedTokens:
+    """The held-out windows of the text in `folder`, masked."""
+    corpus = load_corpus(str(folder / "text.txt"))
+    tokenizer, generator = character_tokenizer(corpus.train), torch.Generator()
+    return MaskedText(corpus, tokenizer, 32, 64, 32, 0.3, generator).held_out
 
 
 def typed(corpus: Path, sizes: dict[str, Any] = SIZES) -> list[str]:
@@ -95,8 +112,7 @@ def test_the_moments_lie_on_the_curves(written: Path) -> None:
 @pytest.mark.parametrize("number", [0, 3, 5, 7])
 def test_the_loss_that_is_stated_is_that_of_the_file(written: Path, number: int) -> None:
     about, model = model_of(written / "web", number)
-    options = Options("live", corpus=str(written / "text.txt"), minutes=None, **SIZES)
-    held_out = MaskedLMJob(options, torch.device("cpu")).held_out
+    held_out = held_out_of(written)
     with torch.no_grad():
         logits = model(held_out.input_ids).logits
     loss = F.cross_entropy(logits.flatten(0, 1), held_out.labels.flatten(), ignore_index=-100)
@@ -139,8 +155,7 @@ def test_the_pictures_are_of_the_last_file(written: Path) -> None:
         assert sum(found[arm]["ranks"]) == found["places"] > 0
         assert found[arm]["ranks"][0] / found["places"] == pytest.approx(found[arm]["right"], abs=1e-4)
     _, model = model_of(written / "web", -1)
-    options = Options("live", corpus=str(written / "text.txt"), minutes=None, **SIZES)
-    held_out = MaskedLMJob(options, torch.device("cpu")).held_out
+    held_out = held_out_of(written)
     asked = held_out.labels != -100
     with torch.no_grad():
         hidden = model.bert(held_out.input_ids).last_hidden_state[asked]
@@ -172,8 +187,7 @@ def test_the_site_has_the_weights_of_the_record() -> None:
 
 def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
     endless = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}
-    script = str(ROOT / "experiments" / "live.py")
-    out = stopped_by_ctrl_c([sys.executable, script, *typed(corpus_file, endless)], tmp_path)
+    out = stopped_by_ctrl_c([sys.executable, str(SCRIPT), *typed(corpus_file, endless)], tmp_path)
     assert "the same command starts anew" in out and "--resume" not in out
 
 
@@ -188,7 +202,7 @@ def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[
 
 
 def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(main.__globals__, "launcher", lambda: ["-m", "torch.distributed.run"])
+    monkeypatch.setitem(script["main"].__globals__, "launcher", lambda: ["-m", "torch.distributed.run"])
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 2
