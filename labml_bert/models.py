@@ -7,8 +7,7 @@ How do the parts become a model that any BERT program can load? This file puts t
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
 Every parameter has the same name and shape as in `transformers`, so each library can read a folder that the
-other wrote. The folder holds two files: `config.json` with the sizes, and `model.safetensors` with the
-weights.
+other wrote. The folder holds `config.json` with the sizes and `model.safetensors` with the weights.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
@@ -39,11 +38,9 @@ from labml_bert.mlm import (
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
+BIAS = "cls.predictions.bias"
 # In `transformers` the output matrix, which is tied to the embedding, and its bias each have a second name.
-ALIASES = {
-    "cls.predictions.decoder.weight": EMBEDDING,
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
+ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
 
 
 class BertOnlyMLMHead(nn.Module):
