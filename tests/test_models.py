@@ -265,8 +265,14 @@ BAD_FOLDERS = {
         lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100),
         "damaged or no safetensors",
     ),
-    "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "not a JSON object"),
-    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
+    "a config that is no JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        "not a JSON object",
+    ),
+    "a config that is a list": (
+        lambda folder: (folder / "config.json").write_text("[]"),
+        "not a JSON object",
+    ),
     "other sizes": (lambda folder: write_config(folder, vocab_size=999), "not from one model"),
     "more layers": (
         lambda folder: write_config(folder, num_hidden_layers=9),
@@ -277,7 +283,10 @@ BAD_FOLDERS = {
         "2 layers and config.json says 1",
     ),
     "heads that do not divide": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
-    "a size that is text": (lambda folder: write_config(folder, hidden_size="wide"), "does not describe a BERT"),
+    "a size that is text": (
+        lambda folder: write_config(folder, hidden_size="wide"),
+        "does not describe a BERT",
+    ),
     "another model": (lambda folder: write_config(folder, model_type="roberta"), "model_type = 'roberta'"),
     "another activation": (lambda folder: write_config(folder, hidden_act="gelu_new"), "hidden_act"),
     "relative positions": (
@@ -291,7 +300,10 @@ BAD_FOLDERS = {
     "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
     "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
     "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
-    "a norm in words": (lambda folder: write_config(folder, layer_norm_eps="small"), "does not describe a BERT"),
+    "a norm in words": (
+        lambda folder: write_config(folder, layer_norm_eps="small"),
+        "does not describe a BERT",
+    ),
     "a config that is too deep": (
         lambda folder: (folder / "config.json").write_text("[" * 200_000),
         "nested too deeply|not a JSON object",
@@ -300,7 +312,10 @@ BAD_FOLDERS = {
         lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
         "in several files",
     ),
-    "a weight that is no number": (lambda folder: spoil(folder, float("nan")), "finite floating-point numbers"),
+    "a weight that is no number": (
+        lambda folder: spoil(folder, float("nan")),
+        "finite floating-point numbers",
+    ),
     "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite floating-point numbers"),
     "whole numbers for weights": (lambda folder: spoil(folder, None), "finite floating-point numbers"),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
