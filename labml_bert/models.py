@@ -7,8 +7,7 @@ How do the parts become a model that any BERT program can load? This file puts t
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
 Every parameter has the same name and shape as in `transformers`, so each library can read a folder that the
-other wrote. The folder holds two files: `config.json` with the sizes, and `model.safetensors` with the
-weights.
+other wrote. The folder holds `config.json` with the sizes and `model.safetensors` with the weights.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
@@ -97,12 +96,8 @@ class BertPreTrainedModel(nn.Module):
         """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = {
-            "architectures": [type(self).__name__],
-            "model_type": "bert",
-            "hidden_act": "gelu",
-        }
-        config |= asdict(self.config) | self.extra_config
+        kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
+        config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists a tied tensor once, under the name of its owner.
         files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
         files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
@@ -136,13 +131,13 @@ class BertPreTrainedModel(nn.Module):
 
         Raises `ValueError` if the padding token would be removed.
         """
-        if vocab_size <= self.config.pad_token_id:
+        pad = self.config.pad_token_id
+        if vocab_size <= pad:
             raise ValueError(
-                f"vocab_size {vocab_size} has no room for the padding token {self.config.pad_token_id}; "
-                f"keep at least {self.config.pad_token_id + 1}"
+                f"vocab_size {vocab_size} has no room for the padding token {pad}; keep {pad + 1}"
             )
         old = self.bert.embeddings.word_embeddings
-        new = nn.Embedding(vocab_size, old.embedding_dim, padding_idx=self.config.pad_token_id)
+        new = nn.Embedding(vocab_size, old.embedding_dim, padding_idx=pad)
         init_weights(new, self.config.initializer_range)
         new = new.to(old.weight)
         kept = min(vocab_size, old.num_embeddings)
@@ -185,7 +180,7 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ValueError(
-                f"{name} in {path} has values other than finite floating-point numbers; save the model again"
+                f"{name} in {path} must hold finite floating-point numbers; save the model again"
             )
 
 
@@ -244,13 +239,8 @@ def read_config(folder: Path) -> BertConfig:
     Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
     """
     path, content = folder / "config.json", read_json(folder)
-    supported = {
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "tie_word_embeddings": True,
-    }
+    supported: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
+    supported |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
     for name, value in supported.items():
         if content.get(name, value) != value:
             raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
@@ -284,9 +274,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             )
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
-        raise ValueError(
-            f"there are no weights in {folder} (no model.safetensors); give the folder of a model"
-        )
+        raise ValueError(f"there are no weights in {folder} (no model.safetensors); give a model's folder")
     try:
         saved, _ = files.read_tensors(path)
     except ValueError as error:
@@ -368,7 +356,7 @@ class BertForMaskedLM(BertPreTrainedModel):
     ) -> MaskedLMOutput:
         """
         `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
-        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labelled places only;
+        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions only;
         without, `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)

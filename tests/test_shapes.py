@@ -93,6 +93,12 @@ def run_fill_mask(checker: Checker) -> None:
     m.fill_mask(model, tokenizer, "ab[MASK]defg")
 
 
+def run_attention_map(checker: Checker) -> None:
+    m = checker.module
+    tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
+    m.attention_map(BertForMaskedLM(sizes()), tokenizer, "ab[MASK]defg")
+
+
 def run_export(checker: Checker) -> None:
     m = checker.module
     model = BertForMaskedLM(sizes())
@@ -165,6 +171,8 @@ SCENARIOS = {
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
+    # Two layers.
+    "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }

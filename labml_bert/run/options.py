@@ -157,8 +157,11 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
         if end.code == 0:
             raise
         lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
-        rule = next((i for i, line in enumerate(lines) if {*line} == {"─"}), len(lines))
-        usage_error(" ".join(filter(None, lines[:rule])))
+        # A rule ends the message. In a terminal that has only ASCII, another one comes before it.
+        rules = [i for i, line in enumerate(lines) if line and not line.strip("─-")]
+        first = 1 if rules[:1] == [0] else 0
+        last = next((i for i in rules if i >= first), len(lines))
+        usage_error(" ".join(filter(None, lines[first:last])))
 
 
 def usage_error(message: str) -> NoReturn:

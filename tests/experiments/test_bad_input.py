@@ -146,7 +146,7 @@ MORE_BAD_INPUT = {
     "fine-tuning without a model": ("finetune_docstrings", [], "no finished run of bert_tiny"),
     "fine-tuning of nothing": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),
     "fine-tuning without seeds": ("finetune_docstrings", ["--seeds", "0"], "seeds is 0"),
-    "fine-tuning in words": ("finetune_docstrings", ["--seeds", "few"], "invalid int value: 'few'"),
+    "fine-tuning in words": ("finetune_docstrings", ["--seeds", "few"], "--seeds: invalid literal"),
     "fine-tuning of a pickle": ("finetune_docstrings", ["--model", "pickle"], "is a pickle"),
     "fine-tuning of a flipped bit": ("finetune_docstrings", ["--model", "flipped_model"], "the sha256"),
     "pairs of a pile that is one": ("bert_tiny", ["--corpus", "good.txt"], "two documents to learn from"),

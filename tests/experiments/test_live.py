@@ -219,7 +219,7 @@ def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             "the sentence of the pictures has 26 tokens",
         ),
         (["--record", "no/r.json"], "cannot write 'no/r.json'"),
-        (["--output"], "expected one argument"),
+        (["--output"], "Missing value for argument '--output'"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(
