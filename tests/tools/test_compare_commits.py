@@ -1,0 +1,220 @@
+"""The tool that compares two commits, on an experiment that takes no time beside the import of torch."""
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.tools import compare_commits
+from tests.tools.commit_runs import Command, Outcome, as_toml, numbers, shrink_claims
+
+# It asks whether torch is there before it imports it, as the experiments do.
+EXPERIMENT = """
+import argparse, json, pathlib, random
+from importlib.util import find_spec
+assert find_spec("torch") is not None
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--record", type=pathlib.Path)
+parser.add_argument("--runs", type=pathlib.Path)
+parser.add_argument("--resume", type=pathlib.Path)
+parser.add_argument("--checkpoint-seconds")
+given = parser.parse_args()
+run = given.resume or given.runs
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+first, generator = 0, torch.Generator().manual_seed(1)
+if given.resume:
+    saved = torch.load(run / "state.pt")
+    given.steps, first = saved["steps"], saved["step"]
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    generator.set_state(saved["generator"])
+for step in range(first, given.steps):
+    x = torch.randn(4, 3, generator=generator)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if run and step == 1:
+        run.mkdir(exist_ok=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"step": 2, "steps": given.steps, "generator": generator.get_state()}
+        torch.save(state, run / "state.pt")
+        header = json.dumps({"__metadata__": {"about": json.dumps({"step": 2}), "sha256": "0"}}).encode()
+        (run / "checkpoint.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+record = {"result": {"loss": loss.item(), "seconds": random.random()}, "date": random.random()}
+given.record.write_text(json.dumps(record))
+"""
+COMMANDS = [
+    Command("whole", "little", "--steps 5"),
+    Command("killed", "little", "--steps 5", kill_after=3),
+]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one experiment, with one commit; the tool takes it for its own."""
+    root = tmp_path / "repository"
+    (root / "experiments").mkdir(parents=True)
+    (root / "experiments" / "little.py").write_text(EXPERIMENT)
+    for arguments in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "One"],
+    ):
+        subprocess.run(["git", *arguments], cwd=root, check=True)
+    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
+        monkeypatch.setenv(name, "A")
+    for name in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "a@example.org")
+    monkeypatch.setattr(compare_commits, "ROOT", root)
+    monkeypatch.setattr(compare_commits, "all_commands", lambda: COMMANDS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tool keeps outcomes, so that the base runs once."""
+    return tmp_path_factory.mktemp("results")
+
+
+def compare(results: Path, *arguments: str) -> int:
+    """The exit code of the tool."""
+    with pytest.raises(SystemExit) as ended:
+        compare_commits.main([*arguments, "--results", str(results)])
+    return int(ended.value.code or 0)
+
+
+def test_a_run_that_forgets_its_place_in_the_data_is_found_when_it_is_resumed(
+    repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The changed file is in a new folder, and git does not know it.
+    (repository / "experiments" / "little.py").unlink()
+    (repository / "experiments" / "moved").mkdir()
+    forgetful = EXPERIMENT.replace("generator.set_state(", "str(")
+    (repository / "experiments" / "moved" / "little.py").write_text(forgetful)
+    assert compare(results, "HEAD") == 1
+    same, different, counts = capsys.readouterr().out.splitlines()
+    assert same.split() == ["same", "whole", "5", "steps,", "1", "numbers"]
+    # The base is killed and resumed too, and has no problem.
+    assert "head: rank 0, resumed, is no end of the whole run" in different and "base" not in different
+    assert counts == "1 same, 0 intended, 1 DIFFERENT"
+    # Nothing is left of the checkouts, and the index is as it was.
+    for command, lines in (["worktree", "list"], 1), (["diff", "--cached"], 0):
+        done = subprocess.run(["git", *command], cwd=repository, stdout=subprocess.PIPE, check=True)
+        assert len(done.stdout.splitlines()) == lines
+    for path in results.glob("*.json"):
+        outcome = json.loads(path.read_text())
+        assert [line.split()[0] for line in outcome["logs"]["rank 0"]] == ["loss", "weights", "moments"] * 5
+        assert outcome["numbers"].keys() == {"record.json/result/loss"}
+        last_loss = float.fromhex(outcome["logs"]["rank 0"][-3].split()[1])
+        assert outcome["numbers"]["record.json/result/loss"] == last_loss
+
+
+def test_another_learning_rate_shows_in_the_first_weights(
+    repository: Path, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = repository / "experiments" / "little.py"
+    script.write_text(EXPERIMENT.replace("lr=0.1", "lr=0.01"))
+    assert compare(results, "HEAD", "--only", "whole") == 1
+    assert "DIFFERENT  whole                              rank 0, step 1: weights" in capsys.readouterr().out
+    monkeypatch.setattr(compare_commits, "INTENDED", {"whole": "a smaller learning rate"})
+    assert compare(results, "HEAD", "--only", "whole") == 0
+    assert "listed as intended: a smaller learning rate" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_is_a_difference(
+    repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "experiments" / "little.py").write_text("raise SystemExit('no longer')")
+    assert compare(results, "HEAD", "--only", "whole") == 1
+    out = capsys.readouterr().out
+    assert "head: exit code 1, 0 processes trained, 0 records: no longer" in out
+
+
+LOG = ["loss 0x1p+1", "weights a", "moments b", "loss 0x1p+0", "weights c", "moments d"]
+
+
+@pytest.mark.parametrize(
+    ("at", "line", "found"),
+    [
+        (0, "loss 0x1.8p+1", "step 1: loss 2.0 (base), loss 3.0 (head)"),
+        (3, "loss nan", "step 2: loss 1.0 (base), loss nan (head)"),
+        (4, "weights e", "step 2: weights c (base), weights e (head)"),
+        (5, "moments e", "step 2: moments d (base), moments e (head)"),
+    ],
+)
+def test_the_first_line_that_differs_is_told(at: int, line: str, found: str) -> None:
+    other = [*LOG[:at], line, *LOG[at + 1 :]]
+    assert compare_commits.different_step(LOG, other) == found
+    assert (
+        compare_commits.difference(Outcome({"rank 0": LOG}, {}), Outcome({"rank 0": other}, {})) is not None
+    )
+
+
+def test_logs_of_other_lengths_and_processes_differ() -> None:
+    assert compare_commits.different_step(LOG, LOG) is None
+    assert compare_commits.different_step(LOG, LOG[:3]) == "step 2: loss 1.0 (base), nothing (head)"
+    assert compare_commits.different_step(LOG[:3], LOG) == "step 2: nothing (base), loss 1.0 (head)"
+    one, two = Outcome({"rank 0": LOG}, {}), Outcome({"rank 0": LOG, "rank 1": LOG}, {})
+    assert (
+        compare_commits.difference(one, two) == "processes that trained: rank 0 (base), rank 0, rank 1 (head)"
+    )
+    assert compare_commits.difference(two, two) is None
+
+
+def test_numbers_are_those_that_do_not_follow_the_clock() -> None:
+    record = {
+        "date": "2020-01-01",
+        "configuration": {"steps": 5},
+        "history": {"loss": [[1, 2.0]], "valid.loss": [[5, 1.5]]},
+        "result": {"loss": 1.5, "wall_seconds": 3.0, "failed": None},
+        "table": [{"arm": "a", "core_seconds": 1.0, "curve": [[0, 2.5]]}],
+        "checkpoints": [{"file": "a.bin", "sha256": "abc"}],
+    }
+    assert dict(numbers(record)) == {
+        "history/valid.loss/0/0": 5,
+        "history/valid.loss/0/1": 1.5,
+        "result/loss": 1.5,
+        "result/failed": None,
+        "table/0/curve/0/0": 0,
+        "table/0/curve/0/1": 2.5,
+        "checkpoints/0/sha256": "abc",
+    }
+
+
+def test_a_number_may_be_new_or_renamed_but_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    different = compare_commits.different_number
+    assert different({"a/loss": 1.0}, {"a/loss": 1.0, "a/new": 2}) is None
+    assert different({"a/loss": float("nan")}, {"a/loss": float("nan")}) is None
+    assert different({"a/loss": 1.0}, {}) == "evaluation a/loss: 1.0 (base), nothing (head)"
+    assert different({"a/loss": 1.0}, {"a/loss": 1.0000000000000002}) is not None
+    monkeypatch.setattr(compare_commits, "RENAMED", {"floors": "baselines"})
+    assert different({"a/floors/0": 1.0}, {"a/baselines/0": 1.0}) is None
+
+
+def test_claims_are_cut_down(tmp_path: Path) -> None:
+    claim = {
+        "name": "a claim",
+        "seeds": 5,
+        "scores": ["package"],
+        "options": {"tokens": 10**7, "schedule": "16"},
+        "grid": {"learning_rate": [1e-3, 2e-3, 3e-3], "batch_tokens": [2048, 4096]},
+        "arms": {'"quoted" ünd': {"tied": False}, "longer": {"tokens": 10**8}},
+    }
+    path = tmp_path / "claims.toml"
+    path.write_text(f"claim = {as_toml([claim, {'name': 'elsewhere', 'arms': {}}])}", "utf-8")
+    shrink_claims(path, tmp_path)
+    small, elsewhere = tomllib.loads(path.read_text("utf-8"))["claim"]
+    assert elsewhere == {"name": "elsewhere", "arms": {}}
+    assert small["seeds"] == 1 and "scores" not in small
+    assert small["options"]["tokens"] <= 10**4 and small["options"]["schedule"] == "16"
+    assert len(small["grid"]["learning_rate"]) == 2 and len(small["grid"]["batch_tokens"]) == 1
+    assert small["arms"]["longer"]["tokens"] == small["options"]["tokens"]
+    assert small["arms"]['"quoted" ünd'] == {"tied": False}
