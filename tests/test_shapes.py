@@ -79,7 +79,7 @@ def run_curriculum(checker: Checker) -> None:
     m = checker.module
     windows = m.random_windows(torch.arange(100), B, T, 11, torch.Generator())
     assert windows.input_ids.shape == windows.position_ids.shape == (B, T)
-    m.with_cls_sep(windows.input_ids, (1, 2))
+    m.put_cls_sep(windows.input_ids, (1, 2))
 
 
 def run_floors(checker: Checker) -> None:

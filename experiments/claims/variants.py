@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
 from labml_bert.bert import BertConfig, BertEncoder, select_positions
-from labml_bert.data.curriculum import Stage, with_cls_sep, length_at, random_windows
+from labml_bert.data.curriculum import Stage, length_at, put_cls_sep, random_windows
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.mlm import (
     IGNORE,
@@ -98,7 +98,7 @@ def next_token_batch(text: MaskedText, length: int, mlm_probability: float) -> d
     B = text.batch_tokens // length
     windows = random_windows(text.train_ids, B, length, text.max_position_embeddings, text.generator)
     input_ids, labels = next_token_labels(
-        with_cls_sep(windows.input_ids, text.cls_sep), text.special_ids, mlm_probability, text.generator
+        put_cls_sep(windows.input_ids, text.cls_sep), text.special_ids, mlm_probability, text.generator
     )
     return {
         "input_ids": input_ids,
