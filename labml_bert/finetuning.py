@@ -17,7 +17,7 @@ Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `D
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, init_weights
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
+from labml_bert.labeled_text import Example
 from labml_bert.models import BertPreTrainedModel, read_json
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.optimization import TrainingArguments
@@ -126,14 +127,6 @@ def read_labels(folder: Path) -> list[str]:
         return [str(names[str(i)]) for i in range(len(names))]
     except (KeyError, TypeError):
         raise ValueError(f"{path} has no id2label that names 0, 1, 2, …; save the model again") from None
-
-
-class Example(NamedTuple):
-    """A labeled text, or a labeled pair of texts. `label` is an index into the names of the classes."""
-
-    text: str
-    label: int
-    pair: str | None = None
 
 
 def encode_examples(
@@ -280,56 +273,3 @@ def predict(
         logits[indices] = model(**batch).logits.cpu()
     model.train(was_training)
     return logits  # (N, K)
-
-
-class Score(NamedTuple):
-    """How good predictions are, if each is the class with the largest logit."""
-
-    accuracy: float
-    macro_f1: float
-    """The mean F1 over the classes among the labels. A rare class counts as much as a common one."""
-
-
-def score(logits: Tensor, labels: Tensor) -> Score:
-    r"""
-    ## Accuracy and macro F1
-
-    `logits` is `(N, K)`, `labels` `(N)`. For one class with `tp` true positives, `fp` false positives and
-    `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
-    """
-    predictions = logits.argmax(-1)  # (N)
-    f1 = []
-    for label in labels.unique():
-        true_positives = ((predictions == label) & (labels == label)).sum()
-        f1.append(2 * true_positives / ((predictions == label).sum() + (labels == label).sum()))
-    return Score((predictions == labels).double().mean().item(), torch.stack(f1).double().mean().item())
-
-
-def choose_hyperparameter(
-    candidates: Sequence[float],
-    examples: Sequence[Example],
-    train_and_predict: Callable[[float, list[Example], list[Example]], Tensor],
-    seed: int = 0,
-) -> float:
-    """
-    ## Choosing a hyperparameter without looking at the test set
-
-    Sets a random fifth of the labeled texts aside for validation. `train_and_predict(candidate, train,
-    validation)` trains a model on the rest and returns its logits for the validation texts, `(N, K)`.
-    Returns the candidate with the highest accuracy; among equals, the one with the lowest loss.
-
-    Raises `ValueError` if there are fewer than five examples.
-    """
-    if len(examples) < 5:
-        raise ValueError(f"{len(examples)} labeled texts cannot be split into four fifths and one; give 5")
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(examples), generator=generator).tolist()
-    size = len(examples) // 5
-    validation, train = ([examples[i] for i in part] for part in (order[:size], order[size:]))
-    labels = torch.tensor([example.label for example in validation])  # (N)
-
-    def quality(candidate: float) -> tuple[float, float]:
-        logits = train_and_predict(candidate, train, validation)
-        return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
-
-    return max(candidates, key=quality)

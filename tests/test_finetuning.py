@@ -14,15 +14,13 @@ from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.finetuning import (
     NEW_PARAMETERS,
     BertForSequenceClassification,
-    Example,
-    choose_hyperparameter,
     collate_rows,
     encode_examples,
     fine_tune,
     predict,
-    score,
     shuffle_batches,
 )
+from labml_bert.labeled_text import Example, choose_hyperparameter, score
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.nsp import SentencePair
 from labml_bert.training.trainer import NonFiniteLossError

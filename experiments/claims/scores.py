@@ -26,8 +26,8 @@ from labml_bert.finetuning import (
     encode_examples,
     fine_tune,
     predict,
-    score,
 )
+from labml_bert.labeled_text import score
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForPreTraining
 from labml_bert.nsp import SentencePair

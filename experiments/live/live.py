@@ -34,6 +34,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
+from labml_bert.console import console, shown
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
@@ -45,7 +46,6 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.run.experiment import Run, launch
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.options import OPERATIONAL, RunOptions
-from labml_bert.run.terminal import console, shown
 from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer

@@ -58,6 +58,7 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
+from labml_bert.console import console
 from labml_bert.data.corpora import python_documents
 from labml_bert.data.curriculum import random_windows
 from labml_bert.data.pair_collator import PairBatches, PairCollator
@@ -73,7 +74,7 @@ from labml_bert.data.tokenizers import (
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
 from labml_bert.run.timing import (
     build_training_step,
     draw_batch,

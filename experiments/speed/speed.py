@@ -31,10 +31,11 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
+from labml_bert.console import console
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, console, header
+from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
 from labml_bert.run.timing import (
     build_layer_ops,
     build_training_step,

@@ -33,7 +33,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from labml_bert.finetuning import Example, choose_hyperparameter
+from labml_bert.labeled_text import Example, choose_hyperparameter
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3)
 

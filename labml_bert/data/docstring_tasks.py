@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from labml_bert.data.corpora import load_corpus, module_docstrings
-from labml_bert.finetuning import Example
+from labml_bert.labeled_text import Example
 
 
 class Docstring(NamedTuple):

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
+from labml_bert.console import console, printable, shown
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
@@ -34,13 +35,10 @@ from labml_bert.run.terminal import (
     ProgressLine,
     bad_input_ends_here,
     command,
-    console,
     filled_lines,
     header,
-    printable,
     results_table,
     run_ends_well,
-    shown,
 )
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (

@@ -8,7 +8,6 @@ next. All of it fits 80 columns. Without a terminal the bar becomes a plain line
 
 import argparse
 import contextlib
-import io
 import os
 import shlex
 import signal
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -27,24 +26,11 @@ from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
+from labml_bert.console import console, plain, printable, shown
 from labml_bert.mlm import IGNORE
 from labml_bert.run.script import stop_before_it_began
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
-
-# Of the processes of `torchrun`, one speaks.
-# Text and paths may have brackets, which are no markup.
-console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=rank() > 0)
-
-# A sign that the terminal does not have becomes a `?`, and does not end a run.
-for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")
-
-
-def plain() -> bool:
-    """Whether only ASCII can be printed."""
-    return not (console.encoding or "ascii").lower().startswith("utf")
 
 
 @contextlib.contextmanager
@@ -142,13 +128,6 @@ def fail_for_memory(error: RuntimeError) -> NoReturn:
             raise error
         raise SystemExit(2)
     fail("these sizes need more memory than there is; choose a smaller model or batch")
-
-
-def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
-    with contextlib.suppress(ValueError):
-        return str(path.resolve().relative_to(Path.cwd()))
-    return str(path)
 
 
 def command(*words: str) -> str:
@@ -268,12 +247,3 @@ def filled_lines(
         answers.append((gap + said).ljust(size), style)
         marks.append((gap + mark).ljust(size), style)
     return [above, answers, marks]
-
-
-def printable(token: str | None) -> str:
-    """One token on one line: a line end or an unprintable sign becomes a visible one, no token a `?`."""
-    token = "?" if token is None else token
-    if plain():
-        token = token.encode("ascii", "replace").decode()
-    line_end = "|" if plain() else "⏎"
-    return "".join(c if c.isprintable() else line_end if c == "\n" else "?" for c in token)

@@ -9,7 +9,7 @@ import torch
 
 from labml_bert.baselines import tfidf
 from labml_bert.baselines.tfidf import PENALTIES, BagOfWords, check_scikit_learn_is_here, tune, words
-from labml_bert.finetuning import Example, score
+from labml_bert.labeled_text import Example, score
 from tests.support.runs import small_text
 
 TEXTS = ["the cat sat, the cat ran", "a dog ran", "The dog_2 sat", "a cat", "ran ran ran a"]

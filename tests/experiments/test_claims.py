@@ -17,7 +17,7 @@ from experiments.claims.training import Run, draw_batch, prepare, train
 from experiments.claims.variants import UntiedMaskedLM, sequence_length
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.docstring_tasks import Task
-from labml_bert.finetuning import Example
+from labml_bert.labeled_text import Example
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.fingerprint import difference, fingerprints_of
