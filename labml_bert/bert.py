@@ -83,8 +83,9 @@ class BertEmbeddings(nn.Module):
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
         if token_type_ids is None:
             token_type_ids = input_ids.new_zeros(1, 1)  # (1, 1)
-        where = self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
-        x = self.word_embeddings(input_ids) + where  # (B, T, D)
+        position_and_type = self.position_embeddings(position_ids)
+        position_and_type = position_and_type + self.token_type_embeddings(token_type_ids)
+        x = self.word_embeddings(input_ids) + position_and_type  # (B, T, D)
         return self.dropout(self.LayerNorm(x))  # (B, T, D)
 
 
@@ -124,7 +125,7 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, usually all of `hidden_states`, keys and values from the latter.
+        Queries come from `query_states`, usually all of `hidden_states`; keys and values always from all.
         `attention_mask` is boolean, `(B, 1, 1, T)`, true where a token may be attended to. Returns the new
         vectors, `(B, P, D)`, and with `output_attentions` the attention weights, `(B, H, P, T)`, else `None`.
         """
@@ -153,7 +154,7 @@ class BertOutput(nn.Module):
 
     Both halves of a block end in the same way: project back to $D$, apply dropout, add the half's input,
     normalize. The sum gives the gradient a straight path to the first layer. BERT normalizes *after* the sum
-    (post-norm), which is why its learning rate has to warm up. (`transformers` also has `BertSelfOutput`.)
+    (post-norm), so it needs learning rate warmup. (`transformers` calls the first of them `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -415,7 +416,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """The `(B, P, D)` of `(B, T, D)` at `positions`, `(B, P)`. No layer reads the rest of the last layer."""
+    """Picks `positions`, `(B, P)`, from `(B, T, D)`: `(B, P, D)`. No layer reads the rest of the last one."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
