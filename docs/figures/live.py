@@ -2,8 +2,8 @@
 # Pictures of the page's model
 
 What stands in a record of `experiments/live/live.py`, drawn: the curves of its two runs, where each head
-looks in one sentence, which positions are alike, what the dense layer of the head is for, and which tokens are
-neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
+looks in one sentence, which positions are alike, what the dense layer of the head is for, and which tokens
+are neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
 """
 
 import math
