@@ -26,6 +26,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((folder / "logs").glob("*/*"))
 
 
+@pytest.mark.processes
 def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["a[MASK]c", "--run", str(run_folder), "--record", str(tmp_path / "map.json")])
     out = capsys.readouterr().out

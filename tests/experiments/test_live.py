@@ -81,6 +81,7 @@ def model_of(folder: Path, number: int) -> tuple[dict[str, Any], BertForMaskedLM
     return about, model
 
 
+@pytest.mark.processes
 def test_each_moment_of_both_runs_is_a_file(written: Path) -> None:
     about = json.loads((written / "web" / "model.json").read_text("utf-8"))
     record = json.loads((written / "record.json").read_text())
@@ -100,6 +101,7 @@ def test_each_moment_of_both_runs_is_a_file(written: Path) -> None:
     assert str(written) not in json.dumps({**record, "command": ""})
 
 
+@pytest.mark.processes
 def test_the_moments_lie_on_the_curves(written: Path) -> None:
     about = json.loads((written / "web" / "model.json").read_text("utf-8"))
     for entry in about["checkpoints"]:
@@ -109,6 +111,7 @@ def test_the_moments_lie_on_the_curves(written: Path) -> None:
         assert min(abs(loss - entry["loss"]) for loss in then) < 1e-2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [0, 3, 5, 7])
 def test_the_loss_that_is_stated_is_that_of_the_file(written: Path, number: int) -> None:
     about, model = model_of(written / "web", number)
@@ -147,6 +150,7 @@ def check_pictures(folder: Path, record: dict[str, Any]) -> None:
         assert all(here[token] == pytest.approx(cosine, abs=6e-4) for token, cosine in entry["nearest"])
 
 
+@pytest.mark.processes
 def test_the_pictures_are_of_the_last_file(written: Path) -> None:
     record = json.loads((written / "record.json").read_text())
     check_pictures(written / "web", record)
@@ -185,12 +189,14 @@ def test_the_site_has_the_weights_of_the_record() -> None:
     check_pictures(folder, record)
 
 
+@pytest.mark.processes
 def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
     endless = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}
     out = stopped_by_ctrl_c([sys.executable, str(SCRIPT), *typed(corpus_file, endless)], tmp_path)
     assert "the same command starts anew" in out and "--resume" not in out
 
 
+@pytest.mark.processes
 def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = next((written / "logs").glob("*/*"))
     with pytest.raises(SystemExit) as stopped:
