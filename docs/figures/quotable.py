@@ -71,7 +71,7 @@ def operations(
 ) -> SimpleNamespace:
     """
     Floating-point operations of a training step for one sequence, in its products, by part. A test compares
-    them with `timing.forward_operations`. A backward pass has twice those of a forward pass.
+    them with `timing.count_forward_flops`. A backward pass has twice those of a forward pass.
     """
     T, D, wide = length, hidden_size, intermediate_size or 4 * hidden_size
     layers = 3 * num_hidden_layers * T * 2 * (4 * D * D + 2 * D * wide)

@@ -19,7 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labml_bert.bert import BertIntermediate, BertOutput, BertSelfAttention, Dropout
+from labml_bert.bert import (
+    BertIntermediate,
+    BertOutput,
+    BertSelfAttention,
+    Dropout,
+    apply_all,
+    cast_once,
+    written_out_is_faster,
+)
 from labml_bert.mlm import IGNORE, BertPredictionHeadTransform, masked_lm_loss, masked_lm_positions
 from labml_bert.models import BertForMaskedLM
 
@@ -48,10 +56,7 @@ def project_separately(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
 
 def project_together(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
     """One matmul for all, as in the original."""
-    weight = torch.cat([layer.weight for layer in layers])  # (n * D, D) for n layers
-    bias = torch.cat([layer.bias for layer in layers])  # (n * D)
-    parts = F.linear(x, weight, bias).chunk(len(layers), dim=-1)  # each (B, T, D)
-    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]
+    return [y.unflatten(-1, (num_heads, -1)).transpose(1, 2) for y in apply_all(layers, x)]
 
 
 def project_contiguous(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
@@ -83,8 +88,8 @@ class SelfAttention(nn.Module):
         self.project, self.attend = project, attend or self.attend_like_the_original
 
     def attend_like_the_original(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        """Two matmuls on a CPU with dropout or in bfloat16, otherwise the fused kernel."""
-        if q.device.type == "cpu" and (dropout > 0 or q.dtype == torch.bfloat16):
+        """Two matmuls if they are faster, otherwise the fused kernel."""
+        if written_out_is_faster(q, dropout):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             return self.dropout(scores.softmax(dim=-1)) @ v  # (B, H, P, D/H)
         return attend_fused(q, k, v, dropout)
@@ -149,8 +154,8 @@ def loss_from_parts(
     - `in_chunks`: one function does the last matmul and the cross-entropy, and computes the logits in chunks.
     """
     x = model.bert.embeddings(input_ids)  # (B, T, D)
-    if cast and torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))  # (B, T, D)
+    if cast:
+        x = cast_once(x)  # (B, T, D)
     positions = None
     if not (whole_last_layer or all_logits):
         positions = masked_lm_positions(labels)  # (B, P)

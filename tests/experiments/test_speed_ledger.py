@@ -58,9 +58,11 @@ def in_force() -> list[object]:
         bert.BertSelfAttention.forward,
         bert.BertOutput.forward,
         bert.BertIntermediate.forward,
+        bert.apply_all,
+        bert.cast_once,
+        bert.written_out_is_faster,
         torch.nn.functional.gelu,
         torch.is_autocast_enabled,
-        models.masked_lm_loss,
         models.select_labeled,
         models.BertForMaskedLM.forward,
         models.BertPreTrainedModel.encode,
@@ -114,6 +116,7 @@ def test_a_gain_is_a_number_above_one() -> None:
     assert 0 < found["drawing"] < found["seconds"] * 10
 
 
+@pytest.mark.processes
 def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_ledger, "SHAPES", [SHAPE])
     path = tmp_path / "ledger.json"
