@@ -18,10 +18,8 @@ from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
-from labml_bert.run.mlm_run import Options
-from labml_bert.run.mlm_run import main as train
 from labml_bert.training.checkpoint import CHECKPOINT
-from tests.support.runs import small_text
+from tests.support.runs import SIZES, main_in_process, small_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
@@ -49,19 +47,9 @@ def saved(model: BertForMaskedLM, folder: Path) -> Path:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     (folder / "text.txt").write_text(small_text(400))
-    options = Options(
-        "mlm_tiny",
-        corpus=str(folder / "text.txt"),
-        schedule="8",
-        minutes=None,
-        steps=4,
-        batch_tokens=64,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
-    train(options, "", ["--runs", str(folder / "logs")])
+    small = ["--schedule=8", "--max-position-embeddings=32", "--batch-tokens=64", "--hidden-size=16"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        main_in_process(monkeypatch, folder, "--corpus=text.txt", "--steps=4", *SIZES, *small)
     return next((folder / "logs").glob("*/*"))
 
 

@@ -1,7 +1,7 @@
 """What holds for any schedule of sequence lengths, and for any text."""
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from labml_bert.data.curriculum import Curriculum, parse_schedule, put_cls_sep
+from labml_bert.data.curriculum import length_at, parse_schedule, put_cls_sep, random_windows, stage_ends
 from tests.support.strategies import is_run
 
 
@@ -40,21 +40,14 @@ def test_a_schedule_is_read_or_refused(text: str) -> None:
 
 
 @given(st.data())
-def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> None:
+def test_the_length_is_that_of_the_stage(data: st.DataObject) -> None:
     draw = data.draw
     lengths = sorted(draw(st.sets(st.integers(2, 8), min_size=1, max_size=3)))
     weights = [draw(st.integers(1, 4)) for _ in lengths]
     text = ",".join(f"{length}:{weight}" for length, weight in zip(lengths, weights, strict=True))
-    n, batch_tokens, positions = (draw(st.integers(1, top)) for top in (20, 30, 12))
-    frame = draw(st.sampled_from([None, (-1, -2)]))
-    ids = torch.arange(100, 100 + n)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    arguments = (ids, parse_schedule(text), batch_tokens, positions, generator, frame)
-    if lengths[-1] > min(n, batch_tokens, positions):
-        with pytest.raises(ValueError, match=str(lengths[-1])):
-            Curriculum(*arguments)
-        return
-    curriculum = Curriculum(*arguments)
+    stages = parse_schedule(text)
+    ends = [end / sum(weights) for end in accumulate(weights)]
+    assert stage_ends(stages) == pytest.approx(ends)
     progress = draw(st.integers(0, sum(weights))) / sum(weights) + draw(st.sampled_from([0, 1e-9, -1e-9]))
     spent, expected = 0, lengths[-1]
     for length, weight in zip(lengths, weights, strict=True):
@@ -62,16 +55,22 @@ def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> N
         if progress * sum(weights) < spent - 1e-12:
             expected = length
             break
-    T = curriculum.length(progress)
     # On the border itself the last bit of a sum decides.
     if abs(progress * sum(weights) - round(progress * sum(weights))) > 1e-12:
-        assert expected == T
-    batch = curriculum.batch(progress)
-    assert batch.input_ids.shape == batch.position_ids.shape == (batch_tokens // T, T)
+        assert length_at(stages, progress) == expected
+
+
+@given(st.data())
+def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> None:
+    draw = data.draw
+    T = draw(st.integers(1, 8))
+    n, positions = draw(st.integers(T, 20)), draw(st.integers(T, 12))
+    B = draw(st.integers(0, 5))
+    ids = torch.arange(100, 100 + n)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    batch = random_windows(ids, B, T, positions, generator)
+    assert batch.input_ids.shape == batch.position_ids.shape == (B, T)
     for row, places in zip(batch.input_ids.tolist(), batch.position_ids.tolist(), strict=True):
-        if frame:
-            assert (row[0], row[-1]) == frame
-            row = row[1:-1]
         assert is_run(row)
         assert is_run(places)
         assert set(row) <= set(ids.tolist())

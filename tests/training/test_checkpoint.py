@@ -8,38 +8,35 @@ import torch
 from torch import Tensor
 
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
-from labml_bert.training.trainer import tracked
 from tests.support.damage import flipped
-from tests.support.trainers import finish, trainer_at
+from tests.support.trainers import finish, train, trainer_at
 
 
 def test_a_damaged_checkpoint_names_the_one_before_and_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     finish(tmp_path / "whole")
     path = tmp_path / "run"
     path.mkdir()
-    trainer, parts = trainer_at(path)
-    inner = parts["next_batch"]
+    trainer, draw = trainer_at(path)
 
-    def next_batch(progress: float) -> dict[str, Tensor]:
+    def next_batch() -> dict[str, Tensor]:
         if trainer.step in (10, 20):
             trainer.save()
         if trainer.step == 25:
             raise KeyboardInterrupt
-        return inner(progress)
+        return draw()
 
-    with tracked(path, {}), pytest.raises(KeyboardInterrupt):
-        list(trainer.train(**{**parts, "next_batch": next_batch}))
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer, next_batch)
     assert not (path / "run.pid").exists()
     data = (path / CHECKPOINT).read_bytes()
     (path / CHECKPOINT).write_bytes(flipped(data, len(data) // 2))
     with pytest.raises(ValueError, match=f"sha256.*of step .*, is whole: rename {PREVIOUS} to {CHECKPOINT}"):
         trainer_at(path)[0].resume()
     os.replace(path / PREVIOUS, path / CHECKPOINT)
-    trainer, parts = trainer_at(path)
+    trainer, next_batch = trainer_at(path)
     trainer.resume()
     assert trainer.step <= 20
-    with tracked(path, {}):
-        list(trainer.train(**parts))
+    train(trainer, next_batch)
     expected, found = load_checkpoint(tmp_path / "whole")[1], load_checkpoint(path)[1]
     assert all(torch.equal(expected[key], found[key]) for key in expected)
     for name in (CHECKPOINT, PREVIOUS):
