@@ -77,20 +77,19 @@ def checked(record: Record) -> str:
     """
     Whether today's code reproduces the record, as a sentence, or nothing for a record of times.
 
-    A *fingerprint* is a short run of the same configuration with the loss of each step. It has the date on
-    which today's code gave the same losses. A record of several arms has one fingerprint for each, and the
-    sentence then gives the earliest date.
+    A *fingerprint* is a short run of the same configuration with the loss of each step. Under `checked` it has
+    the date on which today's code gave the same losses. A record of several runs has several fingerprints, and
+    the sentence then gives the earliest date.
     """
     data = record.data
     if data.keys() & TIMINGS:
         return ""
-    if "fingerprints" in data:
-        # The runs that an arm shares with another claim are checked there.
-        arms = {row["arm"] for row in data["table"] if "from" not in row}
-        fingerprints = [data["fingerprints"].get(arm, {}) for arm in sorted(arms)]
-    else:
-        fingerprints = [data.get("fingerprint", {})]
-    dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints]
-    if not dates or None in dates:
+    fingerprints = dict(data.get("fingerprints", {}))
+    if "fingerprint" in data:
+        fingerprints[""] = data["fingerprint"]
+    # Each arm of a claim needs one, but the runs that it shares with another claim are checked there.
+    arms = {row["arm"] for row in data["table"] if "from" not in row} if "claim" in data else set()
+    dates = [found.get("checked", {}).get("date") for found in fingerprints.values()]
+    if not dates or None in dates or arms - fingerprints.keys():
         return NOT_CHECKED
     return f"Reproduced by today's code ({min(dates)})."

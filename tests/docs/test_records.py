@@ -12,6 +12,8 @@ def fingerprint(date: str = "2026-11-22") -> dict:
 def test_a_record_whose_fingerprint_was_checked_says_when() -> None:
     record = Record("x", {"fingerprint": fingerprint()})
     assert checked(record) == "Reproduced by today's code (2026-11-22)."
+    record = Record("x", {"fingerprints": {"": fingerprint()}})
+    assert checked(record) == "Reproduced by today's code (2026-11-22)."
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def test_nothing_is_said_of_times(kind: str) -> None:
 def test_of_several_arms_the_earliest_check_counts() -> None:
     rows = [{"arm": "short"}, {"arm": "long"}, {"arm": "shared", "from": "another claim"}]
     prints = {"short": fingerprint("2026-11-23"), "long": fingerprint("2026-11-22")}
-    record = Record("x", {"table": rows, "fingerprints": prints})
+    record = Record("x", {"claim": {}, "table": rows, "fingerprints": prints})
     assert checked(record) == "Reproduced by today's code (2026-11-22)."
     del prints["long"]
     assert checked(record) == "Not checked against today's code."
