@@ -77,9 +77,9 @@ def checked(record: Record) -> str:
     """
     Whether today's code reproduces the record, as a sentence, or nothing for a record of times.
 
-    A *fingerprint* is a short run of the same configuration with the loss of each step. Under `checked` it has
-    the date on which today's code gave the same losses. A record of several runs has several fingerprints, and
-    the sentence then gives the earliest date.
+    A *fingerprint* is a short run of the same configuration with the loss of each step. Its entry `checked`
+    has the date on which today's code gave the same losses. Several runs in one record have several
+    fingerprints, and the sentence then gives the earliest date.
     """
     data = record.data
     if data.keys() & TIMINGS:

@@ -15,7 +15,7 @@ from docs.figures.records import Record, checked, made
 from docs.figures.speed import ledger, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
-from docs.literate.prose import cell, fenced
+from docs.literate.prose import cell, fenced, wide
 
 
 def results(record: Record) -> str:
@@ -108,9 +108,8 @@ def facts(record: Record) -> str:
         "Versions": versions,
         "Commit": f"`{cell((data.get('commit') or 'unknown')[:12])}`",
     }
-    return "| what | this run |\n|---|---|\n" + "".join(
-        f"| {name} | {value} |\n" for name, value in rows.items()
-    )
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return wide(f"| what | this run |\n|---|---|\n{table}")
 
 
 def curves(record: Record) -> str:

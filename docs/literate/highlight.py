@@ -126,7 +126,9 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
         if kind == "lines":
             # The Tab key stops once in each block, and the arrows go on from there.
             text = text.replace(' tabindex="-1"', "", 1)
-        block = f'<pre class="{kind}"><code>{text}</code></pre>'
+        # There is nothing to find in empty lines.
+        hidden = " data-search-exclude" if kind == "blank" else ""
+        block = f'<pre class="{kind}"{hidden}><code>{text}</code></pre>'
         if kind == "fold":
             begins = lines[first - 1].lstrip()
             mark = next((sign for sign in ("#", "//") if begins.startswith(sign)), '"""')
