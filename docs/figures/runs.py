@@ -53,7 +53,7 @@ def comparison(record: Record) -> str:
     """
     rows: list[dict[str, Any]] = record.data["table"]
     arms = list(dict.fromkeys(row["arm"] for row in rows))
-    parts = []
+    parts: list[str] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         about = record.data["tasks"][task]
         counts = sorted({row["labels"] for row in rows if row["task"] == task})

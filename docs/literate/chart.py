@@ -137,7 +137,7 @@ class Axes:
 def axes(at: Axes, x_label: str) -> str:
     """The grid and what is written along it."""
     between = powers if at.log else ticks
-    parts = []
+    parts: list[str] = []
     for y in between(at.low, at.high):
         height = at(at.right, y)[1]
         parts.append(f'<path class="grid" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
@@ -224,7 +224,7 @@ def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -
     """
     row, room = 46, 0.62 * WIDTH
     longest = max(bar.most or bar.value for bar in bars) or 1.0
-    parts = []
+    parts: list[str] = []
     for i, bar in enumerate(bars):
         y, length = i * row, room * bar.value / longest
         end = room * (bar.most or bar.value) / longest
