@@ -74,8 +74,7 @@ def attention(record: Record) -> Markup:
     wide, top = WIDTH / len(layers[0]), 26
     cell = (wide - 12) / len(tokens)
     size = cell * len(tokens)
-    parts: list[str] = []
-    rows = []
+    parts, rows = list[str](), list[list[str]]()
     for i, layer in enumerate(layers):
         for j, head in enumerate(layer):
             x, y = j * wide + 1, i * (size + top + 10) + top
@@ -133,8 +132,7 @@ def positions(record: Record) -> Markup:
     cosines, by_distance = found["cosines"], found["by_distance"]
     left, top = 56, 26
     cell = (WIDTH - left - 2) / len(cosines)
-    full, hollow = "", ""
-    parts: list[str] = []
+    full, hollow, parts = "", "", list[str]()
     for a, line in enumerate(cosines):
         for b, cosine in enumerate(line):
             x, y = left + (b + 0.5) * cell, top + (a + 0.5) * cell
@@ -208,8 +206,7 @@ def neighbours(record: Record) -> Markup:
     row, left = 54, 72
     many = max(len(entry["nearest"]) for entry in found)
     wide = (WIDTH - left) / many
-    parts: list[str] = []
-    rows = []
+    parts, rows = list[str](), list[list[str]]()
     for i, entry in enumerate(found):
         y = i * row + 26
         parts.append(text(8, y, visible(entry["token"]), _class="token"))
