@@ -171,7 +171,9 @@ def test_no_module_of_the_package_is_there_for_one_experiment_only() -> None:
         [
             f"{MODULES[module].relative_to(ROOT)}:1 is used by experiments/{next(iter(names))} only"
             for module, names in users.items()
-            if len(names) == 1 and module not in used_inside and not is_program(MODULES[module])
+            if len(names) == 1
+            and module not in used_inside
+            and not is_program(MODULES[module])
             # A baseline stands beside the others, however many use it.
             and room_of(module) != "baselines"
         ]
