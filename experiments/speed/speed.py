@@ -269,8 +269,7 @@ def print_table(result: dict[str, Any], peaks: dict[str, float]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, measures, prints, and writes a record if asked."""
     parser = OneLineParser(description="Time our training step next to those of transformers and labml_nn.")
-    names = [shape.name for shape in GPU_SHAPES]
-    parser.add_argument("--shapes", nargs="+", choices=names, help="which (default: all for this machine)")
+    parser.add_argument("--shapes", nargs="+", choices=[s.name for s in GPU_SHAPES], help="default: all")
     parser.add_argument("--dropout", nargs="+", type=float, default=[0.1, 0.0], help="default: 0.1 0")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: 5)")
     parser.add_argument("--batch-size", type=int, help="sequences in a batch, for a quick look")
