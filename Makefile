@@ -28,9 +28,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist work
 test: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs $(ARGS)
 
-# The tests that start no process.
+# The tests that start no process, in less than a minute.
 test-fast: $(VENV)/.test
-	$(PYTEST) --ignore tests/docs -m "not processes" $(ARGS)
+	$(PYTEST) --ignore tests/docs -m "not processes and not slow" $(ARGS)
 
 # The property tests with 10,000 new examples each, instead of the same 100. Hypothesis itself marks its tests.
 test-long: $(VENV)/.test
