@@ -14,6 +14,9 @@ operations with the weights in it, for the many programs that run such graphs. I
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary.
 """
 
+if __name__ == "__main__":
+    from labml_bert.run import script  # noqa: F401
+
 import contextlib
 import hashlib
 import io

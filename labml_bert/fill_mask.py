@@ -10,6 +10,9 @@ Each mask is answered by itself, given all the rest. With two masks side by side
 weigh pairs of answers; it gives for each place the chance of every token there.
 """
 
+if __name__ == "__main__":
+    from labml_bert.run import script  # noqa: F401
+
 from pathlib import Path
 from typing import NamedTuple
 

@@ -12,8 +12,19 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-# The dependencies in pyproject.toml; `requires` in an installed package would need the package installed.
-REQUIRED = ("torch", "labml", "numpy", "tokenizers", "safetensors", "filelock", "rich", "datasets", "pyarrow")
+# The dependencies in pyproject.toml. A clone that isn't installed has no metadata to read them from.
+REQUIRED = (
+    "torch",
+    "labml",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "filelock",
+    "rich",
+    "tyro",
+    "datasets",
+    "pyarrow",
+)
 
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,6 @@ from torch import Tensor
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.console import console, plain, printable, shown
 from labml_bert.mlm import IGNORE
-from labml_bert.run.script import stop_before_it_began
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
@@ -41,7 +40,9 @@ def bad_input_ends_here() -> Iterator[None]:
     Whatever the user can get wrong is raised as `ValueError`, and what the machine refuses as `OSError`,
     before anything is written. It becomes one line and exit code 2.
     """
-    if signal.getsignal(signal.SIGINT) is stop_before_it_began:
+    # Not imported here: in somebody else's program, Ctrl-C is their own affair.
+    script = sys.modules.get("labml_bert.run.script")
+    if script is not None and signal.getsignal(signal.SIGINT) is script.stop_before_it_began:
         # All is loaded.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
