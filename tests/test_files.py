@@ -63,6 +63,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.processes
 def test_another_process_is_refused_or_waits(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(BlockingIOError, match="locked by another process"):
@@ -82,6 +83,7 @@ def test_another_process_is_refused_or_waits(tmp_path: Path) -> None:
             assert process.wait() == 0
 
 
+@pytest.mark.processes
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.kill()

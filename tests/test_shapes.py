@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
+from labml_bert.labeled_text import Example
 from labml_bert.models import BertForMaskedLM
 from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
@@ -143,12 +144,17 @@ def run_finetuning(checker: Checker) -> None:
     m = checker.module
     # As many words as leave room for the special tokens, so that a row is `T` long.
     tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
-    examples = [m.Example("word1 word2 word3 word4 word5", label) for label in range(B)]
+    examples = [Example("word1 word2 word3 word4 word5", label) for label in range(B)]
     rows = m.encode_examples(tokenizer, examples)
     model = m.BertForSequenceClassification(sizes(), [str(label) for label in range(K)])
     m.fine_tune(model, rows, 1e-3, epochs=1)
-    labels = torch.tensor([example.label for example in examples])
-    m.score(m.predict(model, rows), labels)
+    m.predict(model, rows)
+
+
+def run_labeled_text(checker: Checker) -> None:
+    m = checker.module
+    examples = [m.Example("word", label) for label in range(B)]
+    m.score(torch.zeros(B, K), torch.tensor([example.label for example in examples]))
     checker.fixed = {}
     m.choose_hyperparameter([1.0], examples * 5, lambda _, rest, fifth: torch.zeros(len(fifth), K))
 
@@ -169,6 +175,7 @@ SCENARIOS = {
     "baselines/ngrams.py": (run_floors, {}),
     "data/pair_shards.py": (run_shards, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
+    "labeled_text.py": (run_labeled_text, {"K": K, "N": B}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
     # Two layers.

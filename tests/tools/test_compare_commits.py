@@ -17,6 +17,9 @@ from importlib.util import find_spec
 assert find_spec("torch") is not None
 import torch
 
+# Each compares runs of a script, in processes of their own.
+pytestmark = pytest.mark.processes
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int)
 parser.add_argument("--record", type=pathlib.Path)

@@ -163,6 +163,7 @@ def labml_server() -> Iterator[LabmlServer]:
     server.server.server_close()
 
 
+@pytest.mark.processes
 def test_without_configuration_nothing_is_contacted_and_nothing_written_elsewhere(tmp_path: Path) -> None:
     done = run_tracked(tmp_path, 1, 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
@@ -171,17 +172,20 @@ def test_without_configuration_nothing_is_contacted_and_nothing_written_elsewher
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("home", ["/proc/nowhere", ""])
 def test_without_configuration_no_home_is_needed(home: str, tmp_path: Path) -> None:
     done = run_tracked(tmp_path, 1, HOME=home)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.processes
 def test_what_is_tested_above_would_be_noticed(labml_server: LabmlServer, tmp_path: Path) -> None:
     done = run_tracked(tmp_path, 1, labml_app_url=labml_server.url)
     assert done.returncode == 9 and "contacted" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_configured_server_gets_the_metrics_and_a_resume_continues_them(
     labml_server: LabmlServer, tmp_path: Path
 ) -> None:
@@ -202,6 +206,7 @@ def test_a_configured_server_gets_the_metrics_and_a_resume_continues_them(
     assert [path.name for path in (tmp_path / "tiny").rglob("*") if path.is_file()] == [METRICS]
 
 
+@pytest.mark.processes
 def test_the_settings_file_names_a_server_too(labml_server: LabmlServer, tmp_path: Path) -> None:
     package = tmp_path / "labml_bert" / "training"
     package.mkdir(parents=True)
@@ -215,6 +220,7 @@ def test_the_settings_file_names_a_server_too(labml_server: LabmlServer, tmp_pat
     assert labml_server.track("loss") == [(1, 10.0), (2, 5.0)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
