@@ -10,15 +10,15 @@ import pytest
 from tests.tools import compare_commits
 from tests.tools.commit_runs import Command, Outcome, as_toml, numbers, shrink_claims
 
+# The tests compare runs of a script, in processes of their own.
+pytestmark = pytest.mark.processes
+
 # It asks whether torch is there before it imports it, as the experiments do.
 EXPERIMENT = """
 import argparse, json, pathlib, random
 from importlib.util import find_spec
 assert find_spec("torch") is not None
 import torch
-
-# Each compares runs of a script, in processes of their own.
-pytestmark = pytest.mark.processes
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int)
