@@ -20,7 +20,8 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.experiment import Run, launch
+from labml_bert.run.experiment import Run
+from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
 from labml_bert.training.evaluation import evaluate_masked_lm
 

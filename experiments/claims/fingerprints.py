@@ -7,20 +7,31 @@ few steps.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from experiments.claims.options import GivenOptions, read_options
-from experiments.claims.training import prepare, train
-from labml_bert.run.fingerprint import STEPS, Fingerprint, machine, quiet, single_thread
+from experiments.claims.training import held_out_loss, prepare, train
+from labml_bert.run.fingerprint import (
+    STEPS,
+    Fingerprint,
+    FingerprintComplete,
+    make_fingerprint,
+    quiet,
+    single_thread,
+)
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """How to take the fingerprint of each arm in the record of a claim."""
     # The search for a learning rate comes before the first seed.
-    rows = {row["arm"]: row for row in reversed(record["table"]) if row["seed"] == 0}
+    # A run that was made for another claim is checked there.
+    own = [row for row in record["table"] if row["seed"] == 0 and "from" not in row]
+    rows = {row["arm"]: row for row in reversed(own)}
     return {
         arm: partial(take_arm_fingerprint, record["claim"]["job"], rows[arm]["options"])
         for arm in record["claim"]["arms"]
@@ -29,15 +40,18 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 
 def take_arm_fingerprint(kind: str, given: GivenOptions, steps: int = STEPS) -> Fingerprint:
-    """A run of a few steps in float32 on one thread: the loss of each, and the held-out loss at the end."""
+    """A run of a few steps in float32 on one thread: the loss of each, and a held-out loss at the end."""
     losses: list[float] = []
+    evaluation: dict[str, float] = {}
     tokens = steps * read_options(kind, given).batch_tokens
-    with single_thread(), quiet():
+
+    def see_step(number: int, loss: Tensor) -> None:
+        losses.append(loss.item())
+        if number == steps:
+            evaluation["loss"] = held_out_loss(run, quick=True)
+            raise FingerprintComplete
+
+    with single_thread(), quiet(), suppress(FingerprintComplete):
         run = prepare(kind, {**given, "tokens": tokens, "precision": "float32"}, 0, torch.device("cpu"))
-        found = train(run, on_step=lambda number, loss: losses.append(loss.item()), evaluations=1)
-    return {
-        "steps": steps,
-        "losses": losses,
-        "evaluation": {"loss": found["result"]["loss"]},
-        **machine(),
-    }
+        train(run, on_step=see_step, evaluations=1)
+    return make_fingerprint(losses, evaluation)

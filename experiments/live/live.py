@@ -43,8 +43,9 @@ from labml_bert.export import made, rounded, rounding_error, write_web, write_we
 from labml_bert.files import write_whole
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.experiment import Run, launch
+from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
+from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm

@@ -7,7 +7,6 @@ the progress line, tracking, and at the end a result, a model that `fill_mask` a
 and a record."""
 
 import contextlib
-import inspect
 import json
 import shlex
 import string
@@ -29,16 +28,14 @@ from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
 from labml_bert.files import lock, write_whole
 from labml_bert.models import BertPreTrainedModel
-from labml_bert.run.options import PRECISIONS, Options, RunOptions, parse_options
+from labml_bert.run.options import PRECISIONS, RunOptions
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import (
     ProgressLine,
-    bad_input_ends_here,
     command,
     filled_lines,
     header,
     results_table,
-    run_ends_well,
 )
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
@@ -279,23 +276,6 @@ class Run:
                 "wall_seconds": time.monotonic() - self.start_time,
             },
         }
-
-
-def launch(
-    main: Callable[[Run, Options], None], options_type: type[Options], argv: list[str] | None = None
-) -> None:
-    """
-    ## From the command line to the end
-
-    Calls `main(run, options)`. Whatever the user got wrong ends in one line and exit code 2; a run that is
-    stopped says how to resume it."""
-    experiment = Path(inspect.getfile(main)).stem
-    description = inspect.cleandoc(main.__doc__ or "")
-    with bad_input_ends_here():
-        options = parse_options(options_type, experiment, description, argv)
-        run = Run(options, experiment)
-    with run_ends_well(lambda: run.path, lambda: run.is_resumable), run.resources:
-        main(run, options)
 
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:

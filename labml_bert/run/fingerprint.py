@@ -17,6 +17,7 @@ another learning rate."""
 import contextlib
 import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from labml_bert.console import console
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
-from labml_bert.run.record import hardware, versions
+from labml_bert.run.record import hardware, origin, versions
 from labml_bert.run.terminal import bad_input_ends_here
 from labml_bert.training.trainer import Report, Step
 
@@ -85,7 +86,19 @@ def take_fingerprint(
         run.on_step, run.on_report = see_step, see_report
         with contextlib.suppress(FingerprintComplete), run.resources:
             main(run, options)
-    return {"steps": steps, "losses": losses, "evaluation": evaluation, **machine()}
+    return make_fingerprint(losses, evaluation)
+
+
+def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:
+    """
+    JSON has no NaN and no infinity, so these become `None`. An evaluation has six digits, as in a record.
+    """
+    return {
+        "steps": len(losses),
+        "losses": [loss if math.isfinite(loss) else None for loss in losses],
+        "evaluation": {k: round(v, 6) if math.isfinite(v) else None for k, v in evaluation.items()},
+        **machine(),
+    }
 
 
 def machine() -> dict[str, Any]:
@@ -123,13 +136,18 @@ def difference(recorded: Fingerprint, today: Fingerprint) -> str:
     same_machine = all(recorded.get(key) == today[key] for key in machine())
     tolerance = 0.0 if same_machine else TOLERANCE
     for step, (before, now) in enumerate(zip(recorded["losses"], today["losses"], strict=True), 1):
-        if not abs(before - now) <= tolerance:
-            return f"the loss of step {step} was {before:.6f} and is {now:.6f}"
+        if not is_close(before, now, tolerance):
+            return f"the loss of step {step} was {before} and is {now}"
     for name, before in recorded["evaluation"].items():
         now = today["evaluation"].get(name)
-        if now is None or not abs(before - now) <= max(tolerance, tolerance * abs(before)):
+        if not is_close(before, now, tolerance * max(1.0, abs(before or 0.0))):
             return f"{name} of the evaluation was {before} and is {now}"
     return ""
+
+
+def is_close(before: float | None, now: float | None, tolerance: float) -> bool:
+    """Whether both are the same number, or neither is one."""
+    return before is now if before is None or now is None else abs(before - now) <= tolerance
 
 
 def load_script(experiment: str) -> ModuleType:
@@ -184,8 +202,9 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def main(argv: list[str] | None = None) -> None:
     """
-    Checks the fingerprints of the records that are named, or of all. With `--write`, a record without
-    fingerprints gets them: for a record that was just made by today's code.
+    Checks the fingerprints of the records that are named, or of all. With `--write`, the date of a check is
+    written into the record, and a record without fingerprints gets them: for a record that was just made by
+    today's code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words
@@ -210,12 +229,13 @@ def main(argv: list[str] | None = None) -> None:
                     continue
                 count += 1
                 if part not in saved:
-                    saved[part] = today
+                    saved[part] = today | {"checked": origin()}
                     console.print(f"  {label}: written")
                 elif reason := difference(saved[part], today):
                     failures += 1
                     console.print(f"  {label}: not reproduced, {reason}")
                 else:
+                    saved[part]["checked"] = origin()
                     console.print(f"  {label}: reproduced")
             if is_writing and saved:
                 write_whole(path, json.dumps({**record, "fingerprints": saved}, indent=1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert.run.experiment import launch
+from labml_bert.run.launch import launch
 from tests.support.runs import small_text
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "attention_map.py"

@@ -20,7 +20,7 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.experiment import launch
+from labml_bert.run.launch import launch
 from tests.support.runs import small_text, stopped_by_ctrl_c
 
 ROOT = Path(__file__).parents[2]

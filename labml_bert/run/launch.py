@@ -1,0 +1,42 @@
+"""
+# From the command line to the end of a run
+
+The last line of every experiment is `launch(main, Options)`. It reads the options, calls `main(run,
+options)`, and turns whatever ends the run early into one line. If a record was written, it gets its
+fingerprint, so that it can be checked later."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from labml_bert.console import console
+from labml_bert.files import write_whole
+from labml_bert.run.experiment import Run
+from labml_bert.run.fingerprint import take_fingerprint
+from labml_bert.run.options import Options, parse_options
+from labml_bert.run.record import origin
+from labml_bert.run.terminal import bad_input_ends_here, run_ends_well
+from labml_bert.training.distributed import rank
+
+
+def launch(
+    main: Callable[[Run, Options], None], options_type: type[Options], argv: list[str] | None = None
+) -> None:
+    """
+    Calls `main(run, options)`. Whatever the user got wrong ends in one line and exit code 2; a run that is
+    stopped says how to resume it.
+    """
+    experiment = Path(inspect.getfile(main)).stem
+    description = inspect.cleandoc(main.__doc__ or "")
+    with bad_input_ends_here():
+        options = parse_options(options_type, experiment, description, argv)
+        run = Run(options, experiment)
+    with run_ends_well(lambda: run.path, lambda: run.is_resumable):
+        with run.resources:
+            main(run, options)
+        if options.record is not None and rank() == 0:
+            with console.status("taking the fingerprint of the record"):
+                fingerprint = take_fingerprint(main, options, experiment) | {"checked": origin()}
+            record = json.loads(options.record.read_text("utf-8"))
+            write_whole(options.record, json.dumps({**record, "fingerprints": {"": fingerprint}}, indent=1))
