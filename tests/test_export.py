@@ -160,6 +160,9 @@ def test_a_weight_beyond_float16_is_refused(
     assert not (folder / "web").exists()
 
 
+TRACES = pytest.mark.slow("torch.onnx traces the model for seconds")
+
+
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[BertForMaskedLM, Path]:
     """A model, and its graph in a folder with nothing else."""
@@ -180,6 +183,7 @@ def answers(path: Path, *inputs: Tensor) -> Tensor:
     return torch.from_numpy(found)
 
 
+@TRACES
 @pytest.mark.parametrize("B", [1, 2, 7])
 @pytest.mark.parametrize("T", [1, 2, 5, 23, 24])
 def test_the_graph_and_torch_agree(graph: tuple[BertForMaskedLM, Path], B: int, T: int) -> None:
@@ -204,6 +208,7 @@ def test_the_graph_and_torch_agree(graph: tuple[BertForMaskedLM, Path], B: int, 
     )
 
 
+@TRACES
 def test_the_graph_is_one_file_that_names_nobody(graph: tuple[BertForMaskedLM, Path]) -> None:
     _, folder = graph
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
@@ -211,6 +216,7 @@ def test_the_graph_is_one_file_that_names_nobody(graph: tuple[BertForMaskedLM, P
     assert b".py" not in data and str(Path.home()).encode() + b"/" not in data
 
 
+@TRACES
 def test_a_graph_that_disagrees_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(num_hidden_layers=1)
     exported = export.Graph(random_model(num_hidden_layers=1))
@@ -225,6 +231,7 @@ def test_a_graph_that_disagrees_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+@TRACES
 def test_without_the_program_that_checks_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -243,6 +243,7 @@ def learn(examples: list[Example], **options: object) -> tuple[float, list[float
     return score(logits, torch.tensor([example.label for example in test])).accuracy, losses
 
 
+@pytest.mark.slow("it trains until it has learned")
 def test_it_learns_what_can_be_learned_and_only_that() -> None:
     examples = task(600, seed=0)
     accuracy, losses = learn(examples)

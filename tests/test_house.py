@@ -30,6 +30,7 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in PACKAGE}
+SCRIPTS = {module_name(path): path for path in EXPERIMENTS}
 
 
 @cache
@@ -58,7 +59,7 @@ def imports(path: Path) -> Iterator[Import]:
             assert node.level == 0 and node.module, f"{path}:{node.lineno} is a relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield Import(path, node.lineno, full if full in MODULES else node.module)
+                yield Import(path, node.lineno, full if full in MODULES | SCRIPTS else node.module)
 
 
 def own_imports(path: Path) -> Iterator[Import]:
@@ -126,14 +127,15 @@ def test_the_package_imports_no_experiment_and_nothing_imports_the_site() -> Non
 
 def test_experiments_never_import_each_other() -> None:
     """The files of one folder are one experiment."""
-    folders = {path.stem: path.parent for path in EXPERIMENTS}
-    found = []
-    for path in EXPERIMENTS:
-        for i in imports(path):
-            name = i.module.split(".")[-1] if i.module.startswith("experiments.") else i.module
-            if name in folders and (folders[name] != path.parent or path.parent.name == "experiments"):
-                found.append(i)
-    report(found)
+    # A script finds what is in its own folder by the bare name, too.
+    scripts = SCRIPTS | {path.stem: path for path in EXPERIMENTS}
+    folder = ROOT / "experiments"
+    report(
+        i
+        for path in EXPERIMENTS
+        for i in imports(path)
+        if i.module in scripts and (scripts[i.module].parent != path.parent or path.parent == folder)
+    )
 
 
 def test_no_import_goes_in_a_circle() -> None:

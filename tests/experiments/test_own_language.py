@@ -75,7 +75,7 @@ def test_sizes_grow_with_the_text() -> None:
     def suited(text: str) -> Any:
         return own_language.suit(own_language.Options(), Corpus("", [text], []))
 
-    small, middle, large = (suited("abcdefghij " * (n // 11)) for n in (100_000, 30_000_000, 300_000_000))
+    small, middle, large = (suited("abcdefghij " * (n // 11)) for n in (100_000, 21_000_000, 210_000_000))
     for name in ("hidden_size", "num_hidden_layers", "steps"):
         assert getattr(small, name) < getattr(middle, name) < getattr(large, name)
     assert small.vocab_size < middle.vocab_size <= large.vocab_size

@@ -274,8 +274,7 @@ def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
             assert torch.allclose(p.double(), slow[name], atol=2e-6), (step, name)
 
 
-# PyTorch's compiler traces the model anew for every number of masked tokens.
-@pytest.mark.slow
+@pytest.mark.slow("the compiler traces the model anew for every number of masked tokens")
 def test_a_compiled_run_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph, but not as machine code: for that a test would need a C++ compiler."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
