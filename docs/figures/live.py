@@ -1,7 +1,7 @@
 """
 # Pictures of the page's model
 
-What stands in a record of `experiments/live.py`, drawn: the curves of its two runs, where each head looks in
+What stands in a record of `experiments/live/live.py`, drawn: the curves of its two runs, where each head looks in
 one sentence, which positions are alike, what the dense layer of the head is for, and which tokens are
 neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
 """
@@ -24,7 +24,7 @@ def picture(record: Record, name: str) -> Any:
         return record.data["pictures"][name]
     except KeyError:
         raise PageError(
-            f"the run {record.name} has no picture {name!r}; experiments/live.py makes them"
+            f"the run {record.name} has no picture {name!r}; experiments/live/live.py makes them"
         ) from None
 
 

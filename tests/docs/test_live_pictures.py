@@ -117,7 +117,7 @@ def test_a_record_without_pictures_is_refused() -> None:
 
 def test_the_recorded_run_is_shown_beside_the_full_model() -> None:
     records, sources = read_records(), read_sources(SITE.root, SITE.folders)
-    page = recorded_runs(sources["experiments.live"], records)
+    page = recorded_runs(sources["experiments.live.live"], records)
     assert page.count("<svg viewBox") >= 5
     full = records["mlm_tiny"].data
     assert f"| `mlm_tiny.py`, {full['parameters']:,} parameters |" in page
