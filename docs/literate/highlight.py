@@ -6,8 +6,10 @@ cut into lines afterwards, and each line carries its own number and its own link
 attribute, drawn by the style sheet: it can be neither selected nor copied.
 """
 
+import ast
 import html
 import re
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -114,6 +116,15 @@ def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
         yield end + 1, row.last, "blank"
 
 
+def only_imports(lines: list[str]) -> bool:
+    """Whether there is nothing but imports, comments and empty lines."""
+    try:
+        body = ast.parse(textwrap.dedent("\n".join(lines))).body
+    except SyntaxError:
+        return False
+    return all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
+
+
 def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
     """
     ## The right-hand side of a row
@@ -126,8 +137,9 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
         if kind == "lines":
             # The Tab key stops once in each block, and the arrows go on from there.
             text = text.replace(' tabindex="-1"', "", 1)
-        # There is nothing to find in empty lines.
-        hidden = " data-search-exclude" if kind == "blank" else ""
+        # The search would find an imported name once more than it has to.
+        is_searched = kind == "fold" or not only_imports(lines[first - 1 : last])
+        hidden = "" if is_searched else " data-search-exclude"
         block = f'<pre class="{kind}"{hidden}><code>{text}</code></pre>'
         if kind == "fold":
             begins = lines[first - 1].lstrip()
