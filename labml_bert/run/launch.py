@@ -8,6 +8,7 @@ fingerprint, so that it can be checked later."""
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from labml_bert.console import console
@@ -36,7 +37,14 @@ def launch(
         with run.resources:
             main(run, options)
         if options.record is not None and rank() == 0:
-            with console.status("taking the fingerprint of the record"):
-                fingerprint = take_fingerprint(main, options, experiment) | {"checked": origin()}
             record = json.loads(options.record.read_text("utf-8"))
-            write_whole(options.record, json.dumps({**record, "fingerprints": {"": fingerprint}}, indent=1))
+            # A script with several runs in one record says how to take their fingerprints.
+            several = main.__globals__.get("fingerprints")
+            takers = (
+                several(record) if several else {"": partial(take_fingerprint, main, options, experiment)}
+            )
+            with console.status("taking the fingerprint of the record"):
+                record["fingerprints"] = {
+                    name: take() | {"checked": origin()} for name, take in takers.items()
+                }
+            write_whole(options.record, json.dumps(record, indent=1))
