@@ -20,11 +20,11 @@ import torch
 from rich.table import Table
 
 from labml_bert.attention_map import attention_map
-from labml_bert.console import console, printable, shown
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.stdout import console, printable, shown
 from labml_bert.training.checkpoint import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."

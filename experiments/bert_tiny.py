@@ -60,6 +60,8 @@ class Options(RunOptions):
     """Tokens in a step, padding included, at every length."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
     """Masks drawn for each batch, once for all (as in the original), or for whole words."""
+    mlm_probability: float = 0.15
+    """Fraction of the tokens to predict, as in the paper."""
     hidden_size: int = 128
     """Width of the model; the feed-forward network is four times as wide."""
     num_hidden_layers: int = 4
@@ -89,7 +91,15 @@ def main(run: Run, options: Options) -> None:
     with run.reading_text():
         corpus = load_corpus(options.corpus)
         tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size)
-        text = PairedText(corpus, tokenizer, lengths, options.batch_tokens, options.masking, run.generator)
+        text = PairedText(
+            corpus,
+            tokenizer,
+            lengths,
+            options.batch_tokens,
+            options.masking,
+            run.generator,
+            options.mlm_probability,
+        )
     model = BertForPreTraining(options.model_config(text.vocab_size, lengths[-1]))
     pairs = len(text.batches[lengths[0]].dataset)
     about = {

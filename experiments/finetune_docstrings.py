@@ -46,7 +46,6 @@ from torch import Tensor
 
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, tune
 from labml_bert.bert import BertConfig
-from labml_bert.console import console, shown
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
@@ -58,11 +57,12 @@ from labml_bert.finetuning import (
     predict,
 )
 from labml_bert.labeled_text import Example, choose_hyperparameter, score
-from labml_bert.models import load_weights, read_config, read_tensors
+from labml_bert.model_folder import load_weights, read_config, read_tensors
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, check_record, finish, record_head
 from labml_bert.run.terminal import bad_input_ends_here, header
+from labml_bert.stdout import console, shown
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError

@@ -32,11 +32,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from labml_bert.console import console, shown
 from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.stdout import console, shown
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 

@@ -22,10 +22,11 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length
-from labml_bert.console import console, printable, shown
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.models import BertForMaskedLM, load_weights
+from labml_bert.model_folder import load_weights
+from labml_bert.models import BertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.stdout import console, printable, shown
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 
 

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from labml_bert.bert import BertConfig, init_weights
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
 from labml_bert.labeled_text import Example
-from labml_bert.models import BertPreTrainedModel, read_json
+from labml_bert.model_folder import read_json
+from labml_bert.models import BertPreTrainedModel
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer

@@ -18,7 +18,7 @@ that has the most, `D` hidden size, `V` vocabulary, `M` masked positions in the 
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.checks import check_config
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -35,12 +34,15 @@ from labml_bert.mlm import (
     masked_lm_positions,
     select_labeled,
 )
+from labml_bert.model_folder import (
+    ALIASES,
+    check_sizes,
+    drop_aliases,
+    load_weights,
+    read_config,
+    read_tensors,
+)
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
-
-EMBEDDING = "bert.embeddings.word_embeddings.weight"
-BIAS = "cls.predictions.bias"
-# In `transformers` the output matrix, which is tied to the embedding, and its bias each have a second name.
-ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
 
 
 class BertOnlyMLMHead(nn.Module):
@@ -150,162 +152,6 @@ class BertPreTrainedModel(nn.Module):
                 bias = module.bias.new_zeros(vocab_size)
                 bias[:kept] = module.bias.detach()[:kept]
                 module.bias = nn.Parameter(bias)
-
-
-def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> None:
-    """
-    Checks the tensors that were read from the file `path` against `config`.
-
-    Raises `ValueError` if the encoder has other sizes, or if a tensor holds integers, NaN or infinity.
-    """
-    layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
-    if len(layers) != config.num_hidden_layers:
-        raise ValueError(
-            f"{path} has {len(layers)} layers and config.json says {config.num_hidden_layers}; the two are "
-            "not from one model"
-        )
-    hidden_size = config.hidden_size
-    expected_shapes = {
-        EMBEDDING: (config.vocab_size, hidden_size),
-        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden_size),
-        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden_size),
-        "bert.encoder.layer.0.intermediate.dense.weight": (config.intermediate_size, hidden_size),
-    }
-    for name, shape in expected_shapes.items():
-        if name in tensors and tensors[name].shape != shape:
-            raise ValueError(
-                f"{name} is {tuple(tensors[name].shape)} in {path} and {shape} by config.json; the two are "
-                "not from one model"
-            )
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} in {path} must hold finite floating-point numbers; save the model again"
-            )
-
-
-def load_weights(
-    model: BertPreTrainedModel, tensors: dict[str, Tensor], path: Path, new_parameters: Sequence[str] = ()
-) -> None:
-    """
-    Copies `tensors` into the parameters of the same names. `path` is the file they come from, for the error
-    message. `new_parameters` is that of `BertPreTrainedModel.from_pretrained`.
-
-    Raises `ValueError` if a tensor is missing or has another shape; the model is then unchanged.
-    """
-    parameters = dict(model.named_parameters())
-    missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
-    if missing:
-        raise ValueError(
-            f"{path} has no {missing[0]}, which {type(model).__name__} needs; it was saved from another kind "
-            "of model"
-        )
-    shared = parameters.keys() & tensors.keys()
-    for name in sorted(shared):
-        if tensors[name].shape != parameters[name].shape:
-            raise ValueError(
-                f"{name} is {tuple(tensors[name].shape)} in {path} and {tuple(parameters[name].shape)} by "
-                "the configuration; the two are not from one model"
-            )
-    with torch.no_grad():
-        for name in shared:
-            parameters[name].copy_(tensors[name])
-
-
-def read_json(folder: Path) -> dict[str, Any]:
-    """
-    Returns the whole content of `config.json`.
-
-    Raises `ValueError` if the file is missing or isn't a JSON object.
-    """
-    path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content.items()
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read; save the model again") from None
-    except OSError:
-        raise ValueError(f"there is no model in {folder} (no config.json); give the folder of one") from None
-    except (ValueError, AttributeError):
-        raise ValueError(f"{path} is not a JSON object; save the model again") from None
-    return content
-
-
-def read_config(folder: Path) -> BertConfig:
-    """
-    Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they say that the
-    model computes something that is not implemented here.
-
-    Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
-    """
-    path, content = folder / "config.json", read_json(folder)
-    supported: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
-    supported |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
-    for name, value in supported.items():
-        if content.get(name, value) != value:
-            raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
-    sizes = {
-        field.name: content[field.name] for field in fields(BertConfig) if content.get(field.name) is not None
-    }
-    try:
-        config = BertConfig(**sizes)
-        check_config(config)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} does not describe a BERT: {error}") from None
-    return config
-
-
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """
-    Returns the tensors of `model.safetensors`, under the names that they have in this project. The names
-    differ in two cases: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`,
-    and an encoder saved by itself has no `bert.` in front of its names.
-
-    Raises `ValueError` if the file is missing or damaged, or if the weights are in a pickle. Opening a pickle
-    can run any code, so this project never does.
-    """
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        pickles = [file.name for file in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"))]
-        if pickles:
-            raise ValueError(
-                f"{folder / pickles[0]} is a pickle, which can run any code when it is opened; save the "
-                "model as model.safetensors with a recent transformers"
-            )
-        if (folder / "model.safetensors.index.json").is_file():
-            raise ValueError(f"the weights in {folder} are in several files; save the model in one")
-        raise ValueError(f"there are no weights in {folder} (no model.safetensors); give a model's folder")
-    try:
-        saved, _ = files.read_tensors(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; save it again") from None
-    tensors = {}
-    for name, tensor in saved.items():
-        # Old files also hold the constant 0, 1, 2, ….
-        if name.endswith("embeddings.position_ids"):
-            continue
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        tensors[name] = tensor
-    if not any(name.startswith("bert.") for name in tensors):
-        tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
-    drop_aliases(tensors)
-    return tensors
-
-
-def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
-    """
-    Removes the second names of tied tensors from `state`.
-
-    Raises `ValueError` if a tensor and its alias differ: the model isn't tied, and loading it here would drop
-    its output layer.
-    """
-    for alias, owner in ALIASES.items():
-        second = state.pop(prefix + alias, None)
-        first = state.get(prefix + owner)
-        if first is None and second is not None:
-            state[prefix + owner] = second
-        elif first is not None and second is not None and not torch.equal(first, second):
-            raise ValueError(f"{alias} differs from {owner}; an untied output layer is not supported")
 
 
 def tie_embeddings(model: nn.Module) -> None:

@@ -77,18 +77,19 @@ def report(found: Iterable[object]) -> None:
 
 STANDALONE = {f"labml_bert.{name}" for name in ("bert", "mlm", "nsp", "modern")}
 # What each room may import, besides itself. What people do with a trained model may import everything.
-BASE = {"stand-alone", "files", "checks", "console", "labeled_text"}
+BASE = {"stand-alone", "files", "checks", "stdout", "labeled_text"}
 MAY_IMPORT: dict[str, set[str]] = {
     "stand-alone": set(),
     "files": set(),
-    "console": set(),
+    "stdout": set(),
     "labeled_text": set(),
     "checks": {"stand-alone"},
-    "models": BASE,
+    "model_folder": BASE,
+    "models": {*BASE, "model_folder"},
     "baselines": BASE,
     "data": {*BASE, "baselines"},
-    "training": {*BASE, "models"},
-    "run": {*BASE, "models", "baselines", "data", "training"},
+    "training": {*BASE, "models", "model_folder"},
+    "run": {*BASE, "models", "model_folder", "baselines", "data", "training"},
 }
 
 

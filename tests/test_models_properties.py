@@ -15,7 +15,8 @@ from torch import Tensor
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE
-from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table, read_config, read_tensors
+from labml_bert.model_folder import read_config, read_tensors
+from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
 from tests.support.by_hand import randomize_weights, tiny_config
 from tests.support.strategies import draw_ids
 

@@ -29,8 +29,8 @@ from textwrap import fill
 
 from experiments.claims.fingerprints import fingerprints as fingerprints
 from experiments.claims.results import TUNING_SEED, Claim, Results, describe_result, read_claims
-from labml_bert.console import console, shown
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.stdout import console, shown
 from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")

@@ -23,10 +23,10 @@ import torch
 from experiments.claims.options import GivenOptions
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import Run, prepare, take_step, train
-from labml_bert.console import console
 from labml_bert.files import lock, write_whole
 from labml_bert.run.record import record_head
 from labml_bert.run.timing import time_in_turn
+from labml_bert.stdout import console
 from labml_bert.training.trainer import Step
 
 # The seed of the search for a learning rate. No final run has it, so the final runs were not searched among.

@@ -32,6 +32,7 @@ from experiments.claims.variants import (
 )
 from labml_bert.data.corpora import Corpus, load_corpus
 from labml_bert.data.curriculum import Stage, parse_schedule
+from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, held_out_generator
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
@@ -85,7 +86,7 @@ def prepare(kind: str, given: GivenOptions, seed: int, device: torch.device) -> 
         held_out = text.held_out
         if options.causal:
             held_out = next_token_labels(
-                text.windows, text.special_ids, 0.15, torch.Generator().manual_seed(1)
+                text.windows, text.special_ids, HELD_OUT_MLM_PROBABILITY, held_out_generator()
             )
         model = build_masked_lm(
             options, options.model_config(text.vocab_size, options.max_position_embeddings)

@@ -34,7 +34,6 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
-from labml_bert.console import console, shown
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
@@ -47,6 +46,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
+from labml_bert.stdout import console, shown
 from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer

@@ -58,7 +58,6 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
-from labml_bert.console import console
 from labml_bert.data.corpora import python_documents
 from labml_bert.data.curriculum import random_windows
 from labml_bert.data.pair_collator import PairBatches, PairCollator
@@ -84,6 +83,7 @@ from labml_bert.run.timing import (
     time_call,
     time_in_turn,
 )
+from labml_bert.stdout import console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 
 import torch  # isort: skip

@@ -31,7 +31,6 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.bert import BertConfig
-from labml_bert.console import console
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
@@ -48,6 +47,7 @@ from labml_bert.run.timing import (
     summarize,
     time_in_turn,
 )
+from labml_bert.stdout import console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 
 import torch  # isort: skip

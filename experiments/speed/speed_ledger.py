@@ -59,7 +59,6 @@ from rich.table import Table
 
 from experiments.speed.tricks import TRICKS, Trick, replace_modules
 from labml_bert.bert import BertConfig
-from labml_bert.console import console
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import wordpiece_tokenizer
@@ -68,6 +67,7 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
 from labml_bert.run.timing import time_call, time_in_turn
+from labml_bert.stdout import console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 from labml_bert.training.optimization import parameter_groups
 

@@ -13,6 +13,7 @@ from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import put_cls_sep, random_windows
+from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
@@ -57,10 +58,7 @@ class MaskedText:
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
-        # The same masks in every evaluation of every run; otherwise two results could not be compared.
-        self.held_out: MaskedTokens = self.make_masker(torch.Generator().manual_seed(1))(self.windows)
-        if (self.held_out.labels == IGNORE).all():
-            raise ValueError("the held-out text has no token of the vocabulary to predict; give more text")
+        self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
         # Two of the held-out windows to show while training; every chosen token is masked.
         masker = self.make_masker(torch.Generator().manual_seed(2), mask_replace_prob=1.0)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
@@ -69,7 +67,7 @@ class MaskedText:
     def make_masker(
         self,
         generator: torch.Generator,
-        mlm_probability: float = 0.15,
+        mlm_probability: float = HELD_OUT_MLM_PROBABILITY,
         mask_replace_prob: float = 0.8,
         max_predictions_per_seq: int | None = None,
     ) -> TokenMasker:

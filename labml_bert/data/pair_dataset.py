@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
-from labml_bert.console import console, shown
 from labml_bert.data.pair_collator import PairCollator
 from labml_bert.data.pair_shards import (
     DatasetArguments,
@@ -44,6 +43,7 @@ from labml_bert.data.pair_shards import (
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
 from labml_bert.files import lock, write_whole
+from labml_bert.stdout import console, shown
 
 if TYPE_CHECKING:
     # Importing this takes seconds and brings pandas. Workers don't need it.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.data.corpora import Corpus, cache_folder
+from labml_bert.data.held_out import held_out_generator
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
@@ -43,9 +44,10 @@ class PairedText:
         batch_tokens: int,
         masking: str,
         generator: torch.Generator,
+        mlm_probability: float = 0.15,
     ):
         self.corpus, self.tokenizer, self.generator = corpus, tokenizer, generator
-        self.batch_tokens = batch_tokens
+        self.batch_tokens, self.mlm_probability = batch_tokens, mlm_probability
         self.vocab_size: int = tokenizer.get_vocab_size()
         if lengths[-1] > batch_tokens:
             raise ValueError(
@@ -64,7 +66,7 @@ class PairedText:
         The training pairs of one length. Their files are built once and kept with the downloads; the next
         run with the same text and vocabulary finds them.
         """
-        recipe = MaskingArguments(0.15, length, whole_word_mask=masking == "whole-word")
+        recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
         # A chunk of one sentence would always get a random second part, and six pairs in ten would be random.
         arguments = DatasetArguments(
@@ -81,7 +83,7 @@ class PairedText:
         folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{length}-held-out")
         build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
         rows = open_dataset(folder).with_format("arrow")
-        collator = PairCollator(self.tokenizer, None, length, torch.Generator().manual_seed(1))
+        collator = PairCollator(self.tokenizer, None, length, held_out_generator())
         return [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
 
     def batch(self, length: int) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.console import console, printable, shown
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
@@ -37,6 +36,7 @@ from labml_bert.run.terminal import (
     header,
     results_table,
 )
+from labml_bert.stdout import console, printable, shown
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
     broadcast_from_rank_zero,

@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 
-from labml_bert.console import console
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
 from labml_bert.run.record import hardware, origin, versions
 from labml_bert.run.terminal import bad_input_ends_here
+from labml_bert.stdout import console
 from labml_bert.training.trainer import Report, Step
 
 ROOT = Path(__file__).parents[2]

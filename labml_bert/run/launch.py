@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from labml_bert.console import console
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import Options, parse_options
 from labml_bert.run.record import origin
 from labml_bert.run.terminal import bad_input_ends_here, run_ends_well
+from labml_bert.stdout import console
 from labml_bert.training.distributed import rank
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from labml_bert.console import console, shown
 from labml_bert.files import write_whole
+from labml_bert.stdout import console, shown
 from labml_bert.training.device import has_fast_bfloat16
 
 

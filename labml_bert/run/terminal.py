@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, decoders
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.console import console, plain, printable, shown
 from labml_bert.mlm import IGNORE
+from labml_bert.stdout import console, plain, printable, shown
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 

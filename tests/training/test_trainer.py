@@ -15,7 +15,8 @@ import torch
 
 from labml_bert import files
 from labml_bert.files import write_tensors
-from labml_bert.models import ALIASES, BertForMaskedLM
+from labml_bert.model_folder import ALIASES
+from labml_bert.models import BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.optimization import TrainingArguments, parameter_groups
