@@ -118,7 +118,7 @@ def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> 
     B, T = labels.shape
     predictions, positions = B * T, T
     if only_labeled:
-        labeled = labels != IGNORE  # (B, T)
+        labeled = labels != IGNORE
         predictions, positions = int(labeled.sum()), int(labeled.sum(1).max())
     return 3 * count_forward_flops(config, B, T, predictions, positions)
 
@@ -161,7 +161,7 @@ def build_layer_ops(
 def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
     """Returns random tokens, 15% of each row masked, and their labels: the same ones at every call."""
     generator = torch.Generator().manual_seed(0)
-    input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)  # (B, T)
+    input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
     return MaskedTokens(*(tensor.to(device) for tensor in masker(input_ids)))
 
