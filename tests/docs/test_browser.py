@@ -128,7 +128,8 @@ def test_code_on_a_phone(server: str, page: "sync_api.Page") -> None:
     )
     assert len(widths) > 50 and all(there <= room for there, room in widths)
     selected = """() => {
-      const code = [...document.querySelectorAll("pre.lines")].at(-2);
+      const all = [...document.querySelectorAll("pre.lines")];
+      const code = all.filter((one) => one.querySelectorAll("[data-n]").length > 5).at(-1);
       getSelection().selectAllChildren(code);
       return [String(getSelection()), [...code.querySelectorAll("[data-n]")].map((one) => +one.dataset.n)];
     }"""
