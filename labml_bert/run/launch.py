@@ -40,9 +40,10 @@ def launch(
             record = json.loads(options.record.read_text("utf-8"))
             # A script with several runs in one record says how to take their fingerprints.
             several = main.__globals__.get("fingerprints")
-            takers = (
-                several(record) if several else {"": partial(take_fingerprint, main, options, experiment)}
-            )
+            # A record names its text; here its path is known too.
+            configuration = {**record["configuration"], "corpus": options.corpus}
+            single = {"": partial(take_fingerprint, main, options, experiment)}
+            takers = several({**record, "configuration": configuration}) if several else single
             with console.status("taking the fingerprint of the record"):
                 record["fingerprints"] = {
                     name: take() | {"checked": origin()} for name, take in takers.items()
