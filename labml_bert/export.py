@@ -1,15 +1,15 @@
 r"""
 # A model for other programs
 
-How does a model leave Python? What it is made of are numbers and a list of tokens, and any program that can
-multiply can run it. Two ways out:
+How do you run a model outside Python? A model is numbers and a list of tokens, and any program that can
+multiply matrices can run it. There are two ways out:
 
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to web
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to onnx
 
-The first is for a page: the weights as bare float16, half as many bytes to send, and a JSON file that says
-how they lie. The page has to bring the arithmetic. The second is [ONNX](https://onnx.ai/), a graph of
-operations with the weights in it, for the many programs that run such graphs. It keeps float32.
+The first is for a web page: a file with the weights as plain float16, which takes half the bytes, and a JSON
+file that describes it. The page has to implement the model. The second is [ONNX](https://onnx.ai/), a graph
+of operations that includes the weights, for the many programs that run such graphs. It keeps float32.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary.
 """
@@ -40,7 +40,7 @@ from labml_bert.stdout import console, shown
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
-# Of the layout below; a page refuses another one.
+# The version of the format below; a page refuses any other.
 FORMAT = 1
 SIZES = (
     "vocab_size",
@@ -52,37 +52,38 @@ SIZES = (
     "type_vocab_size",
     "layer_norm_eps",
 )
-# The graph and torch add the same numbers in another order.
+# The largest difference in a logit: the graph and torch add the same numbers in a different order.
 TOLERANCE = 1e-4
 
 
-def rounded(model: nn.Module) -> dict[str, Tensor]:
+def to_float16(model: nn.Module) -> dict[str, Tensor]:
     r"""
     ## Half the bytes
 
-    The parameters as float16, a tied one once. It has 11 bits of precision, so a weight moves by $2^{-11}$ of
-    itself at most. What it lacks is range: it ends at 65,504, and below $6 \cdot 10^{-5}$ it gets coarser.
+    The parameters as float16, tied ones once. With 11 bits of precision, a weight changes by at most
+    $2^{-11}$ of its value. What float16 lacks is range: the largest number is 65,504, and below
+    $6 \cdot 10^{-5}$ the precision drops.
 
-    Raises `ValueError` where a weight is too large.
+    Raises `ValueError` if a weight is too large.
     """
-    found = {name: parameter.detach().cpu().half() for name, parameter in model.named_parameters()}
-    for name, tensor in found.items():
+    tensors = {name: parameter.detach().cpu().half() for name, parameter in model.named_parameters()}
+    for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ValueError(
                 f"{name} has a weight beyond 65504, where float16 ends; train with a lower learning rate, or "
                 "export --to onnx, which keeps float32"
             )
-    return found
+    return tensors
 
 
 def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """
-    The float16 numbers of all parameters one after another, little-endian, row by row, with nothing between
-    or before them. Returns what the reader has to know: the name of the file, its bytes and their sha256.
+    Writes the float16 numbers of all parameters one after another: little-endian, row by row, without a
+    header. Returns what a reader has to know: the name of the file, its size in bytes and its sha256.
 
-    Raises `ValueError` where a weight is too large for float16.
+    Raises `ValueError` if a weight is too large for float16.
     """
-    data = b"".join(tensor.numpy().astype("<f2").tobytes() for tensor in rounded(model).values())
+    data = b"".join(tensor.numpy().astype("<f2").tobytes() for tensor in to_float16(model).values())
     with whole_file(path) as part:
         part.write_bytes(data)
     return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -96,15 +97,15 @@ def write_web(
     curves: dict[str, list[list[float]]],
 ) -> None:
     """
-    ## What the page reads first
+    ## The description of the weights
 
-    `model.json`: the sizes, the tokens by id, the names and shapes of the tensors in the order in which they
-    lie in a file of weights, and the files. `checkpoints` are moments of one or several runs of this model:
-    what `write_weights` returned, with `arm`, `seconds`, `steps` and `loss`. `curves` has for each arm pairs
-    of seconds and held-out loss.
+    Writes `model.json`: the sizes of the model, the tokens in order of their ids, the names and shapes of the
+    tensors in the order of the file of weights, and the files. `checkpoints` are checkpoints of one or more
+    runs of this model: what `write_weights` returned, with `arm`, `seconds`, `steps` and `loss`. `curves`
+    has a list of `[seconds, held-out loss]` for each arm.
     """
     config = {name: getattr(model.config, name) for name in SIZES}
-    # Only a model that was trained between them expects them.
+    # Only a model that was trained with [CLS] and [SEP] expects them.
     has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
     about = {
         "format": FORMAT,
@@ -124,36 +125,36 @@ def write_web(
     write_whole(folder / "model.json", json.dumps(about, ensure_ascii=False, separators=(",", ":")))
 
 
-def history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
+def read_history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
     """
-    The moment of a run's last checkpoint, and its curve. Of a folder in the format of `transformers` only the
-    name is known.
+    The last checkpoint of a run and its learning curve, as in `write_web`. A folder in the format of
+    `transformers` has only a name.
     """
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, {}
-    about = load_checkpoint(run_path)[0]
-    arm = about["configuration"].get("experiment", run_path.resolve().name)
+    metadata = load_checkpoint(run_path)[0]
+    arm = metadata["configuration"].get("experiment", run_path.resolve().name)
     metrics = read_metrics(run_path)
     seconds = dict(metrics.get("seconds", []))
     curve = [[round(seconds[step], 1), round(loss, 4)] for step, loss in metrics.get("valid.loss", [])]
-    moment = {
+    checkpoint = {
         "arm": arm,
-        "seconds": round(about["seconds"], 1),
-        "steps": about["step"],
+        "seconds": round(metadata["seconds"], 1),
+        "steps": metadata["step"],
         "loss": curve[-1][1] if curve else None,
     }
-    return moment, {arm: curve}
+    return checkpoint, {arm: curve}
 
 
 @torch.no_grad()
 def rounding_error(model: BertForMaskedLM) -> float:
-    """The largest change of any probability in a few rows of random tokens, when the weights are rounded."""
+    """The largest change of a probability, in a few rows of random tokens, if the weights are rounded."""
     length = min(64, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (8, length), generator=generator)  # (B, T)
     before = model(input_ids).logits.softmax(-1)  # (B, T, V)
     halved = BertForMaskedLM(model.config).eval()
-    halved.load_state_dict(rounded(model))
+    halved.load_state_dict(to_float16(model))
     after = halved(input_ids).logits.softmax(-1)  # (B, T, V)
     return (before - after).abs().max().item()
 
@@ -162,8 +163,8 @@ class Graph(nn.Module):
     """
     ## ONNX
 
-    A graph has tensors for inputs, all of them given, and tensors for outputs. These have the names under
-    which `transformers` exports the same model.
+    A graph takes tensors, none of them optional, and returns tensors. They have the names that `transformers`
+    gives them when it exports the same model.
     """
 
     def __init__(self, model: BertForMaskedLM):
@@ -180,7 +181,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def check_onnx_is_here() -> None:
-    """Raises `ValueError` where a package is missing that the export needs."""
+    """Raises `ValueError` if a package is missing that the export needs."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -190,7 +191,7 @@ def check_onnx_is_here() -> None:
 
 
 def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Random tokens in two sentences, with padding at the end of every row but the first."""
+    """Random tokens in two sentences. Every row but the first is padded at the end."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(model.config.vocab_size, (B, T), generator=generator)  # (B, T)
     ends = torch.randint(1, T + 1, (B, 1), generator=generator)  # (B, 1)
@@ -203,20 +204,20 @@ def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tup
 
 def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
     """
-    The graph in one file, for every number of rows and every length up to the model's positions. Before it
-    gets its name, `onnxruntime` runs it, if that is installed. Returns the largest difference between its
-    logits and those of torch, or `None`.
+    Writes the graph to one file. It takes any number of rows, of any length up to the number of positions. If
+    `onnxruntime` is installed, it runs the graph before the file is kept. Returns the largest difference
+    between its logits and those of torch, or `None`.
 
-    Raises `ValueError` where a package is missing, or the two disagree by more than `TOLERANCE`.
+    Raises `ValueError` if a package is missing, or if a logit differs by more than `TOLERANCE`.
     """
     check_onnx_is_here()
-    # A size that is 1 in the example would be taken for one that is always 1.
+    # If a size is 1 in the example, the exporter assumes that it is always 1.
     longest = model.config.max_position_embeddings
     if longest < 3:
         raise ValueError(f"the model has {longest} positions; a graph for any length needs 3 or more")
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
     with whole_file(path) as part:
-        with quiet():
+        with silence_exporter():
             program = torch.onnx.export(
                 Graph(model).eval(),
                 example_inputs(model, 2, min(8, longest - 1)),
@@ -228,13 +229,13 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
         assert program is not None
         proto = program.model_proto
         for node in proto.graph.node:
-            # Where in whose files each operation comes from: a third of a small file.
+            # The source line of each operation, which takes up a third of a small file.
             del node.metadata_props[:]
         part.write_bytes(proto.SerializeToString(deterministic=True))
         if find_spec("onnxruntime") is None:
             return None
         shapes = [(B, T) for T in sorted({1, 2, longest // 2, longest}) for B in (1, 5)]
-        error = max(disagreement(part, model, shapes))
+        error = max(logit_differences(part, model, shapes))
         if not error <= TOLERANCE:
             raise ValueError(
                 f"onnxruntime and torch differ by {error:.2g} in a logit, more than {TOLERANCE:g}; the graph "
@@ -244,8 +245,8 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter tells the progress of its own work, and warns of its own plans."""
+def silence_exporter() -> Iterator[None]:
+    """Hides the progress and the deprecation warnings of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -258,26 +259,27 @@ def quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def disagreement(path: Path, model: BertForMaskedLM, shapes: list[tuple[int, int]]) -> Iterator[float]:
+def logit_differences(path: Path, model: BertForMaskedLM, shapes: list[tuple[int, int]]) -> Iterator[float]:
     """
     The largest difference of a logit between `onnxruntime` and torch, for random tokens of each shape
-    `(B, T)`. What comes out at padding is left out, as nobody reads it.
+    `(B, T)`. Positions with padding don't count, because nobody reads their logits.
     """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for B, T in shapes:
         inputs = example_inputs(model, B, T, seed=T)
-        fed = {name: tensor.numpy() for name, tensor in zip(NAMES, inputs, strict=True)}
-        (found,) = session.run(["logits"], fed)
-        difference = (torch.from_numpy(found) - Graph(model)(*inputs)).abs()
+        arrays = {name: tensor.numpy() for name, tensor in zip(NAMES, inputs, strict=True)}
+        (logits,) = session.run(["logits"], arrays)
+        difference = (torch.from_numpy(logits) - Graph(model)(*inputs)).abs()
         yield difference[inputs[1].bool()].max().item()
 
 
-def made(folder: Path, *names: str) -> Path:
+def prepare_folder(folder: Path, *names: str) -> Path:
     """
-    The folder, which is made if need be. Raises `ValueError` where it cannot be, or where one of the files
-    that are to come is a folder.
+    Creates the folder if it doesn't exist, and returns it.
+
+    Raises `ValueError` if that fails, or if one of `names`, the files to write, is a folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -306,16 +308,18 @@ def main(argv: list[str] | None = None) -> None:
     with bad_input_ends_here():
         model, tokenizer = load_model(options.run)
         if options.to == "web":
-            rounded(model)
-            moment, curves = history(options.run)
-            weights = write_weights(made(folder, "weights.bin", "model.json") / "weights.bin", model)
-            write_web(folder, model, tokenizer, [{**moment, **weights}], curves)
+            to_float16(model)
+            checkpoint, curves = read_history(options.run)
+            weights = write_weights(
+                prepare_folder(folder, "weights.bin", "model.json") / "weights.bin", model
+            )
+            write_web(folder, model, tokenizer, [{**checkpoint, **weights}], curves)
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"moves a probability by {error} at most, on random text"}
             path = folder / "weights.bin"
         else:
             check_onnx_is_here()
-            path = made(folder, "model.onnx", "tokenizer.json") / "model.onnx"
+            path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
             difference = write_onnx(path, model)
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
             rows = {"check": "none, as onnxruntime is not installed"}

@@ -1,12 +1,12 @@
 """
-# Files that are whole
+# Writing files atomically
 
-A program can be killed and a disk can be full at any moment. What does whoever reads its files find then?
-Either the file of before or the new one, never half of one: a file is written under another name, the disk
-is waited for, and only then it gets its own name, which happens at once.
+A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
+Here, nothing: you find either the old file or the new one, never half of one. The new file is written under a
+temporary name, flushed to disk, and then renamed, which is atomic.
 
-A disk can also give back other bits than it was given. So a file of tensors holds its own sha256, and whoever
-reads it counts again. That takes a twentieth of a second for 100 MB.
+A disk can also return other bits than were written. So a file of tensors contains its own sha256, and reading
+the file checks it. That takes a twentieth of a second for 100 MB.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives the path to write to. It becomes `path` at the end of the block, and goes if that fails."""
-    # Two programs at once do not write into each other's file.
+    """Yields a temporary path to write to. After the block it is renamed to `path`, on an error deleted."""
+    # Two programs that write the same file need different temporary names.
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -39,7 +39,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A text and a line end, as a file that is whole."""
+    """Writes a text and a final newline, atomically."""
     with whole_file(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
 
@@ -48,10 +48,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """
     ## Tensors
 
-    A safetensors file that is whole, with the sha256 of what it holds among its metadata. The format stores
-    numbers and text only; loading one cannot run code, as a pickle can.
+    Writes a safetensors file atomically, with the sha256 of its contents in its metadata. The format stores
+    only numbers and text, so loading a file can't run code, as loading a pickle can.
 
-    Raises `OSError` where it cannot be written.
+    Raises `OSError` if the file can't be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole_file(path) as part:
@@ -63,10 +63,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
-    The tensors of a safetensors file by name, and its metadata. A file of others, which has no sha256, is
-    taken as it is.
+    The tensors of a safetensors file by name, and its metadata. Files from other programs have no sha256 and
+    aren't checked.
 
-    Raises `ValueError` where it cannot be read, or is not what was written.
+    Raises `ValueError` if the file can't be read or doesn't match its sha256.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -81,7 +81,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def fingerprint(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """The sha256 of names, types, shapes and numbers."""
+    """The sha256 of the metadata and of the names, types, shapes and values of all tensors."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

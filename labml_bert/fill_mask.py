@@ -1,13 +1,13 @@
 """
 # Filling a mask
 
-What does a trained model say to a sentence that it never saw? Write `[MASK]` for each token that it
-should guess:
+What does a trained model predict in a sentence that it has never seen? Write `[MASK]` for each token that it
+should predict:
 
     python -m labml_bert.fill_mask "The function ret[MASK]rns a list."
 
-Each mask is answered by itself, given all the rest. With two masks side by side the model does not
-weigh pairs of answers; it gives for each place the chance of every token there.
+The model predicts each mask on its own, given everything else. It doesn't weigh pairs of answers for two
+masks: it gives the probability of every token at every masked position.
 """
 
 if __name__ == "__main__":
@@ -31,20 +31,20 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 
 
 class Guess(NamedTuple):
-    """One answer for one mask."""
+    """One prediction for one mask."""
 
     token: str
     probability: float
     sequence: str
-    """The whole text with this answer in its place and every other mask left as it was."""
+    """The whole text with this token in the position of the mask. Other masks stay."""
 
 
 def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
     """
-    The model and the tokenizer of a run, or of a folder in the format of `transformers`, in eval mode, on
-    the CPU.
+    Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`. The model is
+    on the CPU, in eval mode.
 
-    Raises `ValueError` where the folder holds neither, or parts that do not fit together.
+    Raises `ValueError` if the folder is neither, or if the model and the tokenizer don't belong together.
     """
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         model = BertForMaskedLM.from_pretrained(folder)
@@ -63,10 +63,10 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
 @torch.no_grad()
 def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
     """
-    For each `[MASK]` in `text`, in order, the `top_k` most probable tokens, best first. Special tokens
-    are no answers; the probabilities are those of the whole vocabulary and need not sum to 1.
+    For each `[MASK]` in `text`, in order, the `top_k` most probable tokens, best first. Special tokens are
+    left out. The probabilities are over the whole vocabulary, so they don't sum to 1.
 
-    Raises `ValueError` where there is no mask, or more text than the model has positions.
+    Raises `ValueError` if there is no mask, or if the text is longer than the model has positions.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
@@ -75,8 +75,8 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     encoding = tokenizer.encode(text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
     mask = tokenizer.token_to_id("[MASK]")
-    places = [place for place, token in enumerate(encoding.ids) if token == mask]
-    if not places:
+    positions = [t for t, token in enumerate(encoding.ids) if token == mask]
+    if not positions:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to guess")
     special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     if len(special) == model.config.vocab_size:
@@ -84,14 +84,13 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     check_length(input_ids.size(1), model.config)
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
-    answers = probabilities.clone()  # (T, V)
-    answers[:, special] = 0
+    probabilities[:, special] = 0
     guesses: list[list[Guess]] = []
-    for place in places:
+    for position in positions:
         guesses.append([])
-        # Where in the text this mask stands, so that the answer is shown in the user's own spelling.
-        start, end = encoding.offsets[place]
-        best = answers[place].topk(min(top_k, answers.size(-1) - len(special)))
+        # The offsets of the mask in the text: a tokenizer may change the rest, so don't decode the ids.
+        start, end = encoding.offsets[position]
+        best = probabilities[position].topk(min(top_k, probabilities.size(-1) - len(special)))
         for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             token = tokenizer.id_to_token(i) or "?"
             guesses[-1].append(Guess(token, probability, text[:start] + token + text[end:]))
@@ -100,14 +99,14 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
 
 def newest_run(runs: Path) -> Path:
     """
-    The folder of the run under `runs` that was saved last.
+    The folder of the run under `runs` whose checkpoint is the newest.
 
-    Raises `ValueError` where there is none.
+    Raises `ValueError` if there is no run.
     """
-    found = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
         raise ValueError(f"no run under {runs}; train one with: make train")
-    return found[-1].parent
+    return checkpoints[-1].parent
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -38,7 +38,7 @@ from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
-from labml_bert.export import made, rounded, rounding_error, write_web, write_weights
+from labml_bert.export import prepare_folder, rounding_error, to_float16, write_web, write_weights
 from labml_bert.files import write_whole
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
@@ -202,7 +202,7 @@ def write_moments(folder: Path, arm: str, trained: TrainedModel) -> list[dict[st
     seconds = dict(trained.record["history"]["seconds"])
     for number, step in enumerate(trained.moments, 1):
         trained.model.load_state_dict(trained.weights[step])
-        trained.model.load_state_dict(rounded(trained.model))
+        trained.model.load_state_dict(to_float16(trained.model))
         result = evaluate_masked_lm(trained.page, trained.text.held_out)
         entries.append(
             {
@@ -235,7 +235,7 @@ def main(run: Run, options: Options) -> None:
     if launcher():
         raise ValueError("the moments of a run are in one process; start it without torchrun")
     longest = parse_schedule(options.schedule)[-1].length
-    folder = made(options.output)
+    folder = prepare_folder(options.output)
     run.is_resumable = False
     # One record holds both runs, so neither writes its own.
     run.options = replace(options, record=None)

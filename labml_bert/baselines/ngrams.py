@@ -1,21 +1,21 @@
 r"""
-# What needs no learning
+# N-gram baselines
 
-Is a loss of 3.1 good? Nobody can say without knowing what less clever methods reach on the same text.
-Three of them need only counting, and each names a thing that a model has or has not learned:
+Is a loss of 3.1 good? You can only tell if you know what simpler methods reach on the same text. Three of
+them need nothing but counting, and each stands for something that a model has or hasn't learned:
 
-| method | what it knows |
+| baseline | what it knows |
 |---|---|
-| all tokens equally likely | nothing: $\ln V$ |
-| frequencies | how often each token occurs: the unigram entropy |
-| two-neighbour table | what stood between the same two neighbours in the training text |
+| all tokens equally likely | nothing: its loss is $\ln V$ |
+| frequencies (unigram) | how often each token occurs |
+| two-neighbour table (an n-gram model) | which tokens occurred between the same two neighbors in training |
 
-A masked model that stays at the second line is on the plateau: it has learned the frequencies and
-does not yet look at its neighbours. The tables see clean neighbours, a masked model sometimes does
-not, so the third line is harder to pass than it looks.
+A masked model whose loss stays at the unigram baseline is on the plateau: it has learned the frequencies, but
+it doesn't look at the neighbors yet. The n-gram model always sees both neighbors; for a masked model they may
+be masked too. So the third baseline is harder to beat than it looks.
 
-Letters for sizes: `N` tokens of training text, `M` of held-out text, `K` different keys that were
-counted.
+Letters for sizes: `N` tokens of training text, `M` of held-out text, `K` different keys that were counted,
+`V` tokens in the vocabulary.
 """
 
 import math
@@ -32,28 +32,28 @@ class Baseline(NamedTuple):
     loss: float
     """Nats per token."""
     accuracy: float
-    """The share of tokens for which its first guess is right."""
+    """The fraction of tokens whose most probable prediction is right."""
 
 
 class Counts:
-    """How often each key occurs. A table of all triples would be mostly zeros, so only seen keys are kept."""
+    """Counts keys. A table of all triples would be mostly zeros, so this stores only those that occur."""
 
     def __init__(self, keys: Tensor):
         """`keys` is `(N,)`, int64."""
         self.keys, self.counts = keys.unique(return_counts=True)
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """The count of each key as float64, 0 for one that was not seen; any shape."""
-        place = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        return torch.where(self.keys[place] == keys, self.counts[place], 0).double()
+        """The count of each key as float64, 0 if it doesn't occur; any shape."""
+        index = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        return torch.where(self.keys[index] == keys, self.counts[index], 0).double()
 
     def most_frequent(self, context: Tensor, keys: Tensor, default: Tensor) -> Tensor:
         """
-        For each of `keys` the index of its most frequent entry, where `context` `(K,)` says to which of
-        them each counted key belongs; `default` for one that has none.
+        For each context in `keys`, the index of the most frequent counted key in that context. `context`
+        `(K,)` is the context of each counted key. Returns `default` for a context that doesn't occur.
         """
         by_count = self.counts.argsort(stable=True)  # (K)
-        # A stable sort by context keeps the counts growing inside each, so the last is the largest.
+        # A stable sort by context keeps the order of the counts within each, so the last one is the largest.
         order = by_count[context[by_count].argsort(stable=True)]  # (K)
         ordered = context[order]  # (K)
         last = torch.searchsorted(ordered, keys, right=True) - 1
@@ -63,21 +63,21 @@ class Counts:
 
 def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:
     r"""
-    ## Three floors
+    ## Three baselines
 
-    `train` and `valid` are one-dimensional token ids. Tables are counted on `train` and judged on the
-    tokens of `valid`, special ones excepted. The two-neighbour table leans on the left neighbour where
-    it has seen little, and that one on the frequencies. Witten and Bell's rule says how much: by the
-    number of *different* tokens $t$ that were seen in a context,
+    `train` and `valid` are one-dimensional token ids. The baselines are counted on `train` and evaluated on
+    the tokens of `valid` that aren't special. If a context is rare, the n-gram model falls back on the left
+    neighbor alone, and then on the unigram frequencies. How much is decided by Witten and Bell's rule, from
+    the number $t$ of *different* tokens that occurred in a context,
 
     $$p(w \mid l, r) = \frac{n(l, w, r) + t(l, r)\, p(w \mid l)}{n(l, r) + t(l, r)}, \qquad
       p(w \mid l) = \frac{n(l, w) + t(l)\, p(w)}{n(l) + t(l)}$$
 
-    with $n(l, r)$ the number of times that anything stood between the two.
+    where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them.
 
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare such rules.
 
-    Raises `ValueError` where `valid` has no token with a neighbour on both sides.
+    Raises `ValueError` if no token of `valid` has a neighbor on both sides.
     """
     V = vocab_size
     left, word, right = train[:-2], train[1:-1], train[2:]  # (N)
@@ -96,7 +96,8 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
     if len(word) == 0:
         raise ValueError("the held-out text is shorter than three tokens; give more text")
-    # Before any token a context was seen nowhere: 0/0. One imagined sighting leaves the rule as it is.
+    # For a context that never occurred, the rule is 0/0. With t = 1 it gives the distribution that it falls
+    # back on.
     t = t_l[left].clamp(min=1)  # (M)
     p_left = (pairs(left * V + word) + t * p_w[word]) / (n_l[left] + t)  # (M)
     context = left * V + right  # (M)
@@ -104,11 +105,13 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     p_both = (triples(context * V + word) + t * p_left) / (n_lr(context) + t)  # (M)
 
     frequent = p_w.argmax()
-    # Where the two neighbours were never seen around anything, the most frequent token is the guess.
+    # If the two neighbors never occurred around a token, predict the most frequent token.
     best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
-    guess = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
+    prediction = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
     return [
         Baseline("all tokens equally likely", math.log(V), 1 / V),
         Baseline("frequencies", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
-        Baseline("two-neighbour table", -p_both.log().mean().item(), (word == guess).double().mean().item()),
+        Baseline(
+            "two-neighbour table", -p_both.log().mean().item(), (word == prediction).double().mean().item()
+        ),
     ]

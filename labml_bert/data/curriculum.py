@@ -1,18 +1,19 @@
 r"""
 # Short sequences first
 
-Why does a masked language model sit for so long at the loss of a frequency table? Every token sees
-every other, so when one is hidden, nothing says which of the 127 others to blame. In a sequence of
-16 there are only 15 suspects. So training starts short and grows, and the number of tokens in a step
-stays the same: with $N$ tokens a step and length $T$ there are $N / T$ sequences.
+Why does a masked language model stay so long at the loss of the unigram baseline? It's a problem of credit
+assignment. Every token sees all the others, and nothing says which of the 127 others predicts the masked one.
+In a sequence of 16 tokens there are only 15 suspects. So training starts with short sequences and makes them
+longer. The number of tokens per step stays the same: with $N$ tokens per step and length $T$, a batch has
+$N / T$ sequences.
 
-One thing is easily missed. If a short sequence always stood at positions 0 to 15, the other
-position embeddings would still be noise when the length grows. So each sequence is placed at a
-random offset among the positions, and all of them are trained from the first step:
+One thing is easy to miss. If short sequences always used positions 0 to 15, the embeddings of the other
+positions would still be random when the sequences get longer. So each sequence gets a random offset, and all
+positions are trained from the first step:
 
 $$p_t = o + t, \qquad o \sim \operatorname{Uniform}\{0, \dots, P - T\}$$
 
-with $P$ the number of positions the model has.
+where $P$ is the number of positions that the model has.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence.
 """
@@ -27,7 +28,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stage:
-    """One length and the share of the training budget that it gets."""
+    """A sequence length and the fraction of the training budget that it gets."""
 
     length: int
     share: float
@@ -37,9 +38,9 @@ def parse_schedule(text: str) -> list[Stage]:
     """
     ## A schedule as text
 
-    `"16,32,64,128"` gives each length an equal share. `"16:1,32:1,64:2,128:4"` weighs them.
+    `"16,32,64,128"` divides the budget equally between the lengths, `"16:1,32:1,64:2,128:4"` by weight.
 
-    Raises `ValueError` where it is not a list of growing lengths, or a weight is not positive.
+    Raises `ValueError` if the lengths don't increase or a weight isn't positive.
     """
     lengths, weights = [], []
     for part in text.split(","):
@@ -59,7 +60,7 @@ def parse_schedule(text: str) -> list[Stage]:
 
 
 def length_at(stages: list[Stage], progress: float) -> int:
-    """The length in force when the share `progress` of the budget, 0 to 1, is spent."""
+    """The sequence length after the fraction `progress` of the budget, 0 to 1."""
     ends = accumulate(stage.share for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
@@ -70,7 +71,7 @@ def stage_ends(stages: list[Stage]) -> list[float]:
 
 
 class Batch(NamedTuple):
-    """Text before any masking, ready for the encoder."""
+    """Windows of text, before any masking."""
 
     input_ids: Tensor
     """`(B, T)`"""
@@ -84,21 +85,23 @@ def random_windows(
     """
     ## Random windows at random positions
 
-    `B` windows of `T` tokens from one long row of tokens. All randomness comes from `generator`, so its
-    state is the position in the data: saved with a checkpoint, the same windows follow after a resume."""
+    Draws `B` windows of `T` tokens from one long row of tokens. All randomness comes from `generator`, so its
+    state is the position in the data: if you save it with a checkpoint, the same windows follow after a
+    resume.
+    """
     start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)  # (B, 1)
     offset = torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)  # (B, 1)
     t = torch.arange(T)  # (T)
     return Batch(token_ids[start + t], offset + t)
 
 
-def put_cls_sep(input_ids: Tensor, frame: tuple[int, int] | None) -> Tensor:
+def put_cls_sep(input_ids: Tensor, cls_sep: tuple[int, int] | None) -> Tensor:
     """
-    Puts the ids of `[CLS]` and `[SEP]` over the first and the last token of each row `(B, T)`, so that the
-    length stays what it is. Without a `frame` the rows stay as they are.
+    Replaces the first and the last token of each row `(B, T)` by `[CLS]` and `[SEP]`, whose ids are
+    `cls_sep`. The length stays the same. Returns `input_ids` itself if `cls_sep` is `None`.
     """
-    if frame is None:
+    if cls_sep is None:
         return input_ids
     input_ids = input_ids.clone()  # (B, T)
-    input_ids[:, 0], input_ids[:, -1] = frame
+    input_ids[:, 0], input_ids[:, -1] = cls_sep
     return input_ids

@@ -1,17 +1,17 @@
 r"""
-# Pairs to batches
+# Batches of sentence pairs
 
-How do rows of a file become what a model eats? Rows of unequal length are laid side by side and padded,
-some tokens are covered, and another random handful of rows comes next, without end.
+How do rows of a file become the input of a model? A batch is a random sample of rows. They are padded to the
+same length, and some of their tokens are masked.
 
-Covering is *dynamic* where each batch draws its masks anew, so that no row is seen twice with the same
-ones, and *static* where the masks were drawn once and stand in the file. The original was static;
-[RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic as good or slightly better.
+Masking is *dynamic* if the masks are drawn for each batch, so that the model never sees a row twice with the
+same masks. It is *static* if they were drawn once and saved in the file. The original was static;
+[RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking as good or slightly better.
 
-The file says `segment_ids`, as the original does; the tensors say `token_type_ids`, which is the name of
-the model's argument here and in `transformers`. They are the same numbers.
+The column `segment_ids` has its name from the original. The tensor is called `token_type_ids`, like the
+model's argument here and in `transformers`. The numbers are the same.
 
-Letters for sizes: `B` rows in the batch, `T` tokens in the longest or as many as asked for.
+Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if it is given.
 """
 
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ from labml_bert.data.tokenizers import special_token_ids
 from labml_bert.mlm import IGNORE, TokenMasker
 
 if TYPE_CHECKING:
-    # Takes seconds to import, and brings pandas. Workers that make pairs do without.
+    # Importing this takes seconds and brings pandas. Workers don't need it.
     from datasets import Dataset
 
 
 @dataclass(frozen=True)
 class MaskingArguments:
     """
-    How tokens are chosen to be covered; the first two are arguments of `TokenMasker`. `whole_word_mask`
-    covers all pieces of a word or none. The original has at most 20 predictions at length 128.
+    How to choose the tokens to mask; the first two are arguments of `TokenMasker`. `whole_word_mask` masks
+    all subwords of a word or none. The original has at most 20 predictions at length 128.
     """
 
     mlm_probability: float = 0.15
@@ -46,11 +46,11 @@ class MaskingArguments:
 
 
 def pad_lists(column: pa.ChunkedArray, T: int, fill: int) -> Tensor:
-    """Lists of unequal length as one int64 tensor `(B, T)`, without a Python number for each token."""
+    """Pads lists to one int64 tensor `(B, T)`, without creating a Python number for each token."""
     lists = column.combine_chunks()
     lengths = lists.value_lengths().to_numpy()
     result = np.full((len(lists), T), fill, dtype=np.int64)
-    # The places that are taken, in reading order, are as many as the values and in their order.
+    # Boolean indexing fills the positions row by row, which is the order of the values.
     result[np.arange(T) < lengths[:, None]] = lists.flatten().to_numpy()
     return torch.from_numpy(result)
 
@@ -68,22 +68,22 @@ class PairCollator:
         generator: torch.Generator | None = None,
     ):
         """
-        `tokenizer` is the one that the dataset was made with. `masking` says how to cover tokens where
-        the rows have no masks of their own, by default as the paper does. Batches are `length` long, or
-        by default as long as their longest row. `generator` draws the masks.
+        `tokenizer` is the one that the data set was built with. `masking` says how to mask rows that have no
+        masks of their own, by default as in the paper. Rows are padded to `length`, by default to the
+        longest of the batch. `generator` draws the masks.
 
-        Raises `ValueError` for whole words with a tokenizer that has no pieces of words, and for a
-        `masking` that makes no sense.
+        Raises `ValueError` for whole-word masking without a WordPiece tokenizer, and if `masking` has a value
+        that is out of range.
         """
         is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
         if masking is not None and masking.whole_word_mask and not is_wordpiece:
             raise ValueError("whole_word_mask needs pieces of words; use wordpiece_tokenizer")
         self.masking = masking
         self.length = length
-        chosen = masking or MaskingArguments()
+        arguments = masking or MaskingArguments()
         vocab = tokenizer.get_vocab()
         ids = (len(vocab), vocab["[MASK]"], special_token_ids(tokenizer))
-        mlm_probability, most = chosen.mlm_probability, chosen.max_predictions_per_seq
+        mlm_probability, most = arguments.mlm_probability, arguments.max_predictions_per_seq
         check_masking(*ids, mlm_probability, max_predictions_per_seq=most)
         self.masker = TokenMasker(*ids, mlm_probability, max_predictions_per_seq=most, generator=generator)
         continuations = [i for token, i in vocab.items() if is_wordpiece and token.startswith("##")]
@@ -92,11 +92,11 @@ class PairCollator:
 
     def __call__(self, rows: pa.Table) -> dict[str, Tensor]:
         """
-        Returns `input_ids`, `attention_mask` (0 at padding), `token_type_ids` and `labels` (-100 where
-        nothing is predicted), each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
+        Returns `input_ids`, `attention_mask` (0 at padding), `token_type_ids` and `labels` (-100 at positions
+        that aren't predicted), each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
 
-        Raises `ValueError` for no rows, for rows longer than `length`, and for masked rows where `masking`
-        was given.
+        Raises `ValueError` for no rows, for rows longer than `length`, and if `masking` was given and the
+        rows are masked already.
         """
         if len(rows) == 0:
             raise ValueError("there is no row to make a batch of; give one at least")
@@ -123,13 +123,13 @@ class PairCollator:
         }
 
     def word_ids(self, input_ids: Tensor) -> Tensor:
-        """A number for each word of a row: `un ##usual word` is 0 0 1. `(B, T)` to `(B, T)`."""
-        # A piece that lost the beginning of its word stands behind [CLS] or [SEP], and counts to it;
-        # special tokens are never covered, so it is a word of its own.
+        """Numbers the words of each row: `un ##usual word` is 0 0 1. `(B, T)` to `(B, T)`."""
+        # If truncation removed the beginning of a word, the rest follows [CLS] or [SEP] and gets its number.
+        # Special tokens are never masked, so the rest still counts as a word of its own.
         return ((~self.is_continuation[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
 
     def read_labels(self, rows: pa.Table, T: int) -> Tensor:
-        """The masks of the file as labels, `(B, T)`."""
+        """Labels from the masks in the file, `(B, T)`."""
         positions = rows["masked_positions"].combine_chunks()
         row = np.repeat(np.arange(len(rows)), positions.value_lengths().to_numpy())
         labels = np.full((len(rows), T), IGNORE, dtype=np.int64)
@@ -140,32 +140,32 @@ class PairCollator:
 
 class PairBatches(Iterator[dict[str, Tensor]]):
     """
-    ## Batches without end
+    ## Endless batches
 
-    Each batch is `batch_size` rows drawn with replacement, as `Curriculum` draws its windows. The state of
-    `generator` is then the whole position in the data, and the checkpoint of `Trainer` has it: give the
+    Each batch is `batch_size` rows drawn with replacement, just as `random_windows` draws windows. The state
+    of `generator` is then the whole position in the data, and `Trainer` saves it in its checkpoints. Give the
     same generator to the collator, and the same batches follow after a resume.
 
-    Readers may expect epochs, where each row comes once before any comes again. Those need the order
-    of the epoch and the place in it saved too. The price of drawing freely: after as many draws as there
-    are rows, $1/e$ of them, 37%, have not come yet. After four times as many it is 2%.
+    You may expect epochs, in which every row comes once before any row comes twice. To resume an epoch, you
+    would have to save its order and the position in it too. Drawing with replacement has a price: after as
+    many draws as there are rows, $1/e$ of them, or 37%, haven't been drawn. After four times as many it's 2%.
     """
 
     def __init__(
         self, dataset: "Dataset", collator: PairCollator, batch_size: int, generator: torch.Generator
     ):
-        """Raises `ValueError` for an empty dataset or a batch of nothing."""
+        """Raises `ValueError` if the data set or the batch would be empty."""
         if len(dataset) == 0 or batch_size < 1:
             raise ValueError(
                 f"{len(dataset)} rows in batches of {batch_size} give no batch; both must be at least 1"
             )
-        # Arrow tables come without a Python number for each token: tens of times faster.
+        # Arrow tables don't need a Python number for each token, which makes this tens of times faster.
         self.dataset = dataset.with_format("arrow")
         self.collator = collator
         self.batch_size = batch_size
         self.generator = generator
 
     def __next__(self) -> dict[str, Tensor]:
-        """The next batch, as `PairCollator` gives it."""
+        """The next batch, as `PairCollator` returns it."""
         rows = torch.randint(len(self.dataset), (self.batch_size,), generator=self.generator)  # (B)
         return self.collator(self.dataset[rows.tolist()])

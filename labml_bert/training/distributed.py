@@ -1,32 +1,31 @@
 r"""
-# One process for each device
+# Data parallelism
 
-How do several processors train one model? Each has all of it in a process of its own, and each step they
-share the rows of the batch. They go through their rows side by side, agree on the sum of their gradients, and
-take the same step from the same place; so they stay the same. This is data parallelism, and
-`DistributedDataParallel` of PyTorch does it. `torchrun` starts the processes and tells each its number, its
-*rank*:
+How do several GPUs train one model? Each one has a copy of the model, in a process of its own, and in each
+step the processes divide the rows of the batch between them. They sum their gradients and take the same step
+from the same weights, so the copies stay equal. PyTorch's `DistributedDataParallel` does this, and `torchrun`
+starts the processes and gives each a number, its *rank*:
 
     torchrun --nproc_per_node 2 experiments/mlm_tiny.py
 
-The result should not depend on how many there are. Three things take care of that:
+The result shouldn't depend on the number of processes. Three things make sure that it doesn't:
 
-- **Every process draws the whole batch** and keeps its own rows. Drawing is cheap beside training. All
-  generators then stand at the same place, so a checkpoint needs one of them, and another number of processes
-  can go on with it.
-- **A mean is over the whole batch.** The masked tokens are not spread evenly. With 10 of them in one half of
-  the batch and 30 in the other, the mean of the two means counts each of the 10 three times. So each process
-  divides the *sum* over its rows by the count in all rows, which it knows, as it has seen all labels. The
-  parts then add up:
+- **Every process draws the whole batch** and keeps its own rows. Drawing costs little next to training. All
+  the generators are then in the same state, so a checkpoint needs only one state, and a run can be resumed
+  with a different number of processes.
+- **Means are over the whole batch.** Masked tokens aren't spread evenly over the rows. If one half of the
+  batch has 10 of them and the other has 30, the mean of the two means counts each of the 10 three times. So
+  each process divides the *sum* over its rows by the count in all rows. It knows that count, because it has
+  seen all the labels. The parts then add up:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
   `transformers` calls $M$ `num_items_in_batch`.
-- **Gradients are summed.** `DistributedDataParallel` takes the mean over the processes, which is the sum
-  divided by their number. So each multiplies its loss by that number first.
+- **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the world
+  size. So each process multiplies its loss by the world size first.
 
-Where memory is short, a process can go through its rows in turns, with `gradient_accumulation_steps`. A turn
-is one more part, and the same sums hold.
+If memory is short, a process can divide its rows again, into micro-batches, with
+`gradient_accumulation_steps`. A micro-batch is one more part of the batch, and the same sums hold.
 
-Only the process of rank 0 speaks, evaluates and writes. The others wait for it.
+Only rank zero prints, evaluates and writes files. The others wait for it.
 """
 
 import contextlib
@@ -48,17 +47,17 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """Which of the processes this is. The one of rank 0 speaks and writes; without `torchrun` it is alone."""
+    """The number of this process; 0 without `torchrun`."""
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
 def world_size() -> int:
-    """How many processes train together: 1 before `init_process_group` and after `destroy_process_group`."""
+    """The number of processes; 1 before `init_process_group` and after `destroy_process_group`."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def launcher() -> list[str]:
-    """What stood between `python` and the script: `torchrun`, or nothing."""
+    """What to put between `python` and the script to start this run again: `torchrun`, or nothing."""
     if not dist.is_torchelastic_launched():
         return []
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
@@ -66,11 +65,12 @@ def launcher() -> list[str]:
 
 def local_gpu(name: str) -> str:
     """
-    ## A GPU for each
+    ## One GPU per process
 
-    `cuda` is the GPU whose number on this machine is that of the process. Without `torchrun`, it is `name`.
+    The GPU of this process. Under `torchrun`, `cuda` is the GPU with the local rank of the process; otherwise
+    it is `name` itself.
 
-    Raises `ValueError` where several processes would share one.
+    Raises `ValueError` if processes would share a GPU.
     """
     if not dist.is_torchelastic_launched():
         return name
@@ -85,40 +85,40 @@ def local_gpu(name: str) -> str:
 
 
 def backend_for(device: torch.device) -> str:
-    """Gloo carries what is in memory, NCCL what is on GPUs. The clock and the like are always in memory."""
+    """NCCL for tensors on GPUs, and Gloo for tensors in memory, such as the clock."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def init_process_group(device: torch.device) -> None:
-    """Joins the other processes, if `torchrun` started this one."""
+    """Connects to the other processes, if `torchrun` started this one."""
     if not dist.is_torchelastic_launched():
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rank() > 0:
-        # Until the training begins, Ctrl-C is answered by the first process.
+        # Until training begins, only rank zero handles Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The first makes the pairs of a large text, or evaluates, while the others wait; `torchrun` ends all
-    # where one has died.
+    # The others may wait for a long time while rank zero prepares a large text or evaluates. They don't need
+    # a timeout: if a process dies, `torchrun` ends the rest.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
 
 
 def destroy_process_group() -> None:
-    """Goes on alone. Nobody may keep what `wrap_in_ddp` returned."""
+    """Disconnects from the others. Drop what `wrap_in_ddp` returned before you call this."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-        # What still holds the group keeps a thread of it alive, which aborts an interpreter that is ending.
+        # A reference to the group keeps its thread alive, and the thread would abort the interpreter at exit.
         gc.collect()
 
 
 @contextlib.contextmanager
 def rank_zero_first() -> Iterator[None]:
     """
-    ## Taking turns
+    ## Rank zero first
 
-    The block runs in the first process, then in all others. What the first puts on the disk, a download or a
-    dataset, the others find. All leave together.
+    Runs the block in rank zero, then in all other processes: what rank zero downloads or builds, the others
+    find on disk. All leave the block together.
     """
     if world_size() == 1:
         yield
@@ -131,18 +131,18 @@ def rank_zero_first() -> Iterator[None]:
     dist.barrier()
 
 
-def broadcast_from_rank_zero(make: Callable[[], T]) -> T:
-    """What `make` returns in the first process, where alone it is called."""
-    made = [make() if rank() == 0 else None]
+def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
+    """Calls `function` in rank zero only, and returns its result, which isn't `None`, in all processes."""
+    results = [function() if rank() == 0 else None]
     if world_size() > 1:
-        dist.broadcast_object_list(made)
-    assert made[0] is not None
-    return made[0]
+        dist.broadcast_object_list(results)
+    assert results[0] is not None
+    return results[0]
 
 
 @contextlib.contextmanager
 def only_rank_zero_prints() -> Iterator[None]:
-    """For a block that says the same in all processes."""
+    """Silences all processes but rank zero, for a block that prints the same in all of them."""
     if rank() == 0:
         yield
         return
@@ -152,8 +152,8 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 def is_first_to_fail() -> bool:
     """
-    Whether no process has asked this before. One that fails takes the others with it, and only the first to
-    fail knows why. Its launcher keeps the count, as it outlives them all.
+    Whether this process is the first to call this function. A process that fails takes the others with it,
+    and only the first one knows why. The launcher keeps the count, because it outlives all of them.
     """
     if not dist.is_torchelastic_launched():
         return True
@@ -164,51 +164,51 @@ def is_first_to_fail() -> bool:
 
 def wrap_in_ddp(model: nn.Module) -> nn.Module:
     """
-    ## Sharing a step
+    ## Dividing a step
 
-    `model`, or around it what sums the gradients of all processes during the backward pass.
+    With several processes, wraps `model` so that their gradients are averaged during the backward pass.
     """
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """For a part that is not the last of this process: gradients are summed once a step."""
+    """For all micro-batches but the last of a step: the processes exchange gradients only once."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
-def split_into_micro_batches(batch: dict[str, Tensor], turns: int) -> list[dict[str, Tensor]]:
+def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """
-    The rows of this process, in as many parts as it takes `turns`. A tensor without dimensions says something
-    of the whole batch, and is in each part. Parts may differ by a row.
+    The rows of this process, in `count` micro-batches, whose sizes differ by at most one row. A tensor
+    without dimensions describes the whole batch and is in every micro-batch.
     """
-    count, first = world_size() * turns, rank() * turns
-    cut = {key: v.tensor_split(count) if v.dim() else [v] * count for key, v in batch.items()}
-    return [{key: pieces[i] for key, pieces in cut.items()} for i in range(first, first + turns)]
+    total, first = world_size() * count, rank() * count
+    parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
+    return [{key: split[i] for key, split in parts.items()} for i in range(first, first + count)]
 
 
 def all_reduce_sum(values: list[float]) -> list[float]:
-    """Each number summed over all processes."""
+    """The sum of each number over all processes."""
     return all_reduce(values, dist.ReduceOp.SUM)
 
 
 def all_reduce_max(values: list[float]) -> list[float]:
-    """For each number, the largest in any process."""
+    """The maximum of each number over all processes."""
     return all_reduce(values, dist.ReduceOp.MAX)
 
 
 def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-    """The same numbers in all processes. With one process they stay what they are."""
+    """Combines each number over all processes. All of them get the result."""
     if world_size() == 1:
         return values
-    together = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(together, operation)
-    return together.tolist()
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, operation)
+    return tensor.tolist()
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensor of each process, by rank; all have one shape."""
+    """The tensors of all processes, in order of their ranks. They must have the same shape."""
     if world_size() == 1:
         return [tensor]
-    found = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(found, tensor)
-    return found
+    tensors = [torch.empty_like(tensor) for _ in range(world_size())]
+    dist.all_gather(tensors, tensor)
+    return tensors
