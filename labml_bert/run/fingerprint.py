@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from labml_bert.data.corpora import load_corpus
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
@@ -78,6 +79,8 @@ def take_fingerprint(
             minutes=None,
             precision="float32",
             device="cpu",
+            gradient_accumulation_steps=1,
+            torch_compile=False,
             runs=Path(folder),
             record=None,
             resume=None,
@@ -185,6 +188,20 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
     return {"": lambda: take_fingerprint(script.main, options, record["experiment"])}
 
 
+def why_not_here(record: dict[str, Any]) -> str:
+    """Why a record cannot be checked on this machine, or an empty string: its text may not be here."""
+    if "corpus" not in record:
+        made_with = record["versions"]["python"]
+        is_same = made_with == versions()["python"]
+        return "" if is_same else f"its text is the documentation of Python {made_with}"
+    try:
+        corpus = load_corpus(record["corpus"]["name"])
+    except ValueError as error:
+        return str(error)
+    is_same = corpus.sha256 == record["corpus"]["sha256"]
+    return "" if is_same else f"{corpus.name} is another text here"
+
+
 def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
     The records in `docs/runs`, or those of them with the given names (`mlm_tiny`, `claims/head`).
@@ -215,18 +232,16 @@ def main(argv: list[str] | None = None) -> None:
         for path, record in records(names):
             name = path.relative_to(RUNS).with_suffix("").as_posix()
             saved: dict[str, Fingerprint] = record.get("fingerprints", {})
+            if fingerprints_of(record) and (reason := why_not_here(record)):
+                console.print(f"  {name}: cannot be checked here ({reason})")
+                continue
             for part, take in fingerprints_of(record).items():
                 label = f"{name}  {part}".rstrip()
                 if part not in saved and not is_writing:
                     console.print(f"  {label}: no fingerprint; repeat the run with --record")
                     failures += 1
                     continue
-                try:
-                    today = take()
-                except ValueError as error:
-                    # Its text is not here: another Python, or a download that was not made.
-                    console.print(f"  {label}: cannot be checked here ({error})")
-                    continue
+                today = take()
                 count += 1
                 if part not in saved:
                     saved[part] = today | {"checked": origin()}
