@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from labml_bert.data.corpora import load_corpus
+from labml_bert.data.corpora import TINY_SHAKESPEARE_SHA256, cache_folder, load_corpus
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
@@ -194,8 +194,12 @@ def why_not_here(record: dict[str, Any]) -> str:
         made_with = record["versions"]["python"]
         is_same = made_with == versions()["python"]
         return "" if is_same else f"its text is the documentation of Python {made_with}"
+    name = record["corpus"]["name"]
+    if name == "tiny-shakespeare" and not (cache_folder() / TINY_SHAKESPEARE_SHA256).is_file():
+        # A check is no reason for a download.
+        return f"{name} has not been downloaded"
     try:
-        corpus = load_corpus(record["corpus"]["name"])
+        corpus = load_corpus(name)
     except ValueError as error:
         return str(error)
     is_same = corpus.sha256 == record["corpus"]["sha256"]
