@@ -65,10 +65,11 @@ class Run:
     """
     ## One run
 
-    `generator` draws everything that the script draws, `device` is where it trains. Both follow the options.
+    `generator` draws everything that the script draws, `device` is where it trains. Both follow the
+    options. With `is_alone` it doesn't join the other processes that torchrun started.
     """
 
-    def __init__(self, options: RunOptions, experiment: str):
+    def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
         # What was asked for. A script may fill in what was left open, in `options`.
         self.asked = self.options = options
         self.experiment = experiment
@@ -78,7 +79,8 @@ class Run:
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
         self.device = choose_device(options.device)
-        init_process_group(self.device)
+        if not is_alone:
+            init_process_group(self.device)
         torch.manual_seed(options.seed)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None

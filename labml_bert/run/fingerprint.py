@@ -85,7 +85,7 @@ def take_fingerprint(
             record=None,
             resume=None,
         )
-        run = Run(options, experiment)
+        run = Run(options, experiment, is_alone=True)
         run.on_step, run.on_report = see_step, see_report
         with contextlib.suppress(FingerprintComplete), run.resources:
             main(run, options)
