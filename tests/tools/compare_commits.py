@@ -22,6 +22,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -99,16 +100,22 @@ def all_commands() -> list[Command]:
 
 def without_fingerprints(outcome: Outcome) -> Outcome:
     """
-    The outcome without the fingerprints of its record. Rank zero takes them after the run, and each of
-    their steps is three lines of its log: a loss, the weights and the moments.
+    The outcome without the fingerprints of its record, which rank zero takes after its last step. Older
+    commits have none.
     """
-    steps = sum("/fingerprints/" in path and "/losses/" in path for path in outcome.numbers)
+    count = sum("/fingerprints/" in path and "/losses/" in path for path in outcome.numbers)
     numbers = {path: value for path, value in outcome.numbers.items() if "/fingerprints/" not in path}
     logs = {
-        name: lines[: len(lines) - 3 * steps] if name == "rank 0" else lines
+        name: without_last_steps(lines, count) if name == "rank 0" else lines
         for name, lines in outcome.logs.items()
     }
     return replace(outcome, logs=logs, numbers=numbers)
+
+
+def without_last_steps(log: list[str], count: int) -> list[str]:
+    """A log without its last `count` optimizer steps. A step ends with the moments."""
+    ends = [i for i, line in enumerate(log, 1) if line.startswith("moments")]
+    return log[: [0, *ends][-1 - count]] if count else log
 
 
 def difference(base: Outcome, head: Outcome) -> str | None:
@@ -196,4 +203,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # `kill` ends it like Ctrl-C, so that git forgets the checkouts.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

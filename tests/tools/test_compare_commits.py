@@ -172,6 +172,18 @@ def test_logs_of_other_lengths_and_processes_differ() -> None:
     assert compare_commits.difference(two, two) is None
 
 
+def test_fingerprints_are_left_out() -> None:
+    fingerprint = ["loss 0x1p+3", "loss 0x1p+3", "weights x", "moments y"]
+    taken = {"record.json/fingerprints/0/losses/0": 16.0, "record.json/fingerprints/0/steps": 1}
+    evaluation = {"record.json/result/loss": 1.0}
+    base = Outcome({"rank 0": LOG, "rank 1": LOG}, evaluation)
+    head = Outcome({"rank 0": LOG + fingerprint, "rank 1": LOG}, evaluation | taken)
+    assert compare_commits.difference(base, head) is None
+    assert compare_commits.difference(head, base) is None
+    head = Outcome({"rank 0": LOG[:3] + fingerprint, "rank 1": LOG}, evaluation | taken)
+    assert compare_commits.difference(base, head) == "rank 0, step 2: loss 1.0 (base), nothing (head)"
+
+
 def test_numbers_are_those_that_do_not_follow_the_clock() -> None:
     record = {
         "date": "2020-01-01",
