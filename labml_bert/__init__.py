@@ -1,5 +1,5 @@
 """
-BERT and masked language modelling: annotated, tested, and run.
+BERT and masked language modeling: annotated, tested, and run.
 
 `bert.py`, `mlm.py` and `nsp.py` need only PyTorch and work alone when copied. The other modules train them.
 """

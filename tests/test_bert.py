@@ -69,13 +69,13 @@ def random_batch(config: BertConfig, seed: int) -> dict[str, torch.Tensor]:
     attention_mask = (torch.arange(T) < lengths[:, None]).long()
     input_ids[attention_mask == 0] = config.pad_token_id
     labels = torch.randint(0, config.vocab_size, (B, T), generator=g)
-    unlabelled = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
-    unlabelled[0, 0] = False
+    unlabeled = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
+    unlabeled[0, 0] = False
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "token_type_ids": torch.randint(0, config.type_vocab_size, (B, T), generator=g),
-        "labels": labels.masked_fill(unlabelled, IGNORE),
+        "labels": labels.masked_fill(unlabeled, IGNORE),
     }
 
 
@@ -315,7 +315,7 @@ def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> Non
     assert factor == pytest.approx(1 / (1 - p), rel=1e-4)
     assert set(y.detach().unique().tolist()) == {0.0, torch.tensor(factor, dtype=dtype).item()}
     assert torch.equal(x.grad, y.detach())
-    # Neighbours share a draw of 64 bits and must not share a fate.
+    # Neighbors share a draw of 64 bits and must not share a fate.
     dropped = (y == 0).double()
     for distance in (1, 2, 3, 4):
         both = (dropped[:-distance] * dropped[distance:]).mean().item()

@@ -197,7 +197,7 @@ def test_the_same_generator_gives_the_same_masks() -> None:
     assert torch.equal(first.labels, second.labels)
 
 
-def test_the_loss_is_the_mean_over_labelled_places() -> None:
+def test_the_loss_is_the_mean_over_labeled_places() -> None:
     logits, labels = torch.randn(6, V), torch.tensor([3, IGNORE, 7, IGNORE, 0, 39])
     by_hand = [-math.log(logits[i].softmax(0)[labels[i]]) for i in (0, 2, 4, 5)]
     assert abs(masked_lm_loss(logits, labels) - sum(by_hand) / 4) < 1e-5

@@ -146,7 +146,7 @@ def labels_are_the_hidden_tokens(cover: Cover) -> None:
 def labels_only_what_was_chosen(cover: Cover) -> None:
     """Else a visible token is its own answer, or all places learn one token."""
     seen, labels = cover(text(), None)
-    # Twice the share, and a tenth of the rest: what is labelled and yet in plain view.
+    # Twice the share, and a tenth of the rest: what is labeled and yet in plain view.
     assert (labels != IGNORE).float().mean() < 0.3
     assert (seen == labels).float().mean() < 0.1
 
@@ -172,7 +172,7 @@ def test_covering(mistake: str, check: Callable[[Cover], None], p: float) -> Non
 
 @pytest.mark.parametrize("mistake", ["minus one", "zero"])
 def test_the_label_of_places_that_do_not_count(mistake: str) -> None:
-    """-1 was the old value. With 0, all unmasked positions are trained towards class 0."""
+    """-1 was the old value. With 0, all unmasked positions are trained toward class 0."""
 
     def check(cover: Cover) -> None:
         ids = text(8, 20)
@@ -207,7 +207,7 @@ def test_padding_in_the_mean() -> None:
     assert found(check, faulty)
 
 
-def test_unmasked_positions_trained_towards_class_0() -> None:
+def test_unmasked_positions_trained_toward_class_0() -> None:
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.zeros(4, V, requires_grad=True)
         loss(logits, torch.tensor([7, IGNORE, IGNORE, 9])).backward()

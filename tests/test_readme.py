@@ -37,8 +37,8 @@ def test_its_numbers_are_those_of_the_records() -> None:
         records = [
             json.loads((ROOT / path).read_text()) for path in re.findall(r"\((docs/runs/\S+?\.json)\)", row)
         ]
-        for floor, cell in zip(records[0]["floors"][1:], cells[1:3], strict=True):
-            assert cell == f"{floor['loss']:.2f}"
+        for baseline, cell in zip(records[0]["baselines"][1:], cells[1:3], strict=True):
+            assert cell == f"{baseline['loss']:.2f}"
         losses = [record["result"]["loss"] for record in records]
         rights = [record["result"]["accuracy"] for record in records]
         assert cells[3] == ", ".join(f"{loss:.2f}" for loss in losses)

@@ -3,7 +3,7 @@
 
 Three figures from one record of `experiments/attention_map.py`: the sentence with its hole filled in, what
 each head takes for the hidden place, and one head as a whole. A share is drawn as a square of that
-area, so that it can be read without colour.
+area, so that it can be read without color.
 """
 
 import math
@@ -49,7 +49,7 @@ def spoken(token: str) -> str:
     return {"[MASK]": "the mask", " ": "a blank", "\n": "a line end"}.get(token, token)
 
 
-def filled(record: Record) -> Markup:
+def predictions(record: Record) -> Markup:
     """The sentence with each guess in its hole, best first, and how sure the model is."""
     found = result(record)
     tokens, places, guesses = found["tokens"], found["masks"], found["guesses"]

@@ -232,7 +232,7 @@ class Claim:
         """One test. A run that did not arrive took longer than it lasted, so it can support one side only."""
         metric, margin = test["metric"], test["margin"]
         if metric in COUNTED:
-            goal = self.rows[0]["floor"] - test["below"]
+            goal = self.rows[0]["unigram_loss"] - test["below"]
             better, worse = (
                 [self.arrival(row, goal, metric) for row in self.of(test[side])]
                 for side in ("better", "worse")
@@ -425,8 +425,8 @@ def drawing(claim: Claim) -> str:
     over = "seconds" if claim.finished() else "tokens"
     lines = [Line(arm, mean_curve(claim, claim.of(arm), over)) for arm in arms]
     title = f"{claimed}: held-out loss by {over}"
-    floors = [("frequencies", claim.rows[0]["floor"])]
-    return line_chart(lines, title, over, "loss, nats", floors, f"{title}, the mean of the seeds.")
+    baselines = [("unigram", claim.rows[0]["unigram_loss"])]
+    return line_chart(lines, title, over, "loss, nats", baselines, f"{title}, the mean of the seeds.")
 
 
 def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, float]]:
@@ -485,7 +485,7 @@ def arrivals(claim: Claim) -> str:
     for arm in claim.arms:
         table += f"| {cell(arm)} |"
         for level in levels:
-            rows = [(row, row["floor"] - level) for row in claim.of(arm)]
+            rows = [(row, row["unigram_loss"] - level) for row in claim.of(arm)]
             there = [row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").arrived]
             tokens, seconds = (
                 [claim.arrival(*row_and_goal, metric).value for row_and_goal in there] for metric in COUNTED

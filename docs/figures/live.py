@@ -3,7 +3,7 @@
 
 What stands in a record of `experiments/live/live.py`, drawn: the curves of its two runs, where each head
 looks in one sentence, which positions are alike, what the dense layer of the head is for, and which tokens
-are neighbours. They are for readers on paper or without a script, who cannot ask the model itself.
+are neighbors. They are for readers on paper or without a script, who cannot ask the model itself.
 """
 
 import math
@@ -37,9 +37,9 @@ def both(record: Record) -> dict[str, Record]:
 def curves(record: Record) -> Markup:
     """Held-out loss over seconds, of both runs."""
     lines = [Line(arm, run.curve("valid.loss")) for arm, run in both(record).items()]
-    floors = [(floor["name"], floor["loss"]) for floor in record.data["floors"]]
+    baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = "Held-out loss of the page's two models"
-    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", floors)
+    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines)
 
 
 def moments(record: Record, full: Record | None) -> str:
@@ -156,7 +156,7 @@ def positions(record: Record) -> Markup:
         "".join(parts),
         round(top + len(cosines) * cell + 4),
         "Cosines between position embeddings",
-        f"The mean cosine of neighbours is {by_distance[1]:.2f}; other distances are in the table.",
+        f"The mean cosine of neighbors is {by_distance[1]:.2f}; other distances are in the table.",
         caption,
         below=numbers(["positions apart", "mean cosine"], rows),
         kind="attention",
@@ -200,9 +200,9 @@ def dense_layer(record: Record) -> Markup:
     return bar_chart(bars, title, caption, numbers(["measure", "without", "with"], rows))
 
 
-def neighbours(record: Record) -> Markup:
+def neighbors(record: Record) -> Markup:
     """Some tokens, and those whose embeddings point most nearly the same way."""
-    found = picture(record, "neighbours")
+    found = picture(record, "neighbors")
     row, left = 54, 72
     many = max(len(entry["nearest"]) for entry in found)
     wide = (WIDTH - left) / many
@@ -230,7 +230,7 @@ def neighbours(record: Record) -> Markup:
     return figure(
         "".join(parts),
         row * len(found),
-        "Nearest neighbours of some token embeddings",
+        "Nearest neighbors of some token embeddings",
         f"The nearest to {visible(first['token'])} is {visible(first['nearest'][0][0])}; more in the table.",
         caption,
         below=numbers(names, rows),

@@ -61,7 +61,7 @@ def parameters(
     )
 
 
-def operations(
+def flops(
     length: int,
     predictions: int,
     vocab_size: int = 30522,
@@ -70,14 +70,14 @@ def operations(
     intermediate_size: int | None = None,
 ) -> SimpleNamespace:
     """
-    Floating-point operations of a training step for one sequence, in its products, by part. A test compares
-    them with `timing.count_forward_flops`. A backward pass has twice those of a forward pass.
+    FLOPs of the matrix multiplications in a training step for one sequence, by part. A test compares them
+    with `timing.count_forward_flops`. A backward pass has twice those of a forward pass.
     """
     T, D, wide = length, hidden_size, intermediate_size or 4 * hidden_size
     layers = 3 * num_hidden_layers * T * 2 * (4 * D * D + 2 * D * wide)
     attention = 3 * num_hidden_layers * T * 2 * 2 * T * D
     head = 3 * predictions * 2 * D * (D + vocab_size)
-    return SimpleNamespace(layers=layers, attention=attention, head=head, together=layers + attention + head)
+    return SimpleNamespace(layers=layers, attention=attention, head=head, total=layers + attention + head)
 
 
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
@@ -93,11 +93,11 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         """The record: `run("mlm_tiny").result.loss`."""
         return dotted(record(name).data)
 
-    def floor(name: str, which: str) -> Any:
-        """A floor of a run: `floor("mlm_tiny", "frequencies").loss`."""
-        found = {entry["name"]: dotted(entry) for entry in record(name).data["floors"]}
+    def baseline(name: str, which: str) -> Any:
+        """A baseline of a run: `baseline("mlm_tiny", "unigram").loss`."""
+        found = {entry["name"]: dotted(entry) for entry in record(name).data["baselines"]}
         if which not in found:
-            raise PageError(f"the run {name} has no floor {which!r}; it has {', '.join(found)}")
+            raise PageError(f"the run {name} has no baseline {which!r}; it has {', '.join(found)}")
         return found[which]
 
     def value_at(name: str, metric: str, seconds: float) -> float:
@@ -114,8 +114,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
                 return x
         raise PageError(f"in the run {name}, {metric} never falls below {below}")
 
-    def right(name: str, task: str, labels: int, arm: str) -> float:
-        """The mean share of right answers of a method in a comparison, over the seeds."""
+    def accuracy(name: str, task: str, labels: int, arm: str) -> float:
+        """The mean accuracy of a method in a comparison, over the seeds."""
         rows = record(name).data["table"]
         found = [r["accuracy"] for r in rows if (r["task"], r["labels"], r["arm"]) == (task, labels, arm)]
         if not found:
@@ -126,8 +126,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").share`."""
         return dotted(best_row(record(name), shape, arm))
 
-    def faster(name: str, shape: str, trick: str) -> float:
-        """What a trick is worth: `faster("speed_ledger", "short", "bfloat16")`."""
+    def speedup(name: str, shape: str, trick: str) -> float:
+        """What a trick is worth: `speedup("speed_ledger", "short", "bfloat16")`."""
         return worth(record(name), shape, trick)
 
     def machine(name: str) -> str:
@@ -141,19 +141,19 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         over: str = "seconds",
         labels: list[str] | None = None,
         kinds: list[str] | None = None,
-        floors: bool = True,
+        baselines: bool = True,
         caption: str = "",
     ) -> str:
-        """Curves of one metric of some runs. The floors are those of the first; `kinds` look alike."""
+        """Curves of one metric of some runs. The baselines are those of the first; `kinds` look alike."""
         chosen = [record(name) for name in names]
         lines = [
             Line(label, one.curve(metric, over), kind)
             for label, one, kind in zip(labels or names, chosen, kinds or [""] * len(chosen), strict=True)
         ]
         kind = metric.rpartition(".")[2]
-        levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["floors"]] if floors else []
+        levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["baselines"]] if baselines else []
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
-        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance(chosen)))
+        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(chosen)))
 
     def home_of(one: Record) -> str:
         # The page of the script that made a record, in whichever folder it is.
@@ -161,7 +161,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         scripts = (source.page for source in sources.values() if source.is_script)
         return next((home for home in scripts if home.endswith(f"/{name}")), f"experiments/{name}")
 
-    def provenance(chosen: list[Record]) -> Markup:
+    def provenance_of(chosen: list[Record]) -> Markup:
         # Runs with one date, machine and commit share one line.
         groups: dict[str, list[tuple[str, str]]] = {}
         for one in chosen:
@@ -171,35 +171,35 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
             groups.setdefault(facts, []).append((target, one.name))
         return Markup(safe_in_markdown(attention.render("provenance.html", groups=groups)))
 
-    def made_by(*names: str) -> str:
+    def provenance(*names: str) -> str:
         """Date, machine and commit of runs, and whether today's code reproduces them."""
-        return provenance([record(name) for name in names])
+        return provenance_of([record(name) for name in names])
 
     def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
-            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance([record(name)]))
+            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance_of([record(name)]))
             return picture(record(name)).replace("</figure>", caption)
 
         return draw
 
     return {
         "run": run,
-        "floor": floor,
+        "baseline": baseline,
         "value_at": value_at,
         "seconds_until": seconds_until,
-        "right": right,
+        "accuracy": accuracy,
         "speed": speed,
-        "faster": faster,
+        "speedup": speedup,
         "machine": machine,
-        "made_by": made_by,
+        "provenance": provenance,
         "chart": chart,
         "source": lambda name: excerpt(name, sources, page),
-        "filled": with_provenance(attention.filled),
+        "predictions": with_provenance(attention.predictions),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
         **{
             f"live_{picture.__name__}": partial(with_provenance(picture), "live")
-            for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbours)
+            for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbors)
         },
         "claim": lambda name: claims.row(claims.read_claim(name)),
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
@@ -208,7 +208,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
         "parameters": parameters,
-        "operations": operations,
+        "flops": flops,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

@@ -1,7 +1,7 @@
 """
 # The recorded runs of an experiment
 
-What stands below its code: the curve, the result beside the floors it has to beat, and everything
+What stands below its code: the curve, the result beside the baselines it has to beat, and everything
 that somebody needs to doubt it or to repeat it.
 """
 
@@ -19,9 +19,12 @@ from docs.literate.prose import cell, fenced, wide
 
 
 def results(record: Record) -> str:
-    """The result and the floors, as a Markdown table."""
+    """The result and the baselines, as a Markdown table."""
     ours = record.data["result"]
-    rows = [(cell(floor["name"]), floor["loss"], floor["accuracy"]) for floor in record.data["floors"]]
+    rows = [
+        (cell(baseline["name"]), baseline["loss"], baseline["accuracy"])
+        for baseline in record.data["baselines"]
+    ]
     rows.append(("**this run**", ours["loss"], ours["accuracy"]))
     body = "".join(f"| {name} | {loss:.3f} | {accuracy:.1%} |\n" for name, loss, accuracy in rows)
     table = f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
@@ -77,9 +80,9 @@ def comparison(record: Record) -> str:
                 Line(arm, [(n, 100 * statistics.mean(of(arm, n, "accuracy"))) for n in counts])
                 for arm in arms
             ]
-            title = f"Share of right answers in the task {task}, by number of labelled texts"
+            title = f"Share of right answers in the task {task}, by number of labeled texts"
             parts.append(
-                line_chart(lines, title, "labelled texts", "right, %", [("chance", 100 * about["chance"])])
+                line_chart(lines, title, "labeled texts", "right, %", [("chance", 100 * about["chance"])])
             )
         parts.append(table)
     data = record.data
@@ -115,9 +118,9 @@ def facts(record: Record) -> str:
 def curves(record: Record) -> str:
     """Training and held-out loss over the time of the run."""
     lines = [Line("training", record.curve("loss")), Line("held out", record.curve("valid.loss"))]
-    floors = [(floor["name"], floor["loss"]) for floor in record.data["floors"]]
+    baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = f"The loss of the run {record.name}"
-    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", floors)
+    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines)
 
 
 def recorded_runs(source: Source, records: dict[str, Record]) -> str:
@@ -134,7 +137,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     for record in mine:
         sentence = f"{checked(record)}\n\n" if checked(record) else ""
         if "pictures" in record.data:
-            drawn = (live.attention, live.positions, live.dense_layer, live.neighbours)
+            drawn = (live.attention, live.positions, live.dense_layer, live.neighbors)
             shown = "\n\n".join(
                 [
                     live.curves(record),
@@ -154,7 +157,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
         elif "growth" in record.data:
             shown = cost(record)
         else:
-            shown = f"{attention.filled(record)}\n\n{attention.mask_rows(record)}"
+            shown = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
             f"### {record.name} {{#run-{record.name}}}\n\n{sentence}{fenced('sh', record.data['command'])}\n"
             f"{shown}\n"

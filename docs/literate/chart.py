@@ -1,8 +1,8 @@
 """
 # Charts
 
-A chart is SVG within the page: no script draws it, it takes the colours of the theme, and a screen
-reader is told what it shows. Lines differ in dash as well as colour, and the numbers stand below.
+A chart is SVG within the page: no script draws it, it takes the colors of the theme, and a screen
+reader is told what it shows. Lines differ in dash as well as color, and the numbers stand below.
 """
 
 import math
@@ -209,7 +209,7 @@ class Bar:
     value: float
     words: str
     kind: int = 1
-    """Bars of one kind have one colour."""
+    """Bars of one kind have one color."""
     least: float | None = None
     most: float | None = None
     """Ends of the spread, if it is known."""

@@ -1,7 +1,7 @@
 """
 # The code of a page
 
-Pygments reads the whole file at once, so a string that spans rows keeps its colour. The result is
+Pygments reads the whole file at once, so a string that spans rows keeps its color. The result is
 cut into lines afterwards, and each line carries its own number and its own link. The number is an
 attribute, drawn by the style sheet: it can be neither selected nor copied.
 """

@@ -48,7 +48,7 @@ class Piece:
 
 
 def comments(source: str) -> list[Piece]:
-    """The blocks of comment lines, with neighbours of one indentation joined."""
+    """The blocks of comment lines, with neighbors of one indentation joined."""
     found: list[Piece] = []
     column = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

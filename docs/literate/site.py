@@ -57,7 +57,7 @@ class Site:
     titles: dict[str, str] = field(default_factory=dict)
     """The titles of folders in the navigation; a folder without one has its name."""
     first: tuple[str, ...] = ()
-    """Folders and files that come before their neighbours; the others follow by name."""
+    """Folders and files that come before their neighbors; the others follow by name."""
 
     @property
     def out(self) -> Path:

@@ -2,7 +2,7 @@
 # Lists of modules, taken from the tree
 
 The navigation of the site and a table for the README list every source file, so nobody keeps them by hand.
-Folders and files that a project names as `first` come before their neighbours, and the others follow by name.
+Folders and files that a project names as `first` come before their neighbors, and the others follow by name.
 """
 
 import ast
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- modules: .+? -->\n).*?(<!-- /modules -->)", re.S)
 
 
 def order(site: Site, path: str) -> tuple[bool, int, bool, str]:
-    """The sorting key of a file or a folder among its neighbours, for a `path` without an ending."""
+    """The sorting key of a file or a folder among its neighbors, for a `path` without an ending."""
     rank = site.first.index(path) if path in site.first else len(site.first)
     # Folders stand below the files beside them.
     return (site.root / path).is_dir(), rank, path.endswith("__init__"), path

@@ -142,7 +142,7 @@ export class BertEmbeddings {
 
 // ## Self-attention
 //
-// Beside `bert.BertSelfAttention`. Heads are neighbouring columns of the projections, so nothing is moved to
+// Beside `bert.BertSelfAttention`. Heads are neighboring columns of the projections, so nothing is moved to
 // cut them: head `h` begins at column `h * d`.
 export class BertSelfAttention {
   constructor(state, config) {

@@ -200,12 +200,12 @@ def train(
             if curve[-1][1] is None:
                 break
     final_loss = None if trainer.failed else rounded(held_out_loss(run))
-    unigram = next(baseline.loss for baseline in run.text.baselines if baseline.name == "frequencies")
+    unigram = next(baseline.loss for baseline in run.text.baselines if baseline.name == "unigram")
     has_failed = final_loss is None or final_loss > unigram - LEAST_GAIN
     return {
         "curve": curve,
         "lengths": lengths,
-        "floor": unigram,
+        "unigram_loss": unigram,
         "batch_tokens": options.batch_tokens,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "result": {"loss": final_loss, "failed": float(has_failed)},

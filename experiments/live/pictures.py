@@ -107,5 +107,5 @@ def make_pictures(model: BertForMaskedLM, text: MaskedText) -> dict[str, Any]:
         "attention": attention | {"guesses": attention["guesses"][0]},
         "positions": compare_positions(model),
         "dense_layer": compare_dense_layer(model, text.held_out),
-        "neighbours": find_neighbors(model, text.tokenizer, text.special_ids),
+        "neighbors": find_neighbors(model, text.tokenizer, text.special_ids),
     }

@@ -6,9 +6,9 @@ them need nothing but counting, and each stands for something that a model has o
 
 | baseline | what it knows |
 |---|---|
-| all tokens equally likely | nothing: its loss is $\ln V$ |
-| frequencies (unigram) | how often each token occurs |
-| two-neighbour table (an n-gram model) | which tokens occurred between the same two neighbors in training |
+| uniform | nothing: its loss is $\ln V$ |
+| unigram | how often each token occurs |
+| two-neighbor n-gram, a table of counts | which tokens occurred between the same two neighbors in training |
 
 A masked model whose loss stays at the unigram baseline is on the plateau: it has learned the frequencies, but
 it doesn't look at the neighbors yet. The n-gram model always sees both neighbors; for a masked model they may
@@ -109,9 +109,9 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
     prediction = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
     return [
-        Baseline("all tokens equally likely", math.log(V), 1 / V),
-        Baseline("frequencies", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
+        Baseline("uniform", math.log(V), 1 / V),
+        Baseline("unigram", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
         Baseline(
-            "two-neighbour table", -p_both.log().mean().item(), (word == prediction).double().mean().item()
+            "two-neighbor n-gram", -p_both.log().mean().item(), (word == prediction).double().mean().item()
         ),
     ]

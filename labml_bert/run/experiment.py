@@ -266,7 +266,7 @@ class Run:
                 "valid_characters": sum(map(len, text.corpus.valid)),
             },
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "floors": [baseline._asdict() for baseline in text.baselines],
+            "baselines": [baseline._asdict() for baseline in text.baselines],
             "history": {
                 name: [[step, round(value, 6)] for step, value in points]
                 for name, points in read_metrics(self.path).items()

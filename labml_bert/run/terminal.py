@@ -223,7 +223,7 @@ def filled_lines(
 
     For one row of tokens, three lines under each other: the text with the masked tokens hidden, the
     model's guesses below the gaps, and a mark for each. Right and wrong differ in the mark as well
-    as in colour. `input_ids`, `labels` and `guesses` are `(T,)`.
+    as in color. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     hidden, blank, right, wrong = "_~+x" if plain() else "▁␣✓✗"
     # Characters stand side by side; a tokenizer of words or of their pieces lost the blanks.

@@ -84,7 +84,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     ## What decays
 
-    Weight decay pulls towards zero. That makes sense for matrices; the original exempts biases and
+    Weight decay pulls toward zero. That makes sense for matrices; the original exempts biases and
     LayerNorms, which are exactly the parameters with one dimension. Every parameter must be in exactly one
     group. Old ports matched on names that never occurred, and decayed everything.
 

@@ -53,7 +53,7 @@ def test_against_the_slow_version(seed: int) -> None:
     assert table.accuracy == pytest.approx(expected[1][1])
 
 
-def test_a_text_that_its_neighbours_give_away() -> None:
+def test_a_text_that_its_neighbors_give_away() -> None:
     train = torch.arange(20).repeat(50) + 1
     _, unigram, table = ngram_baselines(train, train[:101], 21, [0])
     assert unigram.loss == pytest.approx(math.log(20), abs=0.01)

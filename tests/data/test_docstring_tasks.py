@@ -1,4 +1,4 @@
-"""The labelled docstrings: nothing leaks from training into the test."""
+"""The labeled docstrings: nothing leaks from training into the test."""
 
 import re
 from collections import Counter

@@ -29,7 +29,7 @@ def addresses(site: Path) -> list[str]:
 PARTS = 6
 
 
-# Layout depends on the width and colours on the scheme, so two of the four see all of both.
+# Layout depends on the width and colors on the scheme, so two of the four see all of both.
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_page_is_sound(

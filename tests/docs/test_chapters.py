@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.figures.attention import filled, head_map, mask_rows, most_focused
+from docs.figures.attention import head_map, mask_rows, most_focused, predictions
 from docs.figures.records import Record
 from docs.literate.rows import PageError
 from docs.literate.samples import run_samples
@@ -63,7 +63,7 @@ def small_map() -> Record:
 
 
 def test_a_filled_sentence() -> None:
-    figure = filled(small_map())
+    figure = predictions(small_map())
     assert '<th scope="row">a<mark>b</mark>&lt;</th>' in figure
     assert "75.0%" in figure and "&amp;" in figure
 
@@ -83,4 +83,4 @@ def test_the_sharpest_head_is_drawn() -> None:
 
 def test_a_record_without_weights_is_refused() -> None:
     with pytest.raises(PageError, match="has no attention weights"):
-        filled(Record("other", {"result": {"loss": 1.0}}))
+        predictions(Record("other", {"result": {"loss": 1.0}}))

@@ -277,7 +277,7 @@ def test_without_a_script_there_is_a_picture(server: str, browser: Any) -> None:
         page.goto(server + address)
         assert page.is_visible(".live .guesses") and not page.is_visible(".live .start")
     assert page.is_visible(".live noscript")
-    for title in ("Attention weights", "Cosines between position", "Nearest neighbours", "Rank of the right"):
+    for title in ("Attention weights", "Cosines between position", "Nearest neighbors", "Rank of the right"):
         assert page.get_by_role("img", name=title).is_visible(), title
     context.close()
 

@@ -39,7 +39,7 @@ def small() -> Record:
             "without": {**arm, "right": 0.25},
             "with": {**arm, "right": 0.8, "ranks": [80, 10, 6, 4]},
         },
-        "neighbours": [
+        "neighbors": [
             {"token": "a", "nearest": [[HOSTILE, 0.5], ["\n", -0.1]]},
             {"token": " ", "nearest": [["b", 1.0], ["c", 0.25]]},
         ],
@@ -102,8 +102,8 @@ def test_what_the_dense_layer_does() -> None:
     assert ["the best answer is right", "25.0%", "80.0%"] in cells(page)
 
 
-def test_a_neighbour_is_as_long_as_its_cosine() -> None:
-    page = drawn(live.neighbours(small()))
+def test_a_neighbor_is_as_long_as_its_cosine() -> None:
+    page = drawn(live.neighbors(small()))
     lengths = [float(re.search(r"h([\d.]+)v", bar["d"])[1]) for bar in page.select("path.bar")]
     assert lengths == pytest.approx([lengths[2] / 2, 0, lengths[2], lengths[2] / 4], abs=0.1)
     assert cells(page)[1] == ["·", "b 1.00", "c 0.25"]
@@ -126,7 +126,7 @@ def test_the_recorded_run_is_shown_beside_the_full_model() -> None:
             f"| {entry['arm']} | {entry['seconds']:.0f} | {entry['steps']:,} | {entry['loss']:.3f} |" in page
         )
     names = quotable(records, sources, "live")
-    for name in ("curves", "attention", "positions", "dense_layer", "neighbours"):
+    for name in ("curves", "attention", "positions", "dense_layer", "neighbors"):
         figure = names[f"live_{name}"]()
         assert (
             'href="experiments/live/' in figure

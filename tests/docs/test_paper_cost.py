@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.figures.quotable import operations
+from docs.figures.quotable import flops
 from labml_bert.bert import BertConfig
 from labml_bert.run.timing import count_forward_flops
 
@@ -17,6 +17,6 @@ from labml_bert.run.timing import count_forward_flops
 )
 def test_operations_of_a_sequence(sizes: dict[str, int]) -> None:
     config = BertConfig(**sizes, num_attention_heads=4)
-    on_paper = operations(128, 20, **sizes)
-    assert on_paper.together == on_paper.layers + on_paper.attention + on_paper.head
-    assert on_paper.together == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)
+    on_paper = flops(128, 20, **sizes)
+    assert on_paper.total == on_paper.layers + on_paper.attention + on_paper.head
+    assert on_paper.total == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)

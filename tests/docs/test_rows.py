@@ -78,7 +78,7 @@ def record(**changes: object) -> Record:
         "parameters": 5,
         "versions": {"python": "3.11"},
         "hardware": {"device": "cpu", "name": "a_b", "cores": 2, "threads": 2, "precision": "float32"},
-        "floors": [{"name": "frequencies", "loss": 3.0, "accuracy": 0.1}],
+        "baselines": [{"name": "unigram", "loss": 3.0, "accuracy": 0.1}],
         "history": {"seconds": [[n, 2.0 * n] for n in range(1, 11)], "loss": points, "valid.loss": points},
         "result": {"loss": 0.4, "accuracy": 0.9, "steps": 10, "training_seconds": 20.0},
     }
@@ -147,7 +147,7 @@ def test_expressions() -> None:
     assert evaluate("1000 + 1", names) == "1,001"
     assert evaluate("ln(8) / ln(2):.1f", names) == "3.0"
     assert evaluate('run("tiny").result.loss:.2f', names) == "0.40"
-    assert evaluate('floor("tiny", "frequencies").loss:.1f', names) == "3.0"
+    assert evaluate('baseline("tiny", "unigram").loss:.1f', names) == "3.0"
     assert evaluate('value_at("tiny", "valid.loss", 5):.1f', names) == "2.0"
     assert evaluate('seconds_until("tiny", "valid.loss", 3):.0f', names) == "4"
 
@@ -173,8 +173,8 @@ def test_text_of_a_record_is_text_where_it_is_quoted() -> None:
     one = record()
     bad = "<img src=x onerror=alert(1)>"
     one.data |= {"date": bad, "commit": "<b>"}
-    made_by = quotable({"tiny": one}, {}, "page")["made_by"]
-    page = BeautifulSoup(made_by("tiny"), "html.parser")
+    provenance = quotable({"tiny": one}, {}, "page")["provenance"]
+    page = BeautifulSoup(provenance("tiny"), "html.parser")
     assert bad in page.get_text() and "commit <b>" in page.get_text() and not page.select("img, b")
 
 
@@ -260,7 +260,7 @@ def test_what_a_run_met_is_text_on_every_page() -> None:
     run = record(
         corpus={"name": HOSTILE, "sha256": "0" * 64, "train_characters": 10, "valid_characters": 1},
         hardware={"device": "cpu", "name": HOSTILE, "cores": 2, "threads": 2, "precision": "float32"},
-        floors=[{"name": HOSTILE, "loss": 3.0, "accuracy": 0.1}],
+        baselines=[{"name": HOSTILE, "loss": 3.0, "accuracy": 0.1}],
         versions={"python": HOSTILE},
         date=HOSTILE,
         command=f"python x.py {HOSTILE}\n```\n{HOSTILE}",
@@ -274,7 +274,7 @@ def test_what_a_run_met_is_text_on_every_page() -> None:
     seen = record(result=answers)
     pages = [
         recorded_runs(SOURCES["experiments.mlm_tiny"], {"tiny": run}),
-        *(figure(seen) for figure in (attention.filled, attention.mask_rows, attention.head_map)),
+        *(figure(seen) for figure in (attention.predictions, attention.mask_rows, attention.head_map)),
     ]
     for page in pages:
         soup = BeautifulSoup(rendered(page), "html.parser")

@@ -55,7 +55,7 @@ def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]
         "point": {"learning_rate": 1e-3},
         "curve": curve,
         "lengths": [[0, 16], [50, 128]] if arm == "short" else [[0, 128]],
-        "floor": 3.0,
+        "unigram_loss": 3.0,
         "batch_tokens": 1000,
         "result": {"loss": end + seed / 100, "failed": 0.0},
         "core_seconds": 60.0,

@@ -46,7 +46,7 @@ def test_pairs_from_text_to_a_result(trained: Path) -> None:
     for words in (
         "accuracy on pairs",
         "standard errors",
-        "two-neighbour table",
+        "two-neighbor n-gram",
         "after length 32",
         "word pieces",
     ):

@@ -276,7 +276,7 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("masked", "colour"), ("masked", "next_sentence"), ("pairs", "causal")]
+    ("kind", "name"), [("masked", "color"), ("masked", "next_sentence"), ("pairs", "causal")]
 )
 def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> None:
     """Also one that only the other kind of run has: it would change nothing, and nobody would notice."""

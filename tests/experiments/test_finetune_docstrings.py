@@ -1,4 +1,4 @@
-"""The experiment on labelled docstrings, as its user meets it."""
+"""The experiment on labeled docstrings, as its user meets it."""
 
 import json
 import os

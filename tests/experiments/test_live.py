@@ -142,8 +142,8 @@ def check_pictures(folder: Path, record: dict[str, Any]) -> None:
     assert found["by_distance"][3] == pytest.approx(cosines.diagonal(3).mean().item(), abs=6e-4)
 
     E = F.normalize(model.bert.embeddings.word_embeddings.weight.detach(), dim=-1)
-    assert pictures["neighbours"]
-    for entry in pictures["neighbours"]:
+    assert pictures["neighbors"]
+    for entry in pictures["neighbors"]:
         here = {token: (E[i] @ E[tokens[entry["token"]]]).item() for token, i in tokens.items()}
         others = sorted((c for t, c in here.items() if not t.startswith("[") or len(t) == 1), reverse=True)
         assert [cosine for _, cosine in entry["nearest"]] == pytest.approx(others[1:7], abs=6e-4)

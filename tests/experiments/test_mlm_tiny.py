@@ -30,7 +30,7 @@ socket.getaddrinfo = socket.create_connection = refuse
 
 
 def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
-    """Header, floors, samples, result, record, and the command it ends with, pasted into a shell."""
+    """Header, baselines, samples, result, record, and the command it ends with, pasted into a shell."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     out = run(
         "mlm_tiny",
@@ -46,10 +46,10 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     )
     assert not (tmp_path / "network-was-tried").exists()
     assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out, "colour codes where there is no terminal"
+    assert "\x1b" not in out, "color codes where there is no terminal"
     for words in (
-        "two-neighbour table",
-        "frequencies",
+        "two-neighbor n-gram",
+        "unigram",
         "after length 8",
         "after length 32",
         "✓",
@@ -60,10 +60,10 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["result"]["steps"] == 800
     # It beats letter frequencies by far; a loop that did not train could not.
-    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.25
+    assert record["result"]["loss"] < record["baselines"][1]["loss"] - 0.25
     assert f"{record['result']['loss']:.3f}" in out
     history = record["history"]
-    assert history["loss"][0][1] == pytest.approx(record["floors"][0]["loss"], rel=0.2)
+    assert history["loss"][0][1] == pytest.approx(record["baselines"][0]["loss"], rel=0.2)
     assert [step for step, _ in history["valid.loss"]] == [40 * i for i in range(1, 21)]
     assert history["seconds"][-1][1] <= record["result"]["training_seconds"]
     assert str(tmp_path) not in (tmp_path / "result.json").read_text()

@@ -18,7 +18,7 @@ def test_words(corpus_file: Path, tmp_path: Path) -> None:
     assert "words" in out
     record = json.loads((tmp_path / "r.json").read_text())
     assert record["configuration"]["model"]["vocab_size"] < 100, "words, and not pieces of them"
-    assert record["result"]["loss"] < record["floors"][1]["loss"] - 0.5
+    assert record["result"]["loss"] < record["baselines"][1]["loss"] - 0.5
     folder = next((tmp_path / "logs" / "mlm_words").iterdir())
     guesses = fill_mask.fill_mask(*fill_mask.load_model(folder), "the cat sees [MASK] dog", top_k=3)
     assert "the" in [guess.token for guess in guesses[0]]

@@ -311,7 +311,7 @@ def test_bad_input_is_answered_once(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_misspelt_option_is_answered_by_the_first(
+def test_a_misspelled_option_is_answered_by_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
@@ -375,7 +375,7 @@ def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert str(script) + '", line' not in errors, "no traceback of ours"
-    for words in ("a masked language model on", "2 × cpu", "stopped and saved", "two-neighbour table"):
+    for words in ("a masked language model on", "2 × cpu", "stopped and saved", "two-neighbor n-gram"):
         assert out.count(words) == 1, words
     (run,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     command = shlex.split(out.splitlines()[-1])
