@@ -24,7 +24,7 @@ from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
-from labml_bert.stdout import console, printable, shown
+from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
         result = attention_map(model, tokenizer, options.text)
         if options.record is not None:
             write_record(options.record, result, run_path)
-    console.print(f"\n  model {shown(run_path)}\n", style="dim")
+    console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     print_weights(result)
     predictions = ", ".join(f"{token!r} {probability:.0%}" for token, probability in result["guesses"][0])
     console.print(f"\n  predictions  {predictions}\n")

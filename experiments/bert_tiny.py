@@ -102,13 +102,13 @@ def main(run: Run, options: Options) -> None:
         )
     model = BertForPreTraining(options.model_config(text.vocab_size, lengths[-1]))
     pairs = len(text.batches[lengths[0]].dataset)
-    about = {
+    details = {
         "vocabulary": f"{text.vocab_size:,} word pieces",
         "length": " then ".join(map(str, lengths)) + " word pieces, two texts in each",
         "pairs": f"{pairs:,} of length {lengths[0]}; masks {options.masking}",
     }
     arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
-    trainer = run.trainer(model, text, "both tasks of BERT", about, arguments)
+    trainer = run.trainer(model, text, "both tasks of BERT", details, arguments)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):
         batch = text.batch(length_at(stages, step.progress))

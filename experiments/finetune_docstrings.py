@@ -62,7 +62,7 @@ from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, check_record, finish, record_head
 from labml_bert.run.terminal import bad_input_ends_here, header
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
@@ -265,7 +265,7 @@ def main(argv: list[str] | None = None) -> None:
         parameters = sum(p.numel() for p in model.parameters())
         details = {
             "to beat": f"{package.chance:.1%} and {summary.chance:.1%}, by always choosing one class",
-            "model": f"{shown(folder)}, {parameters:,} parameters",
+            "model": f"{display_path(folder)}, {parameters:,} parameters",
         }
         header("finetune_docstrings: what pretraining is worth", sizes | details)
 

@@ -86,12 +86,12 @@ def main(run: Run, options: Options) -> None:
             generator=run.generator,
         )
     model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
-    about = {
+    details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    trainer = run.trainer(model, text, "a masked language model", about)  # device, precision, DDP, --resume
+    trainer = run.trainer(model, text, "a masked language model", details)  # device, precision, DDP, --resume
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
         length = length_at(stages, step.progress)  # the curriculum

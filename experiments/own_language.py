@@ -127,14 +127,14 @@ def main(run: Run, options: Options) -> None:
             with_cls_sep=True,
         )
     model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
-    about = {
+    details = {
         "vocabulary": f"{text.vocab_size:,} word pieces, one for {CHARACTERS_PER_PIECE} characters or more",
         "length": " then ".join(str(stage.length) for stage in stages) + " word pieces",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    if run.asked.steps is None and options.steps:
-        about["budget"] = f"{EPOCHS} passes over the text, but at least {FEWEST_STEPS:,} steps"
-    trainer = run.trainer(model, text, "a masked language model", about)
+    if run.requested.steps is None and options.steps:
+        details["budget"] = f"{EPOCHS} passes over the text, but at least {FEWEST_STEPS:,} steps"
+    trainer = run.trainer(model, text, "a masked language model", details)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
         length = length_at(stages, step.progress)  # the curriculum

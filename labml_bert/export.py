@@ -36,7 +36,7 @@ from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
@@ -107,7 +107,7 @@ def write_web(
     config = {name: getattr(model.config, name) for name in SIZES}
     # Only a model that was trained with [CLS] and [SEP] expects them.
     has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
-    about = {
+    metadata = {
         "format": FORMAT,
         "config": {**config, "hidden_act": "gelu"},
         "tokens": [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)],
@@ -122,7 +122,7 @@ def write_web(
         "checkpoints": checkpoints,
         "curves": curves,
     }
-    write_whole(folder / "model.json", json.dumps(about, ensure_ascii=False, separators=(",", ":")))
+    write_whole(folder / "model.json", json.dumps(metadata, ensure_ascii=False, separators=(",", ":")))
 
 
 def read_history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
                 rows = {"check": f"logits differ from torch's by {difference:.1g} at most"}
         data = path.read_bytes()
     rows = {
-        "file": shown(path),
+        "file": display_path(path),
         "bytes": f"{len(data):,}",
         "sha256": hashlib.sha256(data).hexdigest(),
         **rows,

@@ -26,7 +26,7 @@ from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.model_folder import load_weights
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
-from labml_bert.stdout import console, printable, shown
+from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 
 
@@ -49,9 +49,9 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         model = BertForMaskedLM.from_pretrained(folder)
     else:
-        about, tensors = load_checkpoint(folder)
+        metadata, tensors = load_checkpoint(folder)
         try:
-            config = BertConfig(**about["configuration"]["model"])
+            config = BertConfig(**metadata["configuration"]["model"])
             check_config(config)
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         answers = fill_mask(model, tokenizer, options.text, options.top_k)
-        console.print(f"\n  model {shown(run_path)}\n", style="dim")
+        console.print(f"\n  model {display_path(run_path)}\n", style="dim")
         for number, guesses in enumerate(answers, 1):
             table = Table(box=None, padding=(0, 2), header_style="dim")
             table.add_column(f"mask {number}" if len(answers) > 1 else "token")

@@ -142,15 +142,15 @@ class BertPreTrainedModel(nn.Module):
         new = nn.Embedding(vocab_size, old.embedding_dim, padding_idx=pad)
         init_weights(new, self.config.initializer_range)
         new = new.to(old.weight)
-        kept = min(vocab_size, old.num_embeddings)
+        shared_rows = min(vocab_size, old.num_embeddings)
         with torch.no_grad():
-            new.weight[:kept] = old.weight[:kept]
+            new.weight[:shared_rows] = old.weight[:shared_rows]
         self.bert.embeddings.word_embeddings = new
         self.config.vocab_size = vocab_size
         for module in self.modules():
             if isinstance(module, BertLMPredictionHead):
                 bias = module.bias.new_zeros(vocab_size)
-                bias[:kept] = module.bias.detach()[:kept]
+                bias[:shared_rows] = module.bias.detach()[:shared_rows]
                 module.bias = nn.Parameter(bias)
 
 

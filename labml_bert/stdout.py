@@ -26,15 +26,15 @@ def plain() -> bool:
     return not (console.encoding or "ascii").lower().startswith("utf")
 
 
-def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+def display_path(path: Path) -> str:
+    """The path relative to the working directory if it is below it, else as it is."""
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
 
 
 def printable(token: str | None) -> str:
-    """One token on one line: a line end or an unprintable sign becomes a visible one, no token a `?`."""
+    """One token on one line: a line end or an unprintable character becomes visible, no token becomes `?`."""
     token = "?" if token is None else token
     if plain():
         token = token.encode("ascii", "replace").decode()

@@ -30,7 +30,7 @@ from textwrap import fill
 from experiments.claims.fingerprints import fingerprints as fingerprints
 from experiments.claims.results import TUNING_SEED, Claim, Results, describe_result, read_claims
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")
@@ -49,30 +49,36 @@ def main(argv: list[str] | None = None) -> None:
         "--record", type=Path, default=Path("docs/runs"), metavar="FOLDER", help="(default: docs/runs)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     claims = read_claims(CLAIMS)
     with bad_input_ends_here():
-        unknown = [name for name in given.claim if name not in claims]
+        unknown = [name for name in arguments.claim if name not in claims]
         if unknown:
             raise ValueError(f"no claim {unknown[0]!r}; choose from {', '.join(claims)}")
-        if not (given.list or given.all or given.claim):
+        if not (arguments.list or arguments.all or arguments.claim):
             raise ValueError("name a claim, or give --all or --list")
-        if (given.arm is None) != (given.seed is None) or (given.arm is not None and len(given.claim) != 1):
+        if (arguments.arm is None) != (arguments.seed is None) or (
+            arguments.arm is not None and len(arguments.claim) != 1
+        ):
             raise ValueError("to repeat a row give one claim, --arm and --seed")
-        device = choose_device(given.device)
-    chosen = list(claims.values()) if given.all or not given.claim else [claims[name] for name in given.claim]
-    if given.list:
+        device = choose_device(arguments.device)
+    chosen = (
+        list(claims.values())
+        if arguments.all or not arguments.claim
+        else [claims[name] for name in arguments.claim]
+    )
+    if arguments.list:
         list_claims(chosen)
         return
     for claim in chosen:
         console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
         with bad_input_ends_here():
             if claim.record:
-                run_experiments(claim, given.record, is_repeat=given.arm is not None)
+                run_experiments(claim, arguments.record, is_repeat=arguments.arm is not None)
                 continue
-            results = Results(claim, given.record, device)
-            if given.arm is not None:
-                for before, now in results.repeat(given.arm, given.seed):
+            results = Results(claim, arguments.record, device)
+            if arguments.arm is not None:
+                for before, now in results.repeat(arguments.arm, arguments.seed):
                     console.print(f"  recorded  {describe_result(before)}", soft_wrap=True)
                     console.print(f"  now       {describe_result(now)}", soft_wrap=True)
                 continue
@@ -81,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
             except KeyboardInterrupt:
                 console.print("  stopped; the same command continues after the last run that was finished")
                 raise
-            console.print(f"  record      {shown(results.path)}")
+            console.print(f"  record      {display_path(results.path)}")
 
 
 def list_claims(claims: list[Claim]) -> None:
@@ -107,7 +113,7 @@ def run_experiments(claim: Claim, folder: Path, is_repeat: bool) -> None:
     if is_repeat:
         raise ValueError(f"{claim.name} is recorded as a whole; run python experiments/{claim.record}.py")
     if path.exists():
-        console.print(f"  record      {shown(path)}")
+        console.print(f"  record      {display_path(path)}")
         return
     *first, last = ([sys.executable, str(EXPERIMENTS / name)] for name in claim.experiments or [])
     for command in [*first, [*last, "--record", str(path)]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.claims.options import GivenOptions, read_options
+from experiments.claims.options import OptionValues, read_options
 from experiments.claims.training import held_out_loss, prepare, train
 from labml_bert.run.fingerprint import (
     STEPS,
@@ -39,11 +39,11 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
     }
 
 
-def take_arm_fingerprint(kind: str, given: GivenOptions, steps: int = STEPS) -> Fingerprint:
+def take_arm_fingerprint(kind: str, values: OptionValues, steps: int = STEPS) -> Fingerprint:
     """A run of a few steps in float32 on one thread: the loss of each, and a held-out loss at the end."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
-    tokens = steps * read_options(kind, given).batch_tokens
+    tokens = steps * read_options(kind, values).batch_tokens
 
     def see_step(number: int, loss: Tensor) -> None:
         losses.append(loss.item())
@@ -52,6 +52,6 @@ def take_arm_fingerprint(kind: str, given: GivenOptions, steps: int = STEPS) -> 
             raise FingerprintComplete
 
     with single_thread(), quiet(), suppress(FingerprintComplete):
-        run = prepare(kind, {**given, "tokens": tokens, "precision": "float32"}, 0, torch.device("cpu"))
+        run = prepare(kind, {**values, "tokens": tokens, "precision": "float32"}, 0, torch.device("cpu"))
         train(run, on_step=see_step, evaluations=1)
     return make_fingerprint(losses, evaluation)

@@ -13,7 +13,7 @@ from labml_bert.checks import check_config
 from labml_bert.training.optimization import TrainingArguments
 
 # As they stand in `claims.toml` and in the records: names and values.
-GivenOptions = dict[str, Any]
+OptionValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class PairOptions(Options):
     next_sentence: bool = True
 
 
-def read_options(kind: str, given: GivenOptions) -> WindowOptions | PairOptions:
+def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions:
     """
-    `kind` is `masked` (windows) or `pairs`; `given` is what `claims.toml` or a record says.
+    `kind` is `masked` (windows) or `pairs`; `values` is what `claims.toml` or a record says.
 
     Raises `ValueError` for an option that this kind of run does not have.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
     known = {field.name for field in fields(options)}
-    if unknown := given.keys() - known:
+    if unknown := values.keys() - known:
         raise ValueError(f"no option {min(unknown)!r} on {kind!r}; choose from {', '.join(sorted(known))}")
-    return options(**given)
+    return options(**values)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from experiments.claims.options import GivenOptions
+from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import Run, prepare, take_step, train
 from labml_bert.files import lock, write_whole
@@ -45,9 +45,9 @@ class Claim:
     title: str
     seeds: int
     minutes: int
-    arms: dict[str, GivenOptions]
+    arms: dict[str, OptionValues]
     job: str = ""
-    options: GivenOptions | None = None
+    options: OptionValues | None = None
     grid: dict[str, list[Any]] | None = None
     over_grid: bool = False
     scores: list[str] | None = None
@@ -55,7 +55,7 @@ class Claim:
     record: str | None = None
     experiments: list[str] | None = None
 
-    def grid_points(self) -> list[GivenOptions]:
+    def grid_points(self) -> list[OptionValues]:
         """All combinations of the grid's values; without a grid, one empty combination."""
         grid = self.grid or {}
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -68,7 +68,7 @@ class Claim:
             return len(self.arms) * self.seeds * points
         return len(self.arms) * self.seeds + (searching * points if points > 1 else 0)
 
-    def options_of(self, arm: str, point: GivenOptions) -> GivenOptions:
+    def options_of(self, arm: str, point: OptionValues) -> OptionValues:
         """All options of a run: those of the claim, of the grid point and of the arm."""
         changed = {key: value for key, value in self.arms[arm].items() if key != "rate_of"}
         return {**(self.options or {}), **point, **changed}
@@ -136,7 +136,7 @@ class Results:
         self.record |= {"claim": asdict(self.claim), "table": table}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
-    def get_row(self, arm: str, seed: int, point: GivenOptions) -> dict[str, Any]:
+    def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
         """The result of a run, which is made now if nobody has made it."""
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
@@ -177,17 +177,17 @@ class Results:
                 continue
         return None
 
-    def run_once(self, options: GivenOptions, seed: int) -> dict[str, Any]:
+    def run_once(self, options: OptionValues, seed: int) -> dict[str, Any]:
         """One run and its scores. The search for a learning rate looks at the loss only."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
-        found = train(run)
-        if seed != TUNING_SEED and found["result"]["loss"] is not None:
-            found["result"] |= measure_scores(run, self.claim.scores or [], seed)
+        outcome = train(run)
+        if seed != TUNING_SEED and outcome["result"]["loss"] is not None:
+            outcome["result"] |= measure_scores(run, self.claim.scores or [], seed)
         # Seconds of all cores added up, which a busy machine changes little.
-        return {**found, "core_seconds": time.process_time() - start}
+        return {**outcome, "core_seconds": time.process_time() - start}
 
-    def best_point(self, arm: str) -> GivenOptions:
+    def best_point(self, arm: str) -> OptionValues:
         """The point of the grid with the lowest held-out loss."""
         points = self.claim.grid_points()
         arm = self.claim.arms[arm].get("rate_of", arm)
@@ -247,7 +247,7 @@ def row_key(row: dict[str, Any]) -> str:
     return json.dumps([row["arm"], row["seed"], row["options"]], sort_keys=True)
 
 
-def describe_point(point: GivenOptions) -> str:
+def describe_point(point: OptionValues) -> str:
     """A point of the grid, as words to print."""
     return "".join(f", {key} {value:g}" for key, value in point.items())
 

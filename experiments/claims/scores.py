@@ -44,15 +44,15 @@ FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
 
 def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float]:
     """The scores that a claim asks for, by name."""
-    found = {}
+    scores = {}
     for name in names:
         if name == "seen_loss":
-            found[name] = seen_loss(run)
+            scores[name] = seen_loss(run)
         elif name == "probe":
-            found[name] = probe(run, seed)
+            scores[name] = probe(run, seed)
         else:
-            found[name] = fine_tuned_accuracy(run, name, seed)
-    return found
+            scores[name] = fine_tuned_accuracy(run, name, seed)
+    return scores
 
 
 def seen_loss(run: Run) -> float:

@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from experiments.claims.options import GivenOptions, PairOptions, WindowOptions, read_options
+from experiments.claims.options import OptionValues, PairOptions, WindowOptions, read_options
 from experiments.claims.variants import (
     GROWTHS,
     UntiedMaskedLM,
@@ -63,15 +63,15 @@ class Run:
     trainer: Trainer
 
 
-def prepare(kind: str, given: GivenOptions, seed: int, device: torch.device) -> Run:
+def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) -> Run:
     """
     ## The parts of a run
 
-    `kind` is `masked` (windows of a text) or `pairs`; `given` are options as in `claims.toml` or a record.
+    `kind` is `masked` (windows of a text) or `pairs`; `values` are options as in `claims.toml` or a record.
 
     Raises `ValueError` for an unknown option, one that makes no sense, or a text that is too short.
     """
-    options = read_options(kind, given)
+    options = read_options(kind, values)
     arguments = options.training_arguments()
     stages = parse_schedule(options.schedule)
     corpus = load_corpus(options.corpus)

@@ -48,7 +48,7 @@ def sequence_length(growth: str, stages: list[Stage], progress: float, losses: S
     All three spend the same fraction of the budget at full length, or more.
     """
     last = stages[-1].length
-    grows_until = 1 - stages[-1].share
+    grows_until = 1 - stages[-1].fraction
     if growth == "stages":
         return length_at(stages, progress)
     if progress >= grows_until:

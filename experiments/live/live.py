@@ -46,7 +46,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
@@ -139,12 +139,12 @@ def train(run: Run, options: Options) -> TrainedModel:
             f"{options.max_position_embeddings}; raise it"
         )
     model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
-    about = {
+    details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    trainer = run.trainer(model, text, "a masked language model", about)
+    trainer = run.trainer(model, text, "a masked language model", details)
     weights, moments = {}, []
 
     for step in trainer.steps(evaluate_at=MOMENTS):  # budget, clock, Ctrl-C
@@ -256,7 +256,7 @@ def main(run: Run, options: Options) -> None:
     curves = {SHORT: loss_curve(short.record), FIXED: loss_curve(fixed.record)}
     write_web(folder, short.model, short.text.tokenizer, entries, curves)
     record = short.record | {
-        "command": f"{short.record['command']} --output {shlex.quote(shown(folder))}",
+        "command": f"{short.record['command']} --output {shlex.quote(display_path(folder))}",
         "fixed": {name: fixed.record[name] for name in ("history", "result")},
         "checkpoints": entries,
         "rounding": rounding,
@@ -266,7 +266,7 @@ def main(run: Run, options: Options) -> None:
     if options.record is not None:
         write_whole(options.record, json.dumps(record, separators=(",", ":")))
     print_moments(entries)
-    console.print(f"  for a page  {shown(folder)}\n")
+    console.print(f"  for a page  {display_path(folder)}\n")
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ class BagOfWords:
         logarithm of $10^{-12}$.
         """
         probabilities = torch.full((len(examples), self.classes), 1e-12)  # (N, K)
-        found = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
-        probabilities[:, self.pipeline.classes_] = found.clamp(min=1e-12)
+        probabilities = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
+        probabilities[:, self.pipeline.classes_] = probabilities.clamp(min=1e-12)
         return probabilities.log()
 
 

@@ -85,14 +85,16 @@ def load_corpus(name: str) -> Corpus:
         return split_documents(legible(path.name), documents)
     if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
-        raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
+        raise ValueError(
+            f"no corpus or file is display_name {name!r}; give a file, a folder, or one of {known}"
+        )
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; give a file with text")
     # Fetched by hand or by us, it is the same text and goes by the same name.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    called = "tiny-shakespeare" if is_known else legible(path.name)
-    return split_documents(called, {called: text})
+    display_name = "tiny-shakespeare" if is_known else legible(path.name)
+    return split_documents(display_name, {display_name: text})
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
@@ -177,16 +179,16 @@ def python_documents() -> Iterator[tuple[str, str]]:
 @cache
 def module_docstrings() -> list[tuple[str, list[str]]]:
     """Each module of the standard library and all of its docstrings. They are read once, in some seconds."""
-    found = []
+    modules = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
         # Packages of others, tests, and tables of code points are not prose.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
-            found.append(("/".join(parts), [*source_docstrings(file)]))
+            modules.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
-        found.append((f"compiled {name}", [*compiled_docstrings(name)]))
-    return found
+        modules.append((f"compiled {name}", [*compiled_docstrings(name)]))
+    return modules
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
@@ -274,10 +276,10 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
         ) from None
     if len(data) > limit:
         raise ValueError(f"{url} is longer than {limit:,} bytes; this is not the file we know")
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise ValueError(
-            f"{url} has sha256 {found[:16]}…, expected {sha256[:16]}…; the file changed or something "
+            f"{url} has sha256 {digest[:16]}…, expected {sha256[:16]}…; the file changed or something "
             "on the way replaced it"
         )
     # A cache that cannot be written costs the next run a download, not this run its text.

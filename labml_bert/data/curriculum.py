@@ -31,7 +31,7 @@ class Stage:
     """A sequence length and the fraction of the training budget that it gets."""
 
     length: int
-    share: float
+    fraction: float
 
 
 def parse_schedule(text: str) -> list[Stage]:
@@ -61,13 +61,13 @@ def parse_schedule(text: str) -> list[Stage]:
 
 def length_at(stages: list[Stage], progress: float) -> int:
     """The sequence length after the fraction `progress` of the budget, 0 to 1."""
-    ends = accumulate(stage.share for stage in stages)
+    ends = accumulate(stage.fraction for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
 
 def stage_ends(stages: list[Stage]) -> list[float]:
     """The fractions of the budget, 0 to 1, at which the stages end."""
-    return [min(end, 1.0) for end in accumulate(stage.share for stage in stages)]
+    return [min(end, 1.0) for end in accumulate(stage.fraction for stage in stages)]
 
 
 class Batch(NamedTuple):

@@ -92,7 +92,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     corpus = load_corpus("python-docs")
     trained_on = {part.strip() for document in corpus.train for part in document.split("\n\n")}
-    found: list[Docstring] = []
+    kept: list[Docstring] = []
     sizes: list[int] = []
     # Which texts have a run of three words. Most runs are rare, so a text is compared with few others.
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -106,11 +106,11 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
             if any(2 * n > len(runs) + sizes[other] - n for other, n in shared.items()):
                 continue
             for run in runs:
-                holders[run].append(len(found))
+                holders[run].append(len(kept))
             sizes.append(len(runs))
             unseen = not any(part.strip() in trained_on for part in text.split("\n\n"))
-            found.append(Docstring(text, module, unseen))
-    return found
+            kept.append(Docstring(text, module, unseen))
+    return kept
 
 
 def without_names(text: str, names: Sequence[str]) -> str:

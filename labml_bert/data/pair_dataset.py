@@ -43,7 +43,7 @@ from labml_bert.data.pair_shards import (
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
 from labml_bert.files import lock, write_whole
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
     # Importing this takes seconds and brings pandas. Workers don't need it.
@@ -91,7 +91,9 @@ def build_dataset(
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder, lambda: console.print(f"  another process makes pairs in {shown(folder)}; waiting")):
+    with lock(
+        folder, lambda: console.print(f"  another process makes pairs in {display_path(folder)}; waiting")
+    ):
         return build_locked(documents, tokenizer, folder, arguments, processes)
 
 

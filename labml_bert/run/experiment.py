@@ -36,7 +36,7 @@ from labml_bert.run.terminal import (
     header,
     results_table,
 )
-from labml_bert.stdout import console, printable, shown
+from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
     broadcast_from_rank_zero,
@@ -71,7 +71,7 @@ class Run:
 
     def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
         # What was asked for. A script may fill in what was left open, in `options`.
-        self.asked = self.options = options
+        self.requested = self.options = options
         self.experiment = experiment
         self.start_time = time.monotonic()
         if options.record is not None and rank() == 0:
@@ -102,7 +102,7 @@ class Run:
         model: BertPreTrainedModel,
         text: PreparedText,
         title: str,
-        about: dict[str, str],
+        details: dict[str, str],
         arguments: TrainingArguments | None = None,
     ) -> Trainer:
         """The trainer of `model`: on the device, in the precision, resumed if asked. It is tracked from
@@ -133,7 +133,7 @@ class Run:
         self.path = path
         if rank() == 0:
             write_whole(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
-        self.print_header(trainer, title, about)
+        self.print_header(trainer, title, details)
         trainer.on_report = self.on_report or self.report
         trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
@@ -142,7 +142,7 @@ class Run:
         self.trained = trainer
         return trainer
 
-    def print_header(self, trainer: Trainer, title: str, about: dict[str, str]) -> None:
+    def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
         """What will happen, and what there is to beat."""
         options, text, model = self.options, self.text, self.model
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
@@ -158,8 +158,8 @@ class Run:
                 "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens a step",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
                 f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide",
-                **about,
-                "run": shown(self.path),
+                **details,
+                "run": display_path(self.path),
             },
         )
         results_table(text.baselines)
@@ -227,12 +227,12 @@ class Run:
             console.print(conclusion(result))
         if options.record is not None:
             write_whole(options.record, json.dumps(self.record(result), indent=1))
-            console.print(f"  record      {shown(options.record)}")
-        console.print(f"  run         {shown(self.path)}")
-        console.print(f"  model       {shown(self.path / 'model')}\n\n  Try it:\n")
+            console.print(f"  record      {display_path(options.record)}")
+        console.print(f"  run         {display_path(self.path)}")
+        console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
         # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
         is_default = self.path.parent.parent == Path("logs")
-        where = "" if is_default else f"  --run {shlex.quote(shown(self.path))} \\\n"
+        where = "" if is_default else f"  --run {shlex.quote(display_path(self.path))} \\\n"
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
         console.print(
             f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(printable(example))}\n"
@@ -244,13 +244,13 @@ class Run:
 
         A result with all that somebody needs to doubt or repeat it. Pages and charts quote these files.
         """
-        asked, text, trainer = self.asked, self.text, self.trained
+        requested, text, trainer = self.requested, self.text, self.trained
         assert self.path is not None
         # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
         changed = {
-            f.name: text.corpus.name if f.name == "corpus" else getattr(asked, f.name)
-            for f in fields(asked)
-            if not f.metadata.get("operational") and getattr(asked, f.name) not in (None, f.default)
+            f.name: text.corpus.name if f.name == "corpus" else getattr(requested, f.name)
+            for f in fields(requested)
+            if not f.metadata.get("operational") and getattr(requested, f.name) not in (None, f.default)
         }
         words = [w for name, value in changed.items() for w in (f"--{name.replace('_', '-')}", str(value))]
         record = record_head(

@@ -42,8 +42,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "runs"
 STEPS = 32
 # In nats, between two processors or versions. Rounding moves a loss of the first steps by less than 1e-5,
-# another random
-# draw by more than 1e-2.
+# another random draw by more than 1e-2.
 TOLERANCE = 1e-3
 
 Fingerprint = dict[str, Any]
@@ -174,18 +173,21 @@ def load_script(experiment: str) -> ModuleType:
 def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
     How to take the fingerprints of a record, by name. An experiment with a loop of its own, or with several
-    runs in one record, has a function `fingerprints(record)` that says how; of all others `main` is run.
+    runs in one record, has a function `fingerprints(record)` that says how. For all others this runs `main`;
+    if a record looks into a trained model, it runs the `main` that trained the model.
     """
     script = load_script(record["experiment"])
     if hasattr(script, "fingerprints"):
         own: dict[str, Callable[[], Fingerprint]] = script.fingerprints(record)
         return own
+    trained_by = record["configuration"].get("experiment", record["experiment"])
+    script = load_script(trained_by)
     if not hasattr(script, "Options"):
         return {}
     names = {f.name for f in fields(script.Options)}
     values = {key: value for key, value in record["configuration"].items() if key in names}
     options = replace(script.Options(), **values)
-    return {"": lambda: take_fingerprint(script.main, options, record["experiment"])}
+    return {"": lambda: take_fingerprint(script.main, options, trained_by)}
 
 
 def why_not_here(record: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from labml_bert.files import write_whole
-from labml_bert.stdout import console, shown
+from labml_bert.stdout import console, display_path
 from labml_bert.training.device import has_fast_bfloat16
 
 
@@ -63,19 +63,19 @@ def record_head(
 def words_of(argv: list[str] | None) -> list[str]:
     """
     The words of a command line that was understood, without `--record` and what follows it. A path to a
-    corpus says where the file was on somebody's machine, so of it the last part is kept.
+    corpus says where the file was on somebody's machine, so of it the last part is kept_words.
     """
     words = iter(sys.argv[1:] if argv is None else argv)
-    kept = []
+    kept_words = []
     for word in words:
         option, sign, value = word.partition("=")
         if option not in ("--record", "--corpus"):
-            kept.append(word)
+            kept_words.append(word)
             continue
         value = value if sign else next(words)
         if option == "--corpus":
-            kept += [option, Path(value).name]
-    return kept
+            kept_words += [option, Path(value).name]
+    return kept_words
 
 
 def at_least_one(options: object, *names: str) -> None:
@@ -87,13 +87,13 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def finish(record_path: Path | None, record: dict[str, Any], began: float) -> None:
-    """Says how long a measurement took, since `began` of `time.monotonic`, and writes its record if asked."""
+    """Says how long a measurement took, since `began` of `time.monotonic`, and writes its record if asked to."""
     seconds = time.monotonic() - began
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:
         result = {**record.get("result", {}), "wall_seconds": seconds}
         write_whole(record_path, json.dumps({**record, "result": result}, indent=1))
-        console.print(f"  record      {shown(record_path)}")
+        console.print(f"  record      {display_path(record_path)}")
     console.print()
 
 
@@ -118,8 +118,8 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 def origin() -> dict[str, str | None]:
     """When a record is made, and from which commit, if git knows."""
     try:
-        asked = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
         commit = done.stdout.strip()
     except OSError:
         # There is no git.

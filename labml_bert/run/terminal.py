@@ -27,7 +27,7 @@ from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
-from labml_bert.stdout import console, plain, printable, shown
+from labml_bert.stdout import console, display_path, plain, printable
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
@@ -69,7 +69,7 @@ def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[
     except KeyboardInterrupt:
         path = find_path()
         if rank() == 0 and path is not None and is_resumable():
-            again = command(*launcher(), sys.argv[0], "--resume", shown(path))
+            again = command(*launcher(), sys.argv[0], "--resume", display_path(path))
             print(f"\nstopped and saved; go on with:\n  {again}")
         elif rank() == 0 and path is not None:
             print("\nstopped; the same command starts anew, and what it was to replace is as it was")
@@ -81,7 +81,9 @@ def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[
         what = f"{error.strerror} ({error.filename})" if error.filename else error
         is_saved = path is not None and is_resumable()
         again = (
-            f"what was saved is in {shown(path)}, go on with --resume" if path and is_saved else "start anew"
+            f"what was saved is in {display_path(path)}, go on with --resume"
+            if path and is_saved
+            else "start anew"
         )
         fail(f"{what}; {again} when this is mended")
     except RuntimeError as error:
@@ -232,19 +234,19 @@ def filled_lines(
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
         name, answer = (tokenizer.id_to_token(i) for i in (token if label == IGNORE else label, guess))
         gap = " " if spaced and above.plain.strip() and not (name or "").startswith("##") else ""
-        seen, said = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
+        token_text, prediction = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
         if label == IGNORE:
-            said = mark = ""
+            prediction = mark = ""
             style = ""
         else:
             style = "bold green" if guess == label else "bold red"
             mark = right if guess == label else wrong
-            said = said.replace(" ", blank)
-            seen = hidden * max(len(seen), len(said))
-        size = len(gap) + len(seen)
+            prediction = prediction.replace(" ", blank)
+            token_text = hidden * max(len(token_text), len(prediction))
+        size = len(gap) + len(token_text)
         if len(above) + size > width:
             break
-        above.append(gap + seen)
-        answers.append((gap + said).ljust(size), style)
+        above.append(gap + token_text)
+        answers.append((gap + prediction).ljust(size), style)
         marks.append((gap + mark).ljust(size), style)
     return [above, answers, marks]

@@ -107,8 +107,8 @@ class Trainer:
     ):
         self.model = model.to(device)
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
-        called: Any = torch.compile(self.model) if arguments.torch_compile else self.model
-        self.parallel = wrap_in_ddp(called)
+        compiled: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        self.parallel = wrap_in_ddp(compiled)
         self.arguments = arguments
         self.generator = generator
         self.device = device

@@ -23,8 +23,8 @@ def seeded() -> torch.Generator:
 
 
 def test_equal_and_weighted_shares() -> None:
-    assert [s.share for s in parse_schedule("16,32")] == [0.5, 0.5]
-    assert [(s.length, s.share) for s in parse_schedule("16:1, 128:3")] == [(16, 0.25), (128, 0.75)]
+    assert [s.fraction for s in parse_schedule("16,32")] == [0.5, 0.5]
+    assert [(s.length, s.fraction) for s in parse_schedule("16:1, 128:3")] == [(16, 0.25), (128, 0.75)]
 
 
 def test_length_follows_progress() -> None:

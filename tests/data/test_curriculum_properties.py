@@ -36,7 +36,7 @@ def test_a_schedule_is_read_or_refused(text: str) -> None:
         return
     stages = parse_schedule(text)
     assert [stage.length for stage in stages] == lengths
-    assert [stage.share for stage in stages] == pytest.approx([w / sum(weights) for w in weights])
+    assert [stage.fraction for stage in stages] == pytest.approx([w / sum(weights) for w in weights])
 
 
 @given(st.data())
