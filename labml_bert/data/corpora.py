@@ -85,9 +85,7 @@ def load_corpus(name: str) -> Corpus:
         return split_documents(legible(path.name), documents)
     if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
-        raise ValueError(
-            f"no corpus or file is display_name {name!r}; give a file, a folder, or one of {known}"
-        )
+        raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; give a file with text")

@@ -62,8 +62,8 @@ def record_head(
 
 def words_of(argv: list[str] | None) -> list[str]:
     """
-    The words of a command line that was understood, without `--record` and what follows it. A path to a
-    corpus says where the file was on somebody's machine, so of it the last part is kept_words.
+    The words of a valid command line, without `--record FILE`. Of the path of a corpus only the file's name
+    stays: the folders say where it was on somebody's machine.
     """
     words = iter(sys.argv[1:] if argv is None else argv)
     kept_words = []
@@ -87,7 +87,7 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def finish(record_path: Path | None, record: dict[str, Any], began: float) -> None:
-    """Says how long a measurement took, since `began` of `time.monotonic`, and writes its record if asked to."""
+    """Prints the time since `began`, in seconds of `time.monotonic`, and writes the record to `record_path`."""
     seconds = time.monotonic() - began
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:
