@@ -87,7 +87,7 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def finish(record_path: Path | None, record: dict[str, Any], began: float) -> None:
-    """Prints the time since `began`, in seconds of `time.monotonic`, and writes the record to `record_path`."""
+    """Prints the time since `began`, from `time.monotonic`, and writes the record to `record_path`."""
     seconds = time.monotonic() - began
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:
