@@ -1,0 +1,153 @@
+"""
+The words of the field, in prose and in names: nothing here uses a word for which the field has another.
+
+Prose is what people read: chapters, docstrings, comments, and the text that JavaScript and templates show. Names
+are those of functions, classes, parameters and variables. Run as a script, this file prints what it finds:
+
+    python tests/test_language.py
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# The word that the field uses, and what must not stand in its place.
+PROSE = {
+    "learning rate": r"(?<!learning )(?<!learning-)(?<!mask )(?<!masking )(?<!decay )(?<!error )(?<!sampling )"
+    r"(?<!warmup )(?<!frame )\brates?\b(?! of (?:the )?(?:mask|decay))",
+    "position": r"\b(?:at|from|of|many|these|which|random|masked|other|all|two|its|right|one) places?\b(?! of\b)"
+    r"|\bin (?:\w+ )?places\b",
+    "standard deviation": r"\b(?:of|a|the|its|with|initial|large|small) spread\b",
+    "baseline": r"\bfloors?\b|\b(?:line|entropy|loss) of the frequencies\b",
+    "masked": r"\b(?:covered|covering|covers) (?:\w+ )?(?:tokens?|letters?|words?|characters?|positions?)\b"
+    r"|\bhidden (?:tokens?|letters?|words?|characters?|pieces?|places?|positions?)\b",
+    "fraction": r"\bshares? of (?!the work)",
+    "accuracy": r"\|\s*right\s*\||\bright answers\b|\bshare of right\b",
+    "results": r"\bledgers?\b",
+    "inconclusive": r"\bundecided\b",
+    "special tokens": r"\b(?:special|the \w+|unprintable|of|other) signs\b",
+    "encoder": r"\bthe body of the (?:model|network)\b",
+    "feed-forward network": r"\bwide layers?\b",
+    "matrix multiplications": r"\b(?:large|matrix|big) products?\b|\bproducts? of matrices\b",
+    "FLOPs": r"\bfloating-point operations\b|\boperations a (?:second|byte|token)\b",
+    "GPU": r"\bgraphics? cards?\b|\bon a card\b|\ba card's\b",
+    "NaN": r"\bno number\b",
+    "credit assignment": r"\bblame[sd]?\b",
+    "American spelling": r"\b\w*(?:neighbour|colour|behaviour|favour)\w*\b|\b\w*(?:optimi|normali|initiali|tokeni|memori|summari|regulari)s(?:e|ed|es|er|ers|ing|ation)\b"
+    r"|\b(?:un)?labelled\b|\bmodelling\b",
+}
+# A name that says only that something happened to its value, or that is retired.
+NAMES = frozenset(
+    "about asked covered drawn fill floor floors frequencies given ledger made marks share shares shown spread told "
+    "turns".split()
+)
+# Where a retired word is explained or quoted once.
+ALLOWED = {
+    ("docs/pages/stuck.md", "credit assignment"),
+}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files of the repository that match, without the change log, which tells of old names."""
+    output = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [Path(line) for line in output.splitlines() if line != "CHANGELOG.md" and (ROOT / line).is_file()]
+
+
+def prose_of(path: Path) -> Iterator[tuple[int, str]]:
+    """What people read in a file, in pieces with their first line."""
+    text = (ROOT / path).read_text("utf-8")
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                if isinstance(node.value.value, str):
+                    yield node.lineno, node.value.value
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    else:
+        # Code has its own check, and links and expressions hold names of files and records.
+        closed = r"```.*?```|`[^`\n]*`|\{\{.*?\}\}|\]\([^)]*\)|<[^>]*>|\{#[^}]*\}"
+        yield 1, re.sub(closed, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
+
+
+def retired_words(path: Path) -> Iterator[str]:
+    """Each retired word in the prose of a file, as `file:line: found, say …`."""
+    for first, text in prose_of(path):
+        for instead, pattern in PROSE.items():
+            if (path.as_posix(), instead) in ALLOWED:
+                continue
+            for match in re.finditer(pattern, text, re.I):
+                line = first + text.count("\n", 0, match.start())
+                yield f"{path}:{line}: {' '.join(match[0].split())!r}, say {instead}"
+
+
+def names_in(path: Path) -> Iterator[tuple[int, str]]:
+    """The names that a Python file defines, with their lines."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def retired_names(path: Path) -> Iterator[str]:
+    """Each retired name that a Python file defines."""
+    for line, name in names_in(path):
+        if name.lower() in NAMES:
+            yield f"{path}:{line}: the name {name!r}"
+
+
+def everything_retired() -> list[str]:
+    """All findings in the repository."""
+    python = [path for path in tracked("*.py") if path != Path(__file__).relative_to(ROOT)]
+    pages = tracked("README.md", "docs/pages/*.md")
+    words = [line for path in [*python, *pages] for line in retired_words(path)]
+    return words + [line for path in python for line in retired_names(path)]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("the rate rises", "learning rate"),
+        ("the optimiser", "American spelling"),
+        ("the ledger of claims", "results"),
+        ("on a graphics card", "GPU"),
+        ("a hidden letter", "masked"),
+    ],
+)
+def test_a_retired_word_is_found(text: str, word: str) -> None:
+    assert re.search(PROSE[word], text, re.I)
+
+
+@pytest.mark.parametrize(
+    "text", ["the learning rate", "a mask rate of 30%", "hidden states", "take place of"]
+)
+def test_the_words_of_the_field_are_not(text: str) -> None:
+    assert not [word for word, pattern in PROSE.items() if re.search(pattern, text, re.I)]
+
+
+def test_nothing_is_called_by_a_retired_word() -> None:
+    assert everything_retired() == []
+
+
+if __name__ == "__main__":
+    print("\n".join(everything_retired()))
+    sys.exit(bool(everything_retired()))
