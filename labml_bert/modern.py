@@ -1,0 +1,456 @@
+r"""
+# A modern encoder
+
+What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
+2024](https://arxiv.org/abs/2412.13663)) answers with changes that had proved themselves one by one since 2018.
+The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part is new:
+
+| | BERT, 2018 | here |
+|---|---|---|
+| positions | a learned table, added to the tokens | a rotation of queries and keys (RoPE) |
+| LayerNorm | after each sum (post-norm) | before each sublayer (pre-norm) |
+| feed-forward network | GELU | gated: GeGLU |
+| attention | every token sees all tokens | two layers of three see only nearby tokens |
+| biases | everywhere | only in the output layer |
+| segments | an embedding for sentence A or B | none: there is no next sentence prediction |
+
+$$
+\begin{aligned}
+a &= x + \operatorname{Attention}(\operatorname{LayerNorm}(x)) \\
+x' &= a + \operatorname{GeGLU}(\operatorname{LayerNorm}(a))
+\end{aligned}
+$$
+
+This file needs only PyTorch, so you can copy it into your own project. Modules and parameters have the names
+that `transformers` uses for ModernBERT, so weights travel between the two.
+
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
+`I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those whose vectors are wanted,
+usually all `T`), `M` labeled positions in the batch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass
+class ModernBertConfig:
+    """The sizes, with the field names of `transformers.ModernBertConfig`. The defaults are ModernBERT base."""
+
+    vocab_size: int = 50368  # a multiple of 64, which GPUs multiply faster
+    hidden_size: int = 768  # a multiple of the number of heads
+    num_hidden_layers: int = 22  # deeper and narrower than BERT at the same cost
+    num_attention_heads: int = 12
+    intermediate_size: int = 1152  # the gate needs a second matrix of this width
+    max_position_embeddings: int = 8192  # no table has this size; it is the longest sequence in training
+    global_attn_every_n_layers: int = 3
+    local_attention: int = 128  # a token sees 64 tokens to each side
+    global_rope_theta: float = 160_000.0
+    local_rope_theta: float = 10_000.0
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    mlp_dropout: float = 0.0
+    initializer_range: float = 0.02
+    norm_eps: float = 1e-5
+    pad_token_id: int = 50283
+
+    def is_global(self, layer: int) -> bool:
+        """Whether all tokens of the sequence see each other in this layer, counted from 0."""
+        return layer % self.global_attn_every_n_layers == 0
+
+
+class ModernBertEmbeddings(nn.Module):
+    """
+    ## Embeddings
+
+    One table instead of three. Positions enter later, inside the attention, and segments are gone. What is
+    left is the token's vector and a LayerNorm, which gives every token the same length before the first block.
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        V, D = config.vocab_size, config.hidden_size
+        self.tok_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
+        self.norm = nn.LayerNorm(D, eps=config.norm_eps, bias=False)
+        self.drop = nn.Dropout(config.embedding_dropout)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """`(B, T)` to `(B, T, D)`."""
+        return self.drop(self.norm(self.tok_embeddings(input_ids)))  # (B, T, D)
+
+
+def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    r"""
+    ## Rotary position embeddings (RoPE)
+
+    BERT adds a vector for the position to the vector of the token, and the model has to pull the two apart
+    again. RoPE leaves the token alone. It takes the numbers of a query in pairs, reads each pair as a point in
+    the plane, and turns it by an angle that grows with the position $p$. Keys are turned in the same way:
+
+    $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
+
+    So a score depends on what the two tokens are and on how far apart they are, never on where they stand in
+    the sequence. Pair $i$ of $d/2$ turns by $\theta^{-2i/d}$ per position: the first by one radian, for exact
+    distances nearby; the last so slowly that it hardly notices the position. A larger $\theta$ slows all of
+    them, which suits layers that look far. RoPE has no parameters, and it costs two multiplications and an
+    addition for each number of a query or key.
+
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines, each `(B, T, 1, 1, d/2)`, to be
+    broadcast over queries and keys and over the heads.
+
+    Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
+    """
+    pairs = torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim
+    angles = position_ids[..., None].float() * theta**-pairs  # (B, T, d/2)
+    angles = angles[:, :, None, None, :]  # (B, T, 1, 1, d/2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    r"""
+    Turns the pairs of `x`, `(B, T, 2, H, d)`: queries and keys. Element $i$ is paired with element
+    $i + d/2$, as in `transformers`; the paper pairs neighbors. A permutation of the weights leads from one to
+    the other.
+    """
+    first, second = x.chunk(2, dim=-1)  # (B, T, 2, H, d/2)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class ModernBertAttention(nn.Module):
+    """
+    ## Attention
+
+    The same as in BERT but for three things: queries and keys are rotated, there are no biases, and one matrix
+    makes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That saves work
+    on long sequences, and stacked layers still reach far: two local layers and a global one in turn.
+
+    Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_dropout = config.attention_dropout
+        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.Wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.out_drop = nn.Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        x: Tensor,  # (B, T, D)
+        rotary: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None,
+        output_positions: Tensor | None = None,
+    ) -> Tensor:
+        """
+        `rotary` is from `rotary_angles`. `attention_mask` is boolean, `(B or 1, 1, T or 1, T)`, true where a
+        token may be attended to. Returns `(B, T, D)`, or `(B, P, D)` for `output_positions`, `(B, P)`.
+        """
+        qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
+        cos, sin = (angles.to(qkv.dtype) for angles in rotary)
+        q, k = rotate(qkv[:, :, :2], cos, sin).unbind(2)  # (B, T, H, d)
+        if output_positions is not None:
+            q = select_positions(q, output_positions)  # (B, P, H, d)
+            if attention_mask is not None and attention_mask.size(2) > 1:
+                mask = attention_mask[:, 0].expand(len(q), -1, -1)  # (B, T, T)
+                attention_mask = select_positions(mask, output_positions)[:, None]  # (B, 1, P, T)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, qkv[:, :, 2]))  # (B, H, P, d)
+        dropout_prob = self.attention_dropout if self.training else 0.0
+        context = attend(q, k, v, attention_mask, dropout_prob)  # (B, H, P, d)
+        return self.out_drop(self.Wo(context.transpose(1, 2).flatten(2)))
+
+
+class ModernBertMLP(nn.Module):
+    r"""
+    ## The gated feed-forward network (GeGLU)
+
+    BERT applies a GELU to one projection. GeGLU makes two and multiplies them, so one half decides how much
+    of the other passes:
+
+    $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
+
+    The second projection costs half as many parameters again. To keep the size, $I$ shrinks: ModernBERT base
+    takes $1.5 D$ instead of $4 D$.
+
+    Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        # Both projections in one matrix: one large matmul is faster than two small ones.
+        self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.drop = nn.Dropout(config.mlp_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, P, D)` to `(B, P, D)`."""
+        value, gate = self.Wi(x).chunk(2, dim=-1)  # (B, P, I)
+        return self.Wo(self.drop(F.gelu(value) * gate))  # (B, P, D)
+
+
+class ModernBertEncoderLayer(nn.Module):
+    """
+    ## One block, pre-norm
+
+    The LayerNorms moved from behind the sums to the entries of the two sublayers. The sum itself, the residual
+    stream, now runs through the whole stack without a norm, and gradients reach the first block unscaled. That
+    makes training stable at higher learning rates and without a long warmup. The price: nothing bounds the
+    stream, so the encoder needs one more LayerNorm at its end.
+
+    The first block has no norm before its attention, because the embeddings end in one.
+
+    Source: [Xiong et al., 2020](https://arxiv.org/abs/2002.04745).
+    """
+
+    def __init__(self, config: ModernBertConfig, layer: int):
+        super().__init__()
+        D, eps = config.hidden_size, config.norm_eps
+        self.attn_norm = nn.LayerNorm(D, eps=eps, bias=False) if layer > 0 else nn.Identity()
+        self.attn = ModernBertAttention(config)
+        self.mlp_norm = nn.LayerNorm(D, eps=eps, bias=False)
+        self.mlp = ModernBertMLP(config)
+
+    def forward(
+        self,
+        x: Tensor,  # (B, T, D)
+        rotary: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None,
+        output_positions: Tensor | None = None,
+    ) -> Tensor:
+        """Shapes as in `ModernBertAttention.forward`."""
+        context = self.attn(self.attn_norm(x), rotary, attention_mask, output_positions)  # (B, P, D)
+        if output_positions is not None:
+            x = select_positions(x, output_positions)  # (B, P, D)
+        x = x + context  # (B, P, D)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class ModernBertModel(nn.Module):
+    """
+    ## The whole encoder
+
+    Embeddings, blocks and a last LayerNorm. There is no pooler: a task that needs one vector for a sequence
+    takes that of `[CLS]`, or the mean. `ModernBertModel(ModernBertConfig())` has 149,014,272 parameters.
+
+    Source: [paper](https://arxiv.org/abs/2412.13663), section 2 and table 4.
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.config = config
+        self.embeddings = ModernBertEmbeddings(config)
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(ModernBertEncoderLayer(config, layer) for layer in layers)
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
+        init_weights(self, config)
+
+    def forward(
+        self,
+        input_ids: Tensor,  # (B, T)
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_positions: Tensor | None = None,
+    ) -> Tensor:
+        """
+        The first three are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; by default there is
+        no padding. `position_ids` default to 0, 1, 2, …; only their differences matter. `output_positions`,
+        `(B, P)`, are those at which you need the last layer, by default all. Returns `(B, T, D)`, or
+        `(B, P, D)`.
+
+        Raises `ValueError` if the mask has another shape or is one to be added to the scores.
+        """
+        config, T = self.config, input_ids.size(1)
+        if attention_mask is not None:
+            # In a mask for adding, 0 means a token and a large negative number padding: the opposite of ours.
+            is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
+            if is_additive or attention_mask.shape != input_ids.shape:
+                raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
+            attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
+        place = torch.arange(T, device=input_ids.device)
+        positions = place[None] if position_ids is None else position_ids
+        head_dim = config.hidden_size // config.num_attention_heads
+        rotary = {
+            True: rotary_angles(positions, head_dim, config.global_rope_theta),
+            False: rotary_angles(positions, head_dim, config.local_rope_theta),
+        }
+        local_mask = attention_mask
+        if T > config.local_attention // 2 + 1:
+            is_near = (place[:, None] - place).abs() <= config.local_attention // 2  # (T, T)
+            local_mask = is_near[None, None] if attention_mask is None else is_near & attention_mask
+        masks = {True: attention_mask, False: local_mask}
+        x = self.embeddings(input_ids)  # (B, T, D)
+        for i, layer in enumerate(self.layers):
+            is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
+            x = layer(x, rotary[is_global], masks[is_global], output_positions if is_last else None)
+        return self.final_norm(x)
+
+
+class ModernBertPredictionHead(nn.Module):
+    """
+    ## The masked LM head
+
+    As in BERT, but without biases: a dense layer, a GELU and a LayerNorm, and then the token embedding read
+    the other way, with one bias for each token.
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., D)` to `(..., D)`."""
+        return self.norm(F.gelu(self.dense(x)))
+
+
+class MaskedLMOutput(NamedTuple):
+    """What `ModernBertForMaskedLM` returns."""
+
+    loss: Tensor | None
+    """A scalar, nats per labeled position. `None` without labels."""
+    logits: Tensor
+    """`(M, V)` at the labeled positions in reading order; without labels `(B, T, V)` at every position."""
+    labels: Tensor | None
+    """`(M)`, the true tokens that belong to `logits`. `None` without labels."""
+
+
+class ModernBertForMaskedLM(nn.Module):
+    """
+    ## Encoder and masked LM head
+
+    The decoder's weight *is* the token embedding, as in BERT: one parameter with two names.
+    `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
+
+    Source: `modeling_modernbert.py` of [transformers](https://github.com/huggingface/transformers).
+    """
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__()
+        self.config = config
+        self.model = ModernBertModel(config)
+        self.head = ModernBertPredictionHead(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder.weight = self.model.embeddings.tok_embeddings.weight
+        nn.init.zeros_(self.decoder.bias)
+        init_normal(
+            self.head.dense.weight, config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,  # (B, T)
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | None = None,
+        **inputs: Tensor,
+    ) -> MaskedLMOutput:
+        """
+        `labels` is `(B, T)`: the true token where one is predicted, -100 elsewhere. For one micro-batch of
+        several, `num_items_in_batch` counts the labeled positions of the whole batch. `inputs` are those of
+        `ModernBertModel.forward`.
+        """
+        if labels is None:
+            x = self.model(input_ids, **inputs)  # (B, T, D)
+            return MaskedLMOutput(None, self.decoder(self.head(x)), None)
+        positions = labeled_positions(labels)  # (B, P)
+        x = self.model(input_ids, output_positions=positions, **inputs)  # (B, P, D)
+        labels = labels.gather(1, positions)  # (B, P)
+        is_labeled = labels != -100  # (B, P)
+        logits, labels = self.decoder(self.head(x[is_labeled])), labels[is_labeled]  # (M, V)
+        count = torch.tensor(len(labels)) if num_items_in_batch is None else num_items_in_batch
+        # In float32 whatever the logits are: a bfloat16 holds a loss near 2 only to the nearest 1/128.
+        loss = F.cross_entropy(logits.float(), labels, reduction="sum") / count.clamp(min=1)
+        return MaskedLMOutput(loss, logits, labels)
+
+
+def init_normal(weight: Tensor, std: float) -> None:
+    """Draws a weight from a normal distribution cut off at two standard deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
+    r"""
+    ## Initialization
+
+    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ of them, and their variances add
+    up. To keep the stream at the same size in a deeper model, the two matrices that write to it start smaller,
+    by a factor of $1/\sqrt{2L}$.
+
+    Source: [Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf),
+    section 2.3, for GPT-2.
+    """
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            is_output = name.endswith("Wo.weight")
+            scale = math.sqrt(2 * config.num_hidden_layers) if is_output else 1.0
+            init_normal(weight, config.initializer_range / scale)
+
+
+def main() -> None:
+    """
+    ## Try it
+
+    `python modern.py` teaches a small encoder to name the token two positions to the left, in sequences of 16,
+    and then asks it in sequences of 64. Because RoPE knows only distances, what it learned at one length holds
+    at another. BERT's table of positions has no rows beyond those that it was trained on.
+    """
+    torch.manual_seed(0)
+    config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
+    model = ModernBertForMaskedLM(config)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(201):
+        accuracies = []
+        for length in (16, 64):
+            input_ids = torch.randint(1, 20, (32, length))  # (B, T)
+            labels = input_ids.roll(2, dims=1)  # (B, T)
+            labels[:, :2] = -100
+            loss, logits, targets = model(input_ids, labels)
+            accuracies.append((logits.argmax(-1) == targets).float().mean())
+            if length == 16:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        if step % 50 == 0:
+            print(
+                f"step {step:3}  accuracy {accuracies[0]:.2f} at length 16, {accuracies[1]:.2f} at length 64"
+            )
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:
+    """
+    ## What only makes it faster
+
+    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU the
+    fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit, so there the
+    attention is written out.
+    """
+    if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
+        return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
+    scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    return F.dropout(scores.softmax(dim=-1), dropout_prob) @ v
+
+
+def labeled_positions(labels: Tensor) -> Tensor:
+    """
+    The labeled positions of each row of `labels`, `(B, P)`, in reading order; rows with fewer than `P` are
+    filled up with others. Only the head reads the last layer, so the rest of that layer is skipped.
+    """
+    is_labeled = labels != -100  # (B, T)
+    most = int(is_labeled.sum(1).max()) if len(labels) else 0
+    return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)
+
+
+def select_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """Picks `positions`, `(B, P)`, along the second dimension of `x`, `(B, T, ...)`."""
+    return x.take_along_dim(positions.reshape(*positions.shape, *[1] * (x.dim() - 2)), dim=1)
+
+
+if __name__ == "__main__":
+    main()
