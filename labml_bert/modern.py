@@ -2,8 +2,9 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) answers with changes that had proved themselves one by one since 2018.
-The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part is new:
+2024](https://arxiv.org/abs/2412.13663)) answers with changes that had proved themselves one by one since
+2018. The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part is
+new:
 
 | | BERT, 2018 | here |
 |---|---|---|
@@ -40,7 +41,9 @@ from torch import Tensor, nn
 
 @dataclass
 class ModernBertConfig:
-    """The sizes, with the field names of `transformers.ModernBertConfig`. The defaults are ModernBERT base."""
+    """
+    The sizes, with the field names of `transformers.ModernBertConfig`. The defaults are ModernBERT base.
+    """
 
     vocab_size: int = 50368  # a multiple of 64, which GPUs multiply faster
     hidden_size: int = 768  # a multiple of the number of heads
@@ -69,8 +72,8 @@ class ModernBertEmbeddings(nn.Module):
     ## Embeddings
 
     One table instead of three. Positions enter later, inside the attention, and segments are gone. What is
-    left is the token's vector and a LayerNorm, which gives every token the same length before the first block.
-    """
+    left is the token's vector and a LayerNorm, which gives every token the same length before the first
+    block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -89,8 +92,9 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     ## Rotary position embeddings (RoPE)
 
     BERT adds a vector for the position to the vector of the token, and the model has to pull the two apart
-    again. RoPE leaves the token alone. It takes the numbers of a query in pairs, reads each pair as a point in
-    the plane, and turns it by an angle that grows with the position $p$. Keys are turned in the same way:
+    again. RoPE leaves the token alone. It takes the numbers of a query in pairs, reads each pair as a point
+    in the plane, and turns it by an angle that grows with the position $p$. Keys are turned in the same
+    way:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
@@ -125,9 +129,10 @@ class ModernBertAttention(nn.Module):
     """
     ## Attention
 
-    The same as in BERT but for three things: queries and keys are rotated, there are no biases, and one matrix
-    makes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That saves work
-    on long sequences, and stacked layers still reach far: two local layers and a global one in turn.
+    The same as in BERT but for three things: queries and keys are rotated, there are no biases, and one
+    matrix makes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That
+    saves work on long sequences, and stacked layers still reach far: two local layers and a global one in
+    turn.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -197,10 +202,10 @@ class ModernBertEncoderLayer(nn.Module):
     """
     ## One block, pre-norm
 
-    The LayerNorms moved from behind the sums to the entries of the two sublayers. The sum itself, the residual
-    stream, now runs through the whole stack without a norm, and gradients reach the first block unscaled. That
-    makes training stable at higher learning rates and without a long warmup. The price: nothing bounds the
-    stream, so the encoder needs one more LayerNorm at its end.
+    The LayerNorms moved from behind the sums to the entries of the two sublayers. The sum itself, the
+    residual stream, now runs through the whole stack without a norm, and gradients reach the first block
+    unscaled. That makes training stable at higher learning rates and without a long warmup. The price:
+    nothing bounds the stream, so the encoder needs one more LayerNorm at its end.
 
     The first block has no norm before its attention, because the embeddings end in one.
 
@@ -271,16 +276,18 @@ class ModernBertModel(nn.Module):
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
-        place = torch.arange(T, device=input_ids.device)
-        positions = place[None] if position_ids is None else position_ids
+        token_positions = torch.arange(T, device=input_ids.device)
+        positions = token_positions[None] if position_ids is None else position_ids
         head_dim = config.hidden_size // config.num_attention_heads
         rotary = {
             True: rotary_angles(positions, head_dim, config.global_rope_theta),
             False: rotary_angles(positions, head_dim, config.local_rope_theta),
         }
         local_mask = attention_mask
-        if T > config.local_attention // 2 + 1:
-            is_near = (place[:, None] - place).abs() <= config.local_attention // 2  # (T, T)
+        if config.local_attention // 2 + 1 < T:
+            is_near = (
+                token_positions[:, None] - token_positions
+            ).abs() <= config.local_attention // 2  # (T, T)
             local_mask = is_near[None, None] if attention_mask is None else is_near & attention_mask
         masks = {True: attention_mask, False: local_mask}
         x = self.embeddings(input_ids)  # (B, T, D)
@@ -376,13 +383,13 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     r"""
     ## Initialization
 
-    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ of them, and their variances add
-    up. To keep the stream at the same size in a deeper model, the two matrices that write to it start smaller,
-    by a factor of $1/\sqrt{2L}$.
+    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ of them, and their variances
+    add up. To keep the stream at the same size in a deeper model, the two matrices that write to it start
+    smaller, by a factor of $1/\sqrt{2L}$.
 
-    Source: [Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf),
-    section 2.3, for GPT-2.
-    """
+    Source: [Radford et al.,
+    2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf),
+    section 2.3, for GPT-2."""
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             is_output = name.endswith("Wo.weight")
@@ -394,10 +401,9 @@ def main() -> None:
     """
     ## Try it
 
-    `python modern.py` teaches a small encoder to name the token two positions to the left, in sequences of 16,
-    and then asks it in sequences of 64. Because RoPE knows only distances, what it learned at one length holds
-    at another. BERT's table of positions has no rows beyond those that it was trained on.
-    """
+    `python modern.py` teaches a small encoder to name the token two positions to the left, in sequences of
+    16, and then asks it in sequences of 64. Because RoPE knows only distances, what it learned at one
+    length holds at another. BERT's table of positions has no rows beyond those that it was trained on."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -425,10 +431,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     """
     ## What only makes it faster
 
-    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU the
-    fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit, so there the
-    attention is written out.
-    """
+    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU
+    the fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit, so there
+    the attention is written out."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
