@@ -1,0 +1,179 @@
+"""The modern encoder: equal to that of `transformers`, and what its parts promise."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from labml_bert.modern import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertModel,
+    labeled_positions,
+    rotary_angles,
+    rotate,
+)
+from tests.support.parity import TOLERANCE, assert_same_gradients
+
+
+def random_config(seed: int) -> ModernBertConfig:
+    r = random.Random(seed)
+    heads = r.choice([1, 2, 3])
+    return ModernBertConfig(
+        vocab_size=r.randint(20, 90),
+        hidden_size=heads * r.choice([4, 8, 10]),
+        num_hidden_layers=r.randint(1, 5),
+        num_attention_heads=heads,
+        intermediate_size=r.randint(3, 40),
+        global_attn_every_n_layers=r.randint(1, 3),
+        local_attention=r.choice([2, 6, 8, 128]),
+        initializer_range=0.2,
+        pad_token_id=0,
+    )
+
+
+def random_batch(config: ModernBertConfig, seed: int) -> dict[str, Tensor]:
+    """Rows of different lengths, longer than most windows, and labels on a third of the tokens."""
+    g = torch.Generator().manual_seed(seed)
+    B, T = 4, 33
+    input_ids = torch.randint(1, config.vocab_size, (B, T), generator=g)
+    lengths = torch.tensor([T, T - 1, 12, 2])
+    attention_mask = (torch.arange(T) < lengths[:, None]).long()
+    is_labeled = (torch.rand((B, T), generator=g) < 0.3) & attention_mask.bool()
+    is_labeled[0, 0] = True
+    return {
+        "input_ids": input_ids * attention_mask,
+        "attention_mask": attention_mask,
+        "labels": torch.where(is_labeled, input_ids, -100),
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_agrees_with_transformers(seed: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    torch.manual_seed(seed)
+    config = random_config(seed)
+    ours = ModernBertForMaskedLM(config)
+    special = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    theirs = transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(**vars(config), **special, attn_implementation="sdpa")
+    )
+    theirs.load_state_dict(ours.state_dict())
+    batch = random_batch(config, seed)
+    expected = theirs(**batch)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    is_token = batch["attention_mask"].bool()
+
+    vectors = ours.model(**inputs)
+    difference = vectors - theirs.model(**inputs).last_hidden_state
+    assert difference[is_token].abs().max() < TOLERANCE
+    assert (ours(**inputs).logits - expected.logits)[is_token].abs().max() < TOLERANCE
+    output = ours(**batch)
+    assert output.labels is not None and output.loss is not None
+    labeled = expected.logits[batch["labels"] != -100]
+    assert (output.logits - labeled).abs().max() < TOLERANCE
+    assert abs(output.loss - expected.loss) < TOLERANCE
+    output.loss.backward()
+    expected.loss.backward()
+    assert_same_gradients(ours, theirs)
+
+
+def test_the_published_size() -> None:
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(ModernBertConfig())
+    assert sum(p.numel() for p in model.model.parameters()) == 149_014_272
+    assert sum(p.numel() for p in model.parameters()) == 149_655_232
+
+
+def small(**changes: object) -> ModernBertConfig:
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "pad_token_id": 0, "initializer_range": 0.2}
+    return ModernBertConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def test_a_score_depends_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 8, dtype=torch.float64)
+
+    def score(query_position: int, key_position: int) -> Tensor:
+        cos, sin = rotary_angles(torch.tensor([[query_position, key_position]]), 8, 10_000.0)
+        x = torch.stack((q, k))[None, :, None, None]  # (1, 2, 1, 1, d)
+        turned = rotate(x, cos.double(), sin.double())
+        return turned[0, 0] @ turned[0, 1, 0].T
+
+    assert torch.allclose(score(3, 1), score(40, 38), atol=1e-5)
+    assert not torch.allclose(score(3, 1), score(3, 2), atol=1e-2)
+    assert torch.allclose(score(5, 5), q @ k, atol=1e-5)
+
+
+def test_only_differences_of_positions_matter() -> None:
+    torch.manual_seed(0)
+    model = ModernBertModel(small()).eval()
+    ids, positions = torch.randint(1, 30, (2, 9)), torch.arange(9)[None]
+    assert torch.allclose(model(ids), model(ids, position_ids=positions + 50), atol=1e-5)
+    assert not torch.allclose(model(ids), model(ids, position_ids=2 * positions), atol=1e-2)
+
+
+def test_a_local_layer_sees_its_window_only() -> None:
+    """One local layer behind a global one that is cut off: a change reaches 4 tokens to each side."""
+    torch.manual_seed(0)
+    model = ModernBertModel(
+        small(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=8)
+    ).eval()
+    model.layers[0].attn.Wo.weight.data.zero_()
+    ids = torch.randint(1, 30, (1, 20))
+    changed = ids.clone()
+    changed[0, 10] = ids[0, 10] % 29 + 1
+    differs = (model(ids) - model(changed)).abs().amax(-1)[0] > 1e-6
+    assert differs.nonzero().flatten().tolist() == [*range(6, 15)]
+
+
+def test_padding_changes_nothing_for_the_tokens() -> None:
+    torch.manual_seed(0)
+    model = ModernBertModel(small(local_attention=6)).eval()
+    ids = torch.randint(1, 30, (1, 12))
+    padded = torch.cat((ids, torch.zeros(1, 5, dtype=torch.long)), dim=1)
+    mask = (torch.arange(17) < 12).long()[None]
+    assert torch.allclose(model(ids), model(padded, mask)[:, :12], atol=1e-5)
+
+
+def test_a_mask_of_the_other_convention_is_refused() -> None:
+    model, ids = ModernBertModel(small()), torch.ones(2, 3, dtype=torch.long)
+    for mask in (torch.ones(2, 1, 1, 3), torch.zeros(2, 3) - 10_000):
+        with pytest.raises(ValueError, match="1 for a token and 0 for padding"):
+            model(ids, mask)
+
+
+def test_the_decoder_is_the_embedding() -> None:
+    model = ModernBertForMaskedLM(small())
+    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight
+    assert not [name for name, _ in model.named_parameters() if "bias" in name and name != "decoder.bias"]
+
+
+def test_bfloat16_is_near_float32() -> None:
+    """Attention written out, as on a CPU in bfloat16, and rotations in bfloat16."""
+    torch.manual_seed(0)
+    model = ModernBertForMaskedLM(small())
+    ids = torch.randint(1, 30, (4, 12))
+    exact = model(ids, ids).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(ids, ids).loss
+    assert exact is not None and rounded is not None and rounded.dtype == torch.float32
+    assert abs(exact - rounded) < 0.05
+
+
+def test_labeled_positions_without_labels() -> None:
+    assert labeled_positions(torch.full((2, 5), -100)).shape == (2, 0)
+    assert labeled_positions(torch.tensor([[-100, 7, -100, 3], [-100, -100, 4, -100]])).tolist() == [
+        [1, 3],
+        [2, 0],
+    ]
+
+
+def test_a_batch_without_labels_has_a_loss_of_zero() -> None:
+    model = ModernBertForMaskedLM(small())
+    ids = torch.randint(1, 30, (2, 5))
+    loss = model(ids, torch.full_like(ids, -100)).loss
+    assert loss is not None and loss == 0
+    loss.backward()
