@@ -150,6 +150,30 @@ def test_expressions() -> None:
     assert evaluate('baseline("tiny", "unigram").loss:.1f', names) == "3.0"
     assert evaluate('value_at("tiny", "valid.loss", 5):.1f', names) == "2.0"
     assert evaluate('seconds_until("tiny", "valid.loss", 3):.0f', names) == "4"
+    assert evaluate('steps_until("tiny", "valid.loss", 3)', names) == "2"
+
+
+def test_all_seeds_of_a_run() -> None:
+    def seed(number: int, loss: float) -> Record:
+        result = {"loss": loss, "accuracy": 0.5, "steps": 10, "training_seconds": 20.0}
+        one = record(result=result, configuration={"seed": number})
+        return Record(f"run-{number}", one.data)
+
+    runs = [seed(0, 1.0), seed(1, 2.0), seed(10, 6.0)]
+    names = quotable({"run-fixed-0": record(), **{one.name: one for one in runs}}, {}, "page")
+    assert evaluate('over_seeds("run-*", "loss").mean:.1f', names) == "3.0"
+    assert evaluate('over_seeds("run-*", "loss").max:.1f', names) == "6.0"
+    table = evaluate('seed_table("run-*", labels=["short"], steps_below=3)', names)
+    assert "| result | seed 0 | seed 1 | seed 10 | mean |" in table
+    assert "| short: held-out loss, nats | 1.000 | 2.000 | 6.000 | 3.000 |" in table
+    assert "| short: first step below 3 nats | 2 | 2 | 2 | |" in table
+    assert "| never | never | never |" in evaluate('seed_table("run-*", labels=["a"], steps_below=0)', names)
+    chart = BeautifulSoup(evaluate('chart("run-*", title="Loss", labels=["short"])', names), "html.parser")
+    columns = [cell.string for cell in chart.select("thead th")]
+    assert columns[1:] == ["short, seed 0", "short, seed 1", "short, seed 10"]
+    assert len(chart.select(".key span, figcaption a")) >= 3 and "run-fixed" not in chart.get_text()
+    with pytest.raises(PageError, match=r"no seed of walk-\*"):
+        evaluate('provenance("walk-*")', names)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +186,7 @@ def test_expressions() -> None:
         ("1 +", "not an expression"),
         ("1 / 0", "division by zero"),
         ('value_at("tiny", "lass", 5):.1f', "no metric 'lass'"),
+        ('steps_until("tiny", "valid.loss", 0.1)', "never falls below 0.1"),
     ],
 )
 def test_expressions_that_fail(text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Charts of a record of speed: what they say is what the record holds."""
+"""The figures of a record of speed say what the record holds."""
 
 import re
 from itertools import pairwise
@@ -23,9 +23,9 @@ def row(arm: str, seconds: float, memory: float | None = 5e6) -> dict:
 
 
 def record(arms: list[str]) -> Record:
-    """One small model; the machine does 8 and 4 GFLOP/s in a large product and moves 1 GB/s."""
+    """One small model. The machine does 8 and 4 GFLOP/s in a large matmul and moves 1 GB/s."""
     rows = [row(arm, 0.5 * (i + 1), None if i else 5e6) for i, arm in enumerate(arms)]
-    pieces = [("a product", 2e9, 1e8, 1.0), ("GELU & co", 1e9, 1e9, 2.0)]
+    pieces = [("a matmul", 2e9, 1e8, 1.0), ("GELU & co", 1e9, 1e9, 2.0)]
     measured = [
         {"name": name, "precision": precision, "operations": count, "bytes": size, "seconds": seconds}
         for precision in ("bfloat16", "float32")
@@ -38,7 +38,7 @@ def record(arms: list[str]) -> Record:
         "parameters": 1234,
         "loss_difference": 2e-7,
         "rows": rows,
-        "profile": {"arm": arms[0], "shares": {"GELU": 0.2, "products": 0.798, "softmax": 0.002}},
+        "profile": {"arm": arms[0], "shares": {"GELU": 0.2, "products of matrices": 0.798, "softmax": 0.002}},
     }
     data = {
         "date": "2026-01-01",
@@ -58,14 +58,14 @@ def record(arms: list[str]) -> Record:
 ARMS = ["ours, bfloat16", "transformers sdpa, float32"]
 
 
-def test_the_table_compares_with_the_yardstick() -> None:
+def test_the_table_compares_with_the_reference() -> None:
     text = speed(record(ARMS))
     assert "| ours, bfloat16 | 500.0 (250.0–1,000.0) | 200 | 25% | 5 | 2.00 |" in text
     assert "| transformers sdpa, float32 | 1,000.0 (500.0–2,000.0) | 100 | 25% | – | 1.00 |" in text
-    assert "differ by 2e-07 at most" in text and "transformers 5.0" in text and "1.5 minutes" in text
+    assert "differ by at most 2e-07" in text and "transformers 5.0" in text and "1.5 minutes" in text
 
 
-def test_without_the_yardstick_there_is_no_ratio() -> None:
+def test_without_the_reference_there_is_no_speedup() -> None:
     text = speed(record(["ours, float32"]))
     assert "| ours, float32 | 500.0 (250.0–1,000.0) | 200 | 50% | 5 | – |" in text
 
@@ -85,9 +85,9 @@ def test_where_the_time_goes_is_sorted_and_nothing_is_lost() -> None:
     figures = BeautifulSoup(speed(record(ARMS)), "html.parser").select("figure")
     found = figures[1]
     drawn = [text.string for text in found.select("svg text")]
-    assert drawn == ["products", "80%", "GELU", "20%"]
+    assert drawn == ["matrix multiplications", "80%", "GELU", "20%"]
     cells = [[cell.string for cell in line.select("th, td")] for line in found.select("tbody tr")]
-    assert cells == [["products", "79.8%"], ["GELU", "20.0%"], ["softmax", "0.2%"]]
+    assert cells == [["matrix multiplications", "79.8%"], ["GELU", "20.0%"], ["softmax", "0.2%"]]
 
 
 def test_points_lie_where_the_roof_allows() -> None:
@@ -102,15 +102,15 @@ def test_points_lie_where_the_roof_allows() -> None:
     # A factor is one distance everywhere: 8 to 4 on the roofs, 2 to 0.5 between the points.
     octave = float32[2][1] - bfloat16[2][1]
     assert circles[1][1] - circles[0][1] == pytest.approx(2 * octave, abs=0.3)
-    assert circles[0][0] > bfloat16[1][0], "20 operations a byte are right of the corner at 8"
+    assert circles[0][0] > bfloat16[1][0], "20 FLOPs per byte are right of the corner at 8"
     cells = [cell.string for cell in found.select("tbody tr")[0].select("th, td")]
-    assert cells == ["a product, bfloat16", "20.0", "2", "25%", "1000.00"]
+    assert cells == ["a matmul, bfloat16", "20.0", "2", "25%", "1000.00"]
     assert [cell.string for cell in found.select("tbody tr")[1].select("td")][2] == "50%"
 
 
 def test_the_row_of_an_arm() -> None:
     found = best_row(record(ARMS), "small", "ours, bfloat16")
-    assert found["share"] == 0.25 and found["length"] == 10
+    assert found["mfu"] == 0.25 and found["length"] == 10
     with pytest.raises(PageError, match="no 'theirs' at the shape 'small'"):
         best_row(record(ARMS), "small", "theirs")
 
