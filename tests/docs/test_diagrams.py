@@ -10,9 +10,11 @@ import pytest
 from docs.figures.diagrams import DIAGRAMS, diagram
 from docs.figures.diagrams.drawing import PHONE, text_width
 from docs.figures.quotable import quotable
+from docs.figures.records import read_records
 from docs.literate.chapters import evaluate
 from docs.literate.rows import PageError
 from labml_bert.bert import BertConfig
+from labml_bert.data.curriculum import parse_schedule
 
 
 class Area(NamedTuple):
@@ -135,11 +137,13 @@ def test_a_drawing_fits_and_can_be_read(name: str) -> None:
     assert width == PHONE + 4
 
 
-def test_sizes_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_those_of_the_code_and_the_records() -> None:
     config = BertConfig()
     assert f"{config.hidden_size} → {config.intermediate_size:,} → {config.hidden_size}" in diagram("block")
-    assert f"one row of {config.vocab_size:,}" in diagram("embeddings")
-    assert "16 for 3/8, then 32 for 1/8, then 64 for 1/8, then 128 for 3/8" in diagram("curriculum")
+    assert f"one of {config.vocab_size:,} rows" in diagram("embeddings")
+    schedule = read_records()["mlm_tiny"].data["configuration"]["schedule"]
+    assert schedule in diagram("curriculum")
+    assert all(f">{stage.length}</text>" in diagram("curriculum") for stage in parse_schedule(schedule))
 
 
 def test_chapters_may_use_it() -> None:

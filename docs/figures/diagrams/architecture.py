@@ -29,7 +29,7 @@ def model(d: Drawing) -> Words:
     for i in (2, 1):
         d.box(5 * i, 160 + 5 * i, width - 10 * i, 118, "", "group")
     block = d.box(0, 160, width, 118, "", "group")
-    d.text(14, 177, "N blocks, each of them", "note", SMALL, "start")
+    d.text(14, 177, "N blocks, each with", "note", SMALL, "start")
     attention = d.box(14, 190, width - 28, 32, "self-attention", "attention")
     forward = d.box(14, 236, width - 28, 32, "feed-forward network", "forward")
     d.down(embeddings, block, "(B, T, D), vectors")
@@ -74,9 +74,9 @@ def model(d: Drawing) -> Words:
         "LayerNorm, then the product with the transposed token embeddings E, plus a bias, (B, T, V). It "
         f"should answer {TARGET}. A dashed line shows that the MLM head uses the same token embeddings E "
         "as the input.",
-        f"BERT with both pretraining heads, for B sequences of T tokens. In BERT base, D = {D}, V = {V:,} "
-        f"and N = {BASE.num_hidden_layers}. The dashed line connects the two uses of the token embeddings "
-        "E.",
+        "BERT with both pretraining heads, for B sequences of T tokens. In BERT base, "
+        f"D\u00a0=\u00a0{D}, V\u00a0=\u00a0{V:,} and N\u00a0=\u00a0{BASE.num_hidden_layers}. The dashed "
+        "line connects the two uses of the token embeddings E.",
     )
 
 
@@ -112,12 +112,12 @@ def embeddings_across(d: Drawing, tables: list[tuple[str, list[str], int]]) -> N
     for k, (name, texts, rows) in enumerate(tables):
         y = 64 + k * 68
         d.text(0, y + 6, name, "heading", anchor="start")
-        d.text(0, y + 24, f"one row of {rows:,}", "note", 11.5, "start")
+        d.text(0, y + 24, f"one of {rows:,} rows", "note", 11.5, "start")
         for i, text in enumerate(texts):
             d.box(left + i * step, y, wide, 32, text, "embedding", 13, "mono")
             if k > 0:
                 d.text(middles[i], y - 18, "+", size=16)
-    norm = d.box(left, 272, d.width - left, 32, "LayerNorm", "norm")
+    norm = d.box(left, 272, 7 * step + wide, 32, "LayerNorm", "norm")
     dropout = d.box(left, 326, norm.width, 32, "dropout")
     d.down(norm, dropout)
     for x in middles:
@@ -131,14 +131,14 @@ def embeddings_down(d: Drawing, tables: list[tuple[str, list[str], int]]) -> Non
     top, step, high, wide = 48, 38, 28, 62
     norm = d.box(d.width - 92, top, 92, 8 * step - 10, "LayerNorm,\nthen\ndropout", "norm")
     for k, (name, texts, rows) in enumerate(tables):
-        x = k * 84
+        x = 6 + k * 82
         d.text(x + wide / 2, 14, name, "heading")
-        d.text(x + wide / 2, 32, f"of {rows:,}", "note", 11.5)
+        d.text(x + wide / 2, 32, f"{rows:,} rows", "note", 11.5)
         for i, text in enumerate(texts):
             y = top + i * step
             box = d.box(x, y, wide, high, text, "embedding", SMALL, "mono")
             if k > 0:
-                d.text(x - 11, box.center[1], "+", size=16)
+                d.text(x - 10, box.center[1], "+", size=16)
             if k == len(tables) - 1:
                 d.arrow((box.right + 2, box.center[1]), (norm.x - 2, box.center[1]))
     d.drop(norm.center[0], norm.bottom, norm.bottom + 34)
@@ -219,8 +219,8 @@ def tied_head(d: Drawing) -> Words:
         "goes through a dense layer, GELU and LayerNorm. Its product with each row of E, plus a bias, "
         f"gives one logit for each of the V tokens. The logit of {TARGET} should be the largest. A dashed "
         "line connects the two tables: they are the same.",
-        "The model stores E once and uses it twice, as a lookup and as a matrix. In BERT base, E has V = "
-        f"{V:,} rows of D = {D} numbers.",
+        "The model stores E once and uses it twice, as a lookup and as a matrix. In BERT base, E has "
+        f"V\u00a0=\u00a0{V:,} rows of D\u00a0=\u00a0{D} numbers.",
     )
 
 
