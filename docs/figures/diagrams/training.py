@@ -144,8 +144,9 @@ def two_processes(d: Drawing) -> Words:
         "Two columns, rank 0 and rank 1, which have the same weights. Both have the same batch of eight "
         "rows. Rank 0 takes the first four rows and rank 1 the last four. Each rank does a forward pass "
         "with its rows, which gives its loss, and a backward pass, which gives its gradients. One "
-        "all-reduce spans both columns and adds the gradients of both ranks. Each rank does an optimizer "
-        "step with the sum, so both have the same new weights.",
+        "all-reduce spans both columns and adds the gradients of both ranks. (PyTorch would take their "
+        "mean; the trainer multiplies each loss by the world size, so the result is the sum.) Each rank "
+        "does an optimizer step with the sum, so both have the same new weights.",
         "One step with DistributedDataParallel. The ranks exchange only gradients: the same weights and "
         "the same gradients give the same new weights.",
     )
