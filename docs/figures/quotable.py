@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from docs.figures import attention, budget, claims, live, recipe
+from docs.figures.diagrams import diagram
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
 from docs.literate.chart import Line, line_chart
@@ -239,6 +240,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "predictions": with_provenance(attention.predictions),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
+        "diagram": diagram,
         **{
             f"live_{picture.__name__}": partial(with_provenance(picture), "live")
             for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbors)
