@@ -16,6 +16,7 @@ from markupsafe import Markup
 from docs.figures import attention, claims, live
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
+from docs.figures.timeline import timeline
 from docs.literate.chart import Line, line_chart
 from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Sources, relative
@@ -207,6 +208,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
+        "timeline": timeline,
         "parameters": parameters,
         "flops": flops,
         "ln": math.log,
