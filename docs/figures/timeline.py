@@ -1,8 +1,9 @@
 """
 # Models before and after BERT
 
-A timeline: when each model or method was first published, and what it changed. The axis is true to scale. The
-entries are spaced evenly, so that the crowded years can be read, and a line leads from each entry to its date.
+A timeline: when each model or method was first published, and what it changed. The axis is true to scale,
+but the entries are spaced evenly, so that the crowded years can be read. A line leads from each entry to its
+date.
 """
 
 from typing import NamedTuple
