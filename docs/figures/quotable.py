@@ -19,6 +19,7 @@ from docs.figures import attention, budget, claims, live, recipe
 from docs.figures.diagrams import diagram
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
+from docs.figures.timeline import timeline
 from docs.literate.chart import Line, line_chart
 from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Sources, relative
@@ -251,6 +252,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
+        "timeline": timeline,
         "parameters": parameters,
         "flops": budget.flops,
         "original": budget.original,
