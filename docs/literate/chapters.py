@@ -110,8 +110,8 @@ CLOSED = re.compile(
 
 
 def link_terms(text: str, terms: list[Term], page: str) -> str:
-    """Links each term where the page uses it first."""
-    for term in terms:
+    """Links each term where the page uses it first, "attention mask" before "attention"."""
+    for term in sorted(terms, key=lambda term: -max(map(len, term.forms))):
         word = "|".join(re.escape(form) for form in sorted(term.forms, key=len, reverse=True))
         pattern = re.compile(
             rf"(?P<shut>{CLOSED.pattern})|(?<![\w-])(?P<term>{word})(?![\w-])", re.S | re.M | re.I
