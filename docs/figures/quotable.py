@@ -16,6 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from docs.figures import attention, budget, claims, live, recipe
+from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
@@ -49,6 +50,8 @@ def parameters(
     head = dense + norm + V
     return SimpleNamespace(
         word_embeddings=V * D,
+        position_embeddings=max_position_embeddings * D,
+        token_type_embeddings=type_vocab_size * D,
         embeddings=embeddings,
         attention=attention,
         feed_forward=feed_forward,
@@ -63,6 +66,12 @@ def parameters(
         masked_lm=embeddings + encoder + head,
         pretraining=embeddings + encoder + dense + head + 2 * D + 2,
     )
+
+
+def fraction(part: str, whole: str) -> float:
+    """The parameters of one part of BERT base over those of another: `fraction("head", "masked_lm")`."""
+    counts = vars(parameters())
+    return float(counts[part] / counts[whole])
 
 
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
@@ -195,6 +204,16 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
         return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(chosen)))
 
+    def short_to_long() -> str:
+        """The plateau, and a run that leaves it early, for the front page."""
+        return chart(
+            "mlm_tiny-shakespeare-fixed-0",
+            "mlm_tiny-shakespeare-0",
+            labels=["length 128 throughout", "16, 32, 64, then 128"],
+            title="Held-out loss by seconds of training, fixed length against short to long",
+            caption="Held-out loss on Shakespeare, in nats, for one seed. Only the sequence lengths differ.",
+        )
+
     def home_of(one: Record) -> str:
         # The page of the script that made a record, in whichever folder it is.
         name = one.data["experiment"]
@@ -237,6 +256,10 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "machine": machine,
         "provenance": provenance,
         "chart": chart,
+        "short_to_long": short_to_long,
+        "baseline_table": lambda name: baseline_table(record(name)),
+        "perplexity": lambda name, which="": perplexity(record(name), which),
+        "live_megabytes": lambda: record("live").data["checkpoints"][-1]["bytes"] / 1e6,
         "source": lambda name: excerpt(name, sources, page),
         "predictions": with_provenance(attention.predictions),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
@@ -264,6 +287,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "run_budget": lambda name: budget.run_budget(record(name)),
         "learning_rate_chart": lambda name: recipe.learning_rate_chart(record(name)),
         "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
+        "fraction": fraction,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,
