@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, claims, live
+from docs.figures import attention, claims, derived, live
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
 from docs.literate.chart import Line, line_chart
@@ -207,6 +207,14 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
+        "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
+        "count": derived.count,
+        "fraction_of": derived.fraction_of,
+        "batch_time": lambda pipeline: derived.batch_time(record("cost"), pipeline),
+        "pair_test": lambda name: derived.pair_test(record(name)),
+        "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
+        "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
+        "docstrings_chart": lambda task: derived.accuracy_chart(record("finetune_docstrings"), task),
         "parameters": parameters,
         "flops": flops,
         "ln": math.log,
