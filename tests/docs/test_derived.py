@@ -44,13 +44,13 @@ def test_unknown_models_and_parts(model: str, part: str) -> None:
 
 
 def test_a_batch_beside_a_step() -> None:
-    drawn = [
+    batches = [
         {"pipeline": "pairs", "tokens": tokens, "batch_seconds": seconds}
         for tokens, seconds in ((10, 0.5), (1000, 0.002), (100, 0.25))
     ]
     points = [{"size": size, "seconds": {"median": size / 100}} for size in (4, 8)]
     growth = [{"letter": "T", "points": points}]
-    record = Record("cost", {"feeding": drawn, "growth": growth, "configuration": {"base": {"T": 8}}})
+    record = Record("cost", {"feeding": batches, "growth": growth, "configuration": {"base": {"T": 8}}})
     found = batch_time(record, "pairs")
     assert (found.milliseconds, found.step_milliseconds) == (pytest.approx(2), pytest.approx(80))
     assert found.ratio == pytest.approx(1 / 40)
