@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, budget, claims, live, recipe
+from docs.figures import attention, budget, claims, derived, live, recipe
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.records import Record, checked, dotted
@@ -276,6 +276,14 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
         "timeline": timeline,
+        "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
+        "count": derived.count,
+        "fraction_of": derived.fraction_of,
+        "batch_time": lambda pipeline: derived.batch_time(record("cost"), pipeline),
+        "pair_test": lambda name: derived.pair_test(record(name)),
+        "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
+        "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
+        "docstrings_chart": lambda task: derived.accuracy_chart(record("finetune_docstrings"), task),
         "parameters": parameters,
         "flops": budget.flops,
         "original": budget.original,
