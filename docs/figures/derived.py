@@ -38,6 +38,7 @@ TOTALS = {
     "masked LM, pooler": ["embeddings", "encoder", "predictions", "pooler"],
     # An untied head would have a matrix as large as the table of token embeddings.
     "masked LM, untied": ["embeddings", "encoder", "predictions", "word_embeddings"],
+    "feed-forward": ["layer.0.intermediate", "layer.0.output"],
 }
 
 
@@ -60,20 +61,20 @@ def count(model: str, part: str) -> int:
     Raises `PageError` if the model has no such part.
     """
     counts = parameter_counts(model)
-    found = [
+    numbers = [
         number
         for one in TOTALS.get(part, [part])
         for name, number in counts.items()
         if f".{one}." in f".{name}."
     ]
-    if not found:
+    if not numbers:
         raise PageError(f"the model {model!r} has no part {part!r}")
-    return sum(found)
+    return sum(numbers)
 
 
-def fraction_of(model: str, part: str) -> float:
-    """The parameters of a part over those of the model with both heads."""
-    return count(model, part) / count(model, "both heads")
+def fraction_of(model: str, part: str, whole: str = "both heads") -> float:
+    """The parameters of a part over those of another, by default of the model with both heads."""
+    return count(model, part) / count(model, whole)
 
 
 def batch_time(record: Record, pipeline: str) -> SimpleNamespace:

@@ -29,51 +29,6 @@ from docs.literate.prose import cell
 from docs.literate.rows import PageError
 
 
-def parameters(
-    vocab_size: int = 30522,
-    hidden_size: int = 768,
-    num_hidden_layers: int = 12,
-    intermediate_size: int | None = None,
-    max_position_embeddings: int = 512,
-    type_vocab_size: int = 2,
-) -> SimpleNamespace:
-    """How many numbers each part of a BERT holds. A test counts the real one."""
-    V, D = vocab_size, hidden_size
-    wide = intermediate_size or 4 * D
-    norm = 2 * D
-    dense = D * D + D
-    embeddings = (V + max_position_embeddings + type_vocab_size) * D + norm
-    attention = 4 * dense + norm
-    feed_forward = (D * wide + wide) + (wide * D + D) + norm
-    block = attention + feed_forward
-    encoder = num_hidden_layers * block
-    head = dense + norm + V
-    return SimpleNamespace(
-        word_embeddings=V * D,
-        position_embeddings=max_position_embeddings * D,
-        token_type_embeddings=type_vocab_size * D,
-        embeddings=embeddings,
-        attention=attention,
-        feed_forward=feed_forward,
-        block=block,
-        encoder=encoder,
-        pooler=dense,
-        bert=embeddings + encoder + dense,
-        head_dense=dense,
-        head_norm=norm,
-        head_bias=V,
-        head=head,
-        masked_lm=embeddings + encoder + head,
-        pretraining=embeddings + encoder + dense + head + 2 * D + 2,
-    )
-
-
-def fraction(part: str, whole: str) -> float:
-    """The parameters of one part of BERT base over those of another: `fraction("head", "masked_lm")`."""
-    counts = vars(parameters())
-    return float(counts[part] / counts[whole])
-
-
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
     """The names that an expression may use on `page`."""
 
@@ -284,7 +239,6 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
         "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
         "docstrings_chart": lambda task: derived.accuracy_chart(record("finetune_docstrings"), task),
-        "parameters": parameters,
         "flops": budget.flops,
         "original": budget.original,
         "flops_table": budget.flops_table,
@@ -295,7 +249,6 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "run_budget": lambda name: budget.run_budget(record(name)),
         "learning_rate_chart": lambda name: recipe.learning_rate_chart(record(name)),
         "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
-        "fraction": fraction,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

@@ -5,7 +5,7 @@ A chapter is a Markdown file in `docs/pages`. What it can do beyond Markdown:
 
 - **Numbers.** `{{ expression }}`, with the spaces, is worked out when the site is built. The project says
   which names it may use. A format follows a colon, as in an f-string:
-  `{{ run("small").result.loss:.2f }}`, `{{ parameters(vocab_size=20_000) }}`. Whole numbers get their
+  `{{ run("small").result.loss:.2f }}`, `{{ count("base", "encoder") }}`. Whole numbers get their
   commas by themselves; a fraction must say how many decimals it wants.
 - **Figures.** An expression may return HTML if it stands on a line of its own: `{{ chart("small") }}`.
 - **Samples.** A fence marked `python` is run by the tests, all fences of a page in order in one

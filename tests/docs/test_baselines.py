@@ -5,7 +5,6 @@ import math
 import pytest
 
 from docs.figures.baselines import baseline_table, perplexity
-from docs.figures.quotable import fraction, parameters
 from docs.figures.records import Record
 from docs.literate.rows import PageError
 
@@ -35,12 +34,3 @@ def test_perplexity_is_the_exponential_of_the_loss() -> None:
     assert perplexity(RECORD, "uniform") == pytest.approx(50)
     with pytest.raises(PageError, match="has no baseline 'none'; it has uniform, another"):
         perplexity(RECORD, "none")
-
-
-def test_fractions_are_those_of_bert_base() -> None:
-    assert fraction("word_embeddings", "bert") == 23_440_896 / 109_482_240
-    assert parameters().position_embeddings == 512 * 768 and parameters().token_type_embeddings == 2 * 768
-    parts = parameters()
-    norm = 2 * 768
-    tables = parts.word_embeddings + parts.position_embeddings + parts.token_type_embeddings
-    assert tables + norm == parts.embeddings

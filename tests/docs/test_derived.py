@@ -34,7 +34,9 @@ def test_parts_by_the_names_in_their_path() -> None:
     assert count("thread", "layer.0.attention") + inside == count("thread", "layer.0")
     assert count("base", "masked LM, pooler") - count("base", "masked LM") == count("base", "pooler")
     assert count("base", "masked LM, untied") - count("base", "masked LM") == 30_522 * D
+    assert count("base", "feed-forward") == count("base", "layer.0") - count("base", "layer.0.attention")
     assert fraction_of("base", "cls") == (590_592 + 1_536 + 30_522 + 1_538) / 110_106_428
+    assert fraction_of("base", "word_embeddings", "bert") == 23_440_896 / 109_482_240
 
 
 @pytest.mark.parametrize(("model", "part"), [("huge", "bert"), ("base", "decoder"), ("base", "embedding")])

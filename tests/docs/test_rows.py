@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from mkdocs.config import load_config
 
 from docs.figures import attention
-from docs.figures.quotable import parameters, quotable
+from docs.figures.quotable import quotable
 from docs.figures.records import Record
 from docs.figures.runs import recorded_runs
 from docs.literate.chapters import chapter, evaluate, read_glossary
@@ -22,8 +22,6 @@ from docs.literate.samples import rewritten, run_samples
 from docs.literate.scripts import script_rows
 from docs.literate.site import read_sources
 from docs.site import SITE
-from labml_bert.bert import BertConfig, BertModel
-from labml_bert.mlm import BertLMPredictionHead
 
 ROOT = SITE.root
 SOURCES = read_sources(ROOT, SITE.folders)
@@ -244,28 +242,6 @@ def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: py
         lines = (match["output"] or "").splitlines(keepends=True)
         said = "".join(line.removeprefix(match["indent"]) for line in lines)
         assert printed == said
-
-
-def test_parameters_are_those_of_the_model() -> None:
-    with torch.device("meta"):
-        config = BertConfig(vocab_size=20_000, num_hidden_layers=6)
-        bert = BertModel(config)
-        head = BertLMPredictionHead(config.hidden_size, config.vocab_size)
-    ours = parameters(vocab_size=20_000, num_hidden_layers=6)
-
-    def size(module: torch.nn.Module | None) -> int:
-        assert module is not None
-        return sum(p.numel() for p in module.parameters())
-
-    assert ours.embeddings == size(bert.embeddings)
-    assert ours.block == size(bert.encoder.layer[0])
-    assert ours.attention == size(bert.encoder.layer[0].get_submodule("attention"))
-    assert ours.encoder == size(bert.encoder)
-    assert ours.pooler == size(bert.pooler)
-    assert ours.bert == size(bert)
-    assert ours.head == size(head)
-    assert ours.masked_lm == 58_895_648
-    assert parameters().pretraining == 110_106_428
 
 
 def test_an_experiment_shows_its_runs() -> None:

@@ -115,7 +115,7 @@ def curriculum(d: Drawing) -> Words:
 
 def fraction(stage: Stage) -> str:
     """The part of the budget that a stage gets, as in `3/8`."""
-    return str(Fraction(stage.share).limit_denominator(100))
+    return str(Fraction(stage.fraction).limit_denominator(100))
 
 
 def two_processes(d: Drawing) -> Words:
