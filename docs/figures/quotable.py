@@ -80,6 +80,20 @@ def flops(
     return SimpleNamespace(layers=layers, attention=attention, head=head, total=layers + attention + head)
 
 
+def example(name: str) -> Markup:
+    """A figure of the running example. A page without one doesn't wait for PyTorch."""
+    from docs.figures.example import example
+
+    return example(name)
+
+
+def example_value(name: str) -> float:
+    """A number of the running example: `example_value("loss")`."""
+    from docs.figures.example import example_value
+
+    return example_value(name)
+
+
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
     """The names that an expression may use on `page`."""
 
@@ -207,6 +221,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
+        "example": example,
+        "example_value": example_value,
         "parameters": parameters,
         "flops": flops,
         "ln": math.log,
