@@ -18,6 +18,7 @@ from markupsafe import Markup
 from docs.figures import attention, budget, claims, derived, live, recipe
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
+from docs.figures.example import example, example_value
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
 from docs.figures.timeline import timeline
@@ -249,6 +250,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "run_budget": lambda name: budget.run_budget(record(name)),
         "learning_rate_chart": lambda name: recipe.learning_rate_chart(record(name)),
         "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
+        "example": example,
+        "example_value": example_value,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,
