@@ -10,7 +10,7 @@ Here $p$ is the pooled vector of the pair, and $y$ its label: 0 for *next*, 1 fo
 class like the other, not a label to ignore.
 
 Later work drops the task: [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse without it.
-It may be too easy ([ALBERT](https://arxiv.org/abs/1909.11942), section 3.1): a change of topic gives the answer
+It may be too easy ([ALBERT](https://arxiv.org/abs/1909.11942), section 3.1): a change of topic gives it
 away. But tasks on two texts still use such pairs. This file needs only PyTorch, so you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest, `D` hidden size.
