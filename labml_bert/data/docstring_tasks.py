@@ -16,9 +16,10 @@ Labels that are this cheap leak easily. We do three things about it:
   we replace the names of all 20 packages, as a word or at the start of a name like `XMLParser`.
 - **Near copies are dropped.** If a docstring repeats more than half of an earlier one, we leave it out. So no
   test text has a near copy among the training texts, and no text has two answers.
-- **Texts from pretraining are marked.** Pretraining on `python-docs` reads all of the library but its held-out
-  documents, though without labels. All test texts of **summary** are from held-out documents. They are too
-  few for 20 packages, so **package** adds test texts that pretraining has seen, and marks which are which.
+- **Texts from pretraining are marked.** Pretraining on `python-docs` reads all of the library but its
+  held-out documents, though without labels. All test texts of **summary** are from held-out documents. They
+  are too few for 20 packages, so **package** adds test texts that pretraining has seen, and marks which are
+  which.
 """
 
 import random
@@ -114,7 +115,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
 
 
 def without_names(text: str, names: Sequence[str]) -> str:
-    """Replaces each of `names` by `_` where it's a word or starts one: `email.`, `Email`, `XMLParser`."""
+    """Replaces each of `names` with `_` where it's a word or starts one: `email.`, `Email`, `XMLParser`."""
     spellings = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
     longest_first = "|".join(sorted(map(re.escape, spellings), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
@@ -150,16 +151,16 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     ## Does the summary fit?
 
-    Each example has a summary, the first paragraph of a docstring, and a description, the rest of one. In each
-    package, a random half of the docstrings exchange their descriptions. So each part occurs exactly once,
-    and no part alone says anything about the label. All test examples are unseen.
+    Each example has a summary, the first paragraph of a docstring, and a description, the rest of one. In
+    each package, a random half of the docstrings exchange their descriptions. So each part occurs exactly
+    once, and no part alone says anything about the label. All test examples are unseen.
     """
     generator = random.Random(0)
     by_package: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
     seen_parts: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        # Skip a first line that several docstrings have, such as "Constructor.": it isn't a summary.
+        # Skip parts that have occurred before. A first line such as "Constructor." isn't a summary.
         if len(parts) == 2 and parts[1].strip() and not seen_parts & {*parts}:
             seen_parts.update(parts)
             by_package[docstring.package, docstring.unseen].append(parts)

@@ -159,7 +159,7 @@ def test_long_sentences_are_cut_and_not_thrown_away(tmp_path: Path, pieces: Toke
         ([], "at least two documents, not 0"),
         (["One. Two. Three."], "at least two documents, not 1"),
         (["One. Two.", " \n"], "at least two documents, not 1"),
-        ("One. Two.", "documents is one text; give a list"),
+        ("One. Two.", "documents is a single text; pass a list"),
         (["no end at all\nof a line", "nor here"], "no sentence breaks in the whole text"),
     ],
 )
@@ -181,7 +181,7 @@ def test_arguments_that_make_no_sense(bad: dict) -> None:
 
 
 def test_whole_words_need_pieces() -> None:
-    with pytest.raises(ValueError, match="needs pieces of words"):
+    with pytest.raises(ValueError, match="needs subwords"):
         PairCollator(word_tokenizer(texts(2)), MaskingArguments(whole_word_mask=True))
 
 

@@ -219,7 +219,7 @@ def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     ("arguments", "message"),
     [
         (["--output", "text.txt"], "cannot write to text.txt"),
-        (["--schedule", "32,8"], "lengths must grow"),
+        (["--schedule", "32,8"], "lengths must increase"),
         (
             ["--max-position-embeddings", "16", "--schedule", "8"],
             "the sentence of the pictures has 26 tokens",
