@@ -110,8 +110,8 @@ def check_pairs(corpus: Corpus) -> None:
     for part in (corpus.train, corpus.valid):
         if all(len(split_sentences(text)) < 2 for text in part):
             raise ValueError(
-                "no sentence breaks in the whole text; end each sentence with punctuation such as . ! ? and a
-                " "space, or put empty lines between sentences"
+                "no sentence breaks in the whole text; end each sentence with punctuation such as . ! ? and "
+                "a space, or put empty lines between sentences"
             )
 
 
