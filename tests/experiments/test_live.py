@@ -193,7 +193,7 @@ def test_the_site_has_the_weights_of_the_record() -> None:
 def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
     endless = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}
     out = stopped_by_ctrl_c([sys.executable, str(SCRIPT), *typed(corpus_file, endless)], tmp_path)
-    assert "the same command starts anew" in out and "--resume" not in out
+    assert "run the same command to start over" in out and "--resume" not in out
 
 
 @pytest.mark.processes

@@ -351,7 +351,7 @@ def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == ["error: these sizes need more memory than there is; choose a smaller model or batch"]
+    assert said == ["error: out of memory; use a smaller model or batch"]
     assert 'worker.py", line' not in errors
 
 
