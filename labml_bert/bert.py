@@ -333,7 +333,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     If such an embedding is also the output layer, the first loss is many times $\ln V$, and training starts
     by undoing that.
 
-    Source: `create_initializer` in `modeling.py` of [google-research/bert](https://github.com/google-research/bert).
+    Source: `create_initializer` in `modeling.py` of
+    [google-research/bert](https://github.com/google-research/bert).
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
