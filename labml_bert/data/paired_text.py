@@ -126,7 +126,6 @@ def pairs_folder(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"cannot write pairs to {folder}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a writable folder"
+            f"cannot write pairs to {folder}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"
         ) from None
     return folder

@@ -202,7 +202,9 @@ class ProgressLine:
         elapsed = report.seconds - before.seconds
         tokens_per_second = (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
         progress = max(report.progress, 1e-9)
-        left = self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress
+        left = (
+            self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress
+        )
         metrics = report.metrics
         text = (
             f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.0%}  length {report.length}  "

@@ -131,7 +131,7 @@ BAD_INPUT = {
     "resume of rubbish": (["--resume", "rubbish"], "is damaged"),
     "resume of half a checkpoint": (["--resume", "half"], "is damaged"),
     "resume of one flipped bit": (["--resume", "flipped"], "does not have the sha256"),
-    "resume of damage with one before": (["--resume", "before"], "of step 3, is whole: rename"),
+    "resume of damage with one before": (["--resume", "before"], "of step 3, is intact: rename"),
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
     "resume of sizes in words": (["--resume", "wordy"], "hidden_size = 'wide', which is not valid"),
