@@ -203,7 +203,7 @@ def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[
         main(["--resume", str(run)])
     assert stopped.value.code == 2
     assert capsys.readouterr().err == (
-        "error: the moments of a run that was stopped are lost; start again, without --resume\n"
+        "error: the weights of the earlier moments are lost; start over, without --resume\n"
     )
 
 
@@ -222,7 +222,7 @@ def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         (["--schedule", "32,8"], "lengths must increase"),
         (
             ["--max-position-embeddings", "16", "--schedule", "8"],
-            "the sentence of the pictures has 26 tokens",
+            "the sentence for the pictures has 26 tokens",
         ),
         (["--record", "no/r.json"], "cannot write 'no/r.json'"),
         (["--output"], "Missing value for argument '--output'"),
