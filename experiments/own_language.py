@@ -76,8 +76,8 @@ class Options(RunOptions):
 # about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
 LEARNING_RATES = {128: 2e-3, 256: 1e-3, 512: 5e-4, 768: 1e-4}
-# A subword must occur often before its vector means anything. With four characters per token, this is a
-# hundred times on average.
+# The vocabulary has one subword per this many characters. With four characters per token, a subword then
+# occurs a hundred times on average, often enough to learn its vector.
 CHARACTERS_PER_PIECE = 400
 # The original read its text 40 times. With a small text, 40 passes are over before the model leaves the
 # plateau.

@@ -328,8 +328,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights come from a normal distribution cut off at two standard deviations. Biases start at zero, and
-    LayerNorm without scale or shift. PyTorch's own embeddings start with a standard deviation of 1, not 0.02.
+    Weights come from a normal distribution cut off at two standard deviations. Biases start at 0, and
+    the weights of a LayerNorm at 1. PyTorch's own embeddings start with a standard deviation of 1, not 0.02.
     If such an embedding is also the output layer, the first loss is many times $\ln V$, and training starts
     by undoing that.
 

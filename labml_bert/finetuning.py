@@ -106,7 +106,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def from_pretrained(
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
-        """As `BertPreTrainedModel.from_pretrained`. The default of `labels` is those saved in the folder."""
+        """As `BertPreTrainedModel.from_pretrained`. By default, `labels` are those saved in the folder."""
         if "labels" not in arguments:
             arguments["labels"] = read_labels(Path(folder))
         return super().from_pretrained(folder, new_parameters, **arguments)

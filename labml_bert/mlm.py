@@ -10,7 +10,7 @@ Here $\mathcal M$ is the set of the $M$ masked positions, about 15% of all, and 
 
 This file has three parts: the masking, the head that turns a hidden state into a distribution over the
 vocabulary, and the model that connects an encoder to the head. Any encoder will do: the one in `bert.py`, one
-from `transformers`, your own. This file needs only PyTorch. The code that only makes it faster is at the end.
+from `transformers`, your own. You need only PyTorch. Code that only makes training faster is at the end.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M`
 masked positions in the whole batch, `P` output positions in a sequence.
@@ -263,7 +263,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`input_ids` and `labels` are `(B, T)`, as from a `TokenMasker`. The rest goes to the encoder."""
+        """`input_ids` and `labels` are `(B, T)`, as `TokenMasker` returns them. The encoder gets the rest."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)

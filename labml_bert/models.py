@@ -202,9 +202,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
-        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions only;
-        without, `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is as in `masked_lm_loss`; `inputs` are
+        other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
+        only; without, `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)

@@ -10,8 +10,8 @@ Here $p$ is the pooled vector of the pair, and $y$ its label: 0 for *next*, 1 fo
 class like the other, not a label to ignore.
 
 Later work drops the task: [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse without it.
-It may be too easy ([ALBERT](https://arxiv.org/abs/1909.11942), section 3.1): a change of topic gives it
-away. But tasks on two texts still use such pairs. This file needs only PyTorch, so you can copy it.
+It may be too easy: a change of topic gives the answer away ([ALBERT](https://arxiv.org/abs/1909.11942)).
+But tasks on two texts still use such pairs. This file needs only PyTorch, so you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest, `D` hidden size.
 """
@@ -192,8 +192,9 @@ def main() -> None:
     """
     ## Try it
 
-    `python nsp.py` learns to tell next from random. Each document has five words of its own, so a random pair
-    shares none. Averaging each part and comparing the means is enough, which shows how easy the task can be.
+    `python nsp.py` trains a model to tell next from random. Each document has its own five words, so a random
+    pair shares none. Averaging each part and comparing the means is enough, which shows how easy the task can
+    be.
     """
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -1,5 +1,5 @@
 r"""
-# What the papers say, run here
+# What the papers say, put to the test
 
 Everybody repeats the same claims about BERT. Which of them hold for models that a laptop can train? Each
 claim is an entry in `claims.toml`: the sentence, its source, the arms to compare, and the metric to compare

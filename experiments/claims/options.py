@@ -1,5 +1,5 @@
 """
-# The options of a run of a claim
+# The options of a claim's runs
 
 There are two kinds of runs, on windows of a text and on pairs of texts, with one class for each. The values
 here are the defaults. The entries in `claims.toml` list only what they change.

@@ -51,7 +51,7 @@ from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
-# The two arms, between which you can switch on the page.
+# The two arms. You can switch between them on the page.
 SHORT, FIXED = "short to long", "fixed length"
 # Fractions of the budget: with three minutes, they are 2, 45, 90 and 180 seconds. At the first moment, the
 # model knows only how frequent each character is. At the second, it uses the neighbors. At the last two, it

@@ -51,8 +51,8 @@ def compare_dense_layer(model: BertForMaskedLM, held_out: MaskedTokens, most: in
     with the embeddings. What if it didn't? This function computes the logits both ways, as $E h + b$ and as
     $E\, t(h) + b$, where $t$ is the dense layer and the LayerNorm. It does so at `most` masked positions of
     the held-out text. For each way it returns the accuracy, how often the rank of the true token is in each
-    group, the median rank, the entropy of the prediction in nats, and two cosines: of the vector with the
-    true token's embedding, and the mean over all embeddings.
+    group, the median rank, and the entropy of the prediction in nats. It also returns two cosines: between
+    the vector and the true token's embedding, and the mean over all embeddings.
     """
     input_ids, labels = (part[: most // 16] for part in held_out)
     hidden = model.bert(input_ids).last_hidden_state[labels != IGNORE][:most]

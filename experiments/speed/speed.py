@@ -1,5 +1,5 @@
 r"""
-# How fast is it, next to other implementations?
+# How fast is it, compared with other implementations?
 
 We compare a training step of our model with two others: `transformers`, with two of its attention
 implementations, and `labml_nn`. All models train on the same batch, in one process, in turn.

@@ -213,7 +213,7 @@ class Trick:
     """Whether all rows have the same number of masks. Otherwise there is a coin flip per token."""
     fused_adamw: bool = True
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """A context manager with a setting of the process, for the time of the step."""
+    """A context manager around each step. It can change a setting of the process."""
 
 
 TRICKS = [

@@ -96,7 +96,7 @@ def load_corpus(name: str) -> Corpus:
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
-    """Whether the file, or a folder between it and `folder`, has a name that starts with a dot, as `.git`."""
+    """Whether the name of the file, or of a folder between it and `folder`, starts with a dot."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
@@ -196,7 +196,7 @@ def source_docstrings(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, OSError):
         # The library contains files that are broken on purpose, such as those of lib2to3.
         return
-    # Breadth first, as `ast.walk`, but without expressions: most nodes are expressions, and they define
+    # Breadth first, like `ast.walk`, but without expressions: most nodes are expressions, and they define
     # nothing.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:

@@ -2,7 +2,7 @@
 # Labeled texts that come with Python
 
 Where can you get labels without a download? Every docstring of the standard library has an address: its
-package and its module. We make two tasks of that:
+package and its module. We turn that into two tasks:
 
 - **package**: which of 20 packages is this docstring from? One text, 20 classes of different sizes.
 - **summary**: does this first line summarize that description? Two texts, two classes of equal size. By

@@ -108,8 +108,8 @@ def check_lengths(
     train: int, valid: int, longest: int, batch_tokens: int, max_position_embeddings: int
 ) -> None:
     """
-    Raises `ValueError` if anything is too small for a sequence of `longest` tokens. `train` and `valid` are
-    the numbers of tokens in the two parts of the text.
+    Raises `ValueError` if text, batch or model is too small for a sequence of `longest` tokens. `train` and
+    `valid` are the numbers of tokens in the two parts of the text.
     """
     if longest > max_position_embeddings:
         raise ValueError(

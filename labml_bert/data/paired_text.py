@@ -1,7 +1,7 @@
 """
 # Text for both tasks of BERT
 
-How does a corpus become batches of sentence pairs? The documents are made into pairs on disk, once for each
+How does a corpus become batches of sentence pairs? The documents are turned into pairs on disk, once for each
 length. Evaluations use a fixed set of pairs from held-out documents, with the same masks in every run."""
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ class PairedText:
     ## Masked pairs of texts
 
     `lengths` are all sequence lengths of the training in tokens, shortest first. The held-out pairs have the
-    last. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in the original) or
-    `whole-word` (dynamic, all subwords of a word together).
+    last of them. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in the
+    original) or `whole-word` (dynamic, all subwords of a word together).
 
     Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
     """

@@ -250,7 +250,7 @@ class Run:
         """
         requested, text, trainer = self.requested, self.text, self.trained
         assert self.path is not None
-        # The path of the text is of no use on another machine, but its name and its sha256 are.
+        # Record the name of the text and not its path, which is useless on another machine.
         changed = {
             f.name: text.corpus.name if f.name == "corpus" else getattr(requested, f.name)
             for f in fields(requested)

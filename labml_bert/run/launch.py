@@ -1,9 +1,9 @@
 """
 # From the command line to the end of a run
 
-The last line of every experiment is `launch(main, Options)`. This function parses the options and calls
-`main(run, options)`. If the run ends early, it prints why in one line. If there is a record, it adds a
-fingerprint, so you can check the record later."""
+The last line of every experiment is `launch(main, Options)`. It parses the options and calls `main(run,
+options)`. If the run ends early, `launch` prints the reason in one line. If the run writes a record, `launch`
+adds a fingerprint, so that you can check the record later."""
 
 import inspect
 import json
@@ -40,7 +40,7 @@ def launch(
             record = json.loads(options.record.read_text("utf-8"))
             # A script that puts several runs into one record defines how to take their fingerprints.
             several = main.__globals__.get("fingerprints")
-            # The record has only the name of the text, and this needs its path.
+            # The record has only the name of the text, but a fingerprint needs its path.
             configuration = {**record["configuration"], "corpus": options.corpus}
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single

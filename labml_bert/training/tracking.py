@@ -90,9 +90,9 @@ class Tracker:
 
     The server shows `configuration` beside the curves. A resumed run continues its curves there.
 
-    Training doesn't depend on the server. If labml fails, for example because the server doesn't answer or
-    the home folder, where labml keeps an id for this computer, isn't writable, one line on stderr says so
-    and the run continues without it.
+    Training doesn't depend on the server. If labml fails, one line on stderr says so, and the run continues
+    without it. This happens if the server doesn't answer, or if labml can't write the id that it keeps for
+    this computer in the home folder.
     """
 
     def __init__(self, run_path: Path, configuration: dict[str, Any]):
