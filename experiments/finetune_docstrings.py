@@ -71,7 +71,7 @@ PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "
 # Our models have at most a few million parameters, so they need a higher learning rate than the 2e-5 to 5e-5
 # of BERT base. Which of these is best depends on the task and on the number of labels.
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-# The paper tried 2 to 4 epochs.
+# The largest number of epochs that the paper tried.
 EPOCHS = 4
 # Maximum tokens in a text or a pair. A docstring starts with what matters most, and a step with twice the
 # length takes more than twice the time. The bag of words sees whole texts.

@@ -193,8 +193,7 @@ def main() -> None:
     ## Try it
 
     `python nsp.py` trains a model to tell next from random. Each document has its own five words, so a random
-    pair shares none. Averaging each part and comparing the means is enough, which shows how easy the task can
-    be.
+    pair shares none. Averaging each part and comparing the means is enough: the task can be that easy.
     """
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -6,7 +6,7 @@ word model, change one size at a time, and measure two things: the time of a tra
 memory on top of the weights and the optimizer's state.
 
 Each size has a scaling exponent. An exponent of 1 means that twice the size takes twice the time. For large
-sizes, you can predict it by counting FLOPs:
+sizes, you can predict the exponent by counting FLOPs:
 
 | size | exponent of the time | why |
 |---|---|---|
