@@ -3,7 +3,7 @@ r"""
 
 How does a model read a whole sentence at once, both sides of every word, and give each word a vector that
 depends on all the others? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) does it with a stack
-of identical blocks. In each, every token looks at every other token and is then transformed on its own:
+of blocks. In each block, every token attends to all the others and is then transformed on its own:
 
 $$
 \begin{aligned}
@@ -13,12 +13,12 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 $$
 
 This file is the encoder alone. It needs only PyTorch, so you can copy it into your own project. Modules and
-parameters have the names that `transformers` uses, so weights travel between the two. What the encoder is
-trained to do is defined in `mlm.py` and `nsp.py`. What only makes it faster is at the end of this file.
+parameters have the same names as in `transformers`, so you can move weights between the two. The tasks that
+train the encoder are in `mlm.py` and `nsp.py`. The code that only makes it faster is at the end of this file.
 
 Letters for sizes, here and in every file: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden
-size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those
-whose vectors are wanted, usually all `T`).
+size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence (the
+positions whose vectors you need, usually all `T`), `M` masked positions in the whole batch.
 """
 
 import math
@@ -38,7 +38,7 @@ class BertConfig:
     hidden_size: int = 768  # a multiple of the number of heads
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
-    intermediate_size: int = 3072  # in the paper always four times the hidden size
+    intermediate_size: int = 3072  # four times the hidden size in the paper
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
@@ -52,14 +52,14 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention sees a set, not a sequence. So a token's vector must say what the token is, where it stands, and
-    which segment it belongs to. BERT learns a table for each and adds the three rows:
+    Attention sees a set, not a sequence. So a token's vector must say what the token is, where it is, and
+    which segment it belongs to. BERT learns a table for each of these and adds the three rows:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    A sum keeps the width at $D$. The three tables share the space and learn to keep out of each other's way.
+    The sum keeps the width at $D$. The tables share the space and learn to stay out of each other's way.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -67,7 +67,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx` the lookup of a padding token sends no gradient, as in `transformers`.
+        # With `padding_idx`, looking up a padding token sends no gradient to its row, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -78,7 +78,7 @@ class BertEmbeddings(nn.Module):
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
         """All inputs are `(B, T)`. Token types default to 0, positions to 0, 1, 2, … Returns `(B, T, D)`."""
-        # The defaults are the same for every sequence, so one row of them is broadcast over the batch.
+        # The defaults are the same for every sequence, so one row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
         if token_type_ids is None:
@@ -93,14 +93,14 @@ class BertSelfAttention(nn.Module):
     r"""
     ## Self-attention
 
-    Each token asks a question (query), offers a label (key) and holds a content (value). How well a query
-    fits each key decides how much of each value it takes:
+    Each token asks a question (query), offers a label (key) and carries content (value). How well its query
+    matches each key decides how much of each value it takes:
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
     Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so its standard deviation grows
-    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax away from its flat ends, where no gradient flows.
-    There is no causal mask: that every token sees both sides is the point of BERT.
+    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax away from its flat ends, where gradients vanish.
+    There is no causal mask: seeing both sides is the whole point of BERT.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -125,7 +125,7 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, usually all of `hidden_states`; keys and values always from all.
+        Queries come from `query_states`, keys and values from `hidden_states`; usually both are the same.
         `attention_mask` is boolean, `(B, 1, 1, T)`, true where a token may be attended to. Returns the new
         vectors, `(B, P, D)`, and with `output_attentions` the attention weights, `(B, H, P, T)`, else `None`.
         """
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
-                # The most negative number, not minus infinity: the softmax of a row that is all padding is
-                # then uniform instead of 0/0.
+                # The most negative number, not minus infinity: if a whole row is padding, its softmax is
+                # then uniform, not 0/0.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -152,9 +152,9 @@ class BertOutput(nn.Module):
     r"""
     ## Dense, dropout, add, norm
 
-    Both halves of a block end in the same way: project back to $D$, apply dropout, add the half's input,
-    normalize. The sum gives the gradient a straight path to the first layer. BERT normalizes *after* the sum
-    (post-norm), so it needs learning rate warmup. (`transformers` calls the first of them `BertSelfOutput`.)
+    Both halves of a block end the same way: project back to $D$, apply dropout, add the half's input,
+    normalize. The sum lets the gradient bypass the half. BERT normalizes *after* the sum (post-norm), so it
+    needs learning rate warmup. (`transformers` calls the first of the two `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -172,12 +172,12 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    Attention only mixes vectors. Here each of them meets a nonlinearity, in a space four times as wide:
+    Attention only mixes vectors. Here each vector goes through a nonlinearity, in a space four times as wide:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    This is the exact form, with erf. The tanh approximation that GPT-2 uses differs by up to
-    $5 \cdot 10^{-4}$, enough to lose agreement with released weights. A `BertOutput` leads back to $D$.
+    This is the exact form, with erf. The tanh approximation of GPT-2 differs from it by up to
+    $5 \cdot 10^{-4}$, enough to change what published weights compute. A `BertOutput` projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
@@ -193,8 +193,8 @@ class BertLayer(nn.Module):
     """
     ## One block
 
-    The two lines of the equation at the top of this page. The keys of the dictionary give the parameters
-    their names in published checkpoints, such as `attention.self.query.weight`.
+    The two lines of the equation at the top of this page. The keys of the dictionary become part of the
+    parameter names, which are those of published checkpoints, such as `attention.self.query.weight`.
     """
 
     def __init__(self, config: BertConfig):
@@ -211,7 +211,7 @@ class BertLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Shapes as in `BertSelfAttention.forward`; `query_states` default to all of `hidden_states`."""
+        """Shapes as in `BertSelfAttention.forward`; by default, `query_states` are all `hidden_states`."""
         x = hidden_states if query_states is None else query_states  # (B, P, D)
         context, weights = self.attention["self"](x, hidden_states, attention_mask, output_attentions)
         a = self.attention["output"](context, x)  # (B, P, D)
@@ -222,8 +222,8 @@ class BertEncoder(nn.Module):
     """
     ## The stack
 
-    Every block has its own weights. Width and length never change on the way, so a block neither knows nor
-    cares how deep in the stack it is.
+    Every block has its own weights. Width and length stay the same from block to block, so a block neither
+    knows nor cares how deep in the stack it is.
     """
 
     def __init__(self, config: BertConfig):
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns `(B, T, D)`, or `(B, P, D)` for `output_positions`, `(B, P)`; and all attention weights."""
+        """Returns `(B, T, D)`, or `(B, P, D)` at `output_positions`, `(B, P)`; and all attention weights."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -252,9 +252,9 @@ class BertPooler(nn.Module):
     """
     ## The pooler
 
-    One vector for the whole sequence: the first token, `[CLS]`, once more through a dense layer and a tanh.
-    It learns only if some loss uses it: next sentence prediction, or a classifier. A masked language model
-    alone leaves it untrained, and can leave it out.
+    One vector for the whole sequence: the vector of the first token, `[CLS]`, after a dense layer and a tanh.
+    It learns only if a loss uses it, such as next sentence prediction or a classifier. The masked LM loss
+    doesn't, so a model trained on that loss alone can leave it out.
     """
 
     def __init__(self, config: BertConfig):
@@ -274,14 +274,14 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` without a pooler."""
     attentions: tuple[Tensor, ...] | None
-    """One `(B, H, T, T)` per layer, with `output_attentions`."""
+    """The attention weights of each layer, `(B, H, T, T)`. `None` without `output_attentions`."""
 
 
 class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Embeddings, the stack, the pooler. `BertModel(BertConfig())` has 109,482,240 parameters, as BERT base has.
+    Embeddings, the stack, the pooler. `BertModel(BertConfig())` is BERT base: 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -304,20 +304,20 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; by default there is
-        no padding. `output_positions`, `(B, P)`, are those at which you need the last layer, by default all.
-        Raises `ValueError` if the mask has another shape or is one to be added to the scores.
+        The first four are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; the default is no
+        padding. `output_positions`, `(B, P)`, are where you need the last layer; the default is everywhere.
+        Raises `ValueError` if the mask has another shape, or is additive.
         """
         if attention_mask is not None:
-            # In a mask for adding, 0 means a token and a large negative number padding: the opposite of ours.
+            # Additive masks have the opposite convention: 0 for a token, a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked as a *key*. It still has queries, and nobody reads what they return.
+            # Padding is masked only as a *key*. It still has queries, but nobody reads their results.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
-            output_positions = F.pad(output_positions, (1, 0))  # (B, P + 1), the first for the pooler
+            output_positions = F.pad(output_positions, (1, 0))  # (B, P + 1), with [CLS] for the pooler
         x, attentions = self.encoder(cast_once(x), attention_mask, output_attentions, output_positions)
         if self.pooler is None:
             return BertModelOutput(x, None, attentions)
@@ -328,12 +328,13 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights come from a normal distribution cut off at two standard deviations. Biases start at zero,
-    LayerNorm as the identity. PyTorch would draw an embedding with standard deviation 1, not 0.02. If the
-    output layer is that same matrix, the first loss is then many times $\ln V$, and training starts by
-    undoing it.
+    Weights come from a normal distribution cut off at two standard deviations. Biases start at 0, and
+    the weights of a LayerNorm at 1. PyTorch's own embeddings start with a standard deviation of 1, not 0.02.
+    If such an embedding is also the output layer, the first loss is many times $\ln V$, and training starts
+    by undoing that.
 
-    Source: `create_initializer` in `modeling.py` of [google-research/bert](https://github.com/google-research/bert).
+    Source: `create_initializer` in `modeling.py` of
+    [google-research/bert](https://github.com/google-research/bert).
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -345,8 +346,8 @@ def main() -> None:
     """
     ## Try it
 
-    `python bert.py` teaches a small encoder to say whether the first two tokens of a sequence are equal. One
-    token alone doesn't tell, and attention is the only road from one position to another.
+    `python bert.py` teaches a small encoder to tell whether the first two tokens of a sequence are equal. No
+    single token gives the answer, and only attention moves information from one position to another.
     """
     torch.manual_seed(0)
     model = BertModel(BertConfig(10, 32, 2, 4, 64, max_position_embeddings=8))
@@ -355,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # In half of the sequences the second token copies the first, so guessing gives an accuracy near 0.5.
+        # Half of the pairs are copies, and a tenth of the rest match by chance: 55% is the accuracy to beat.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -373,8 +374,8 @@ class Dropout(nn.Dropout):
     ## What only makes it faster
 
     The model is complete without the five tricks below. The gain says how many times as long a training step
-    takes if you leave one out. It is from `docs/runs/speed_ledger.json`: 4 layers of width 256, 32 sequences
-    of 128 characters, bfloat16 on two CPU cores.
+    takes without the trick. The measurements are in `docs/runs/speed_ledger.json`: 4 layers of width 256, 32
+    sequences of 128 characters, bfloat16 on two CPU cores.
 
     | trick | gain |
     |---|---|
@@ -385,26 +386,26 @@ class Dropout(nn.Dropout):
     | one cast for all layers: `cast_once` | 1.08 |
 
     Dropout sets each number to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    keeps the mean. On a CPU, `nn.Dropout` draws a random number per element, one after another. But 16 bits
-    are enough to decide something with probability 0.1: one 64-bit draw serves four elements, and the
-    probability differs from $p$ by at most $2^{-17}$. The factor allows for that.
+    keeps the mean. On a CPU, `nn.Dropout` draws one random number after another, one for each element. But a
+    decision with probability 0.1 needs only 16 bits, so one 64-bit draw is enough for four elements. The
+    probability then differs from $p$ by at most $2^{-17}$, and the factor is adjusted to it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes and returns any shape."""
+        """Takes a tensor of any shape and returns one of the same shape."""
         if x.device.type != "cpu" or not self.training or self.p == 0:
             return F.dropout(x, self.p, self.training)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        # Even the smallest and the largest p drop something, but not everything.
+        # However small or large p is, some elements are dropped and some are kept.
         dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= dropped - 2**15
-        # The bytes of a boolean are 0 and 1; read as integers, they convert five times faster.
+        # The bytes of a boolean are 0 and 1. Read as integers, they convert five times faster.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """`[layer(x) for layer in layers]` with one large matmul, and one gradient to add to `x`'s, not three."""
+    """`[layer(x) for layer in layers]` as one large matmul, and one gradient for `x` instead of three."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
@@ -416,12 +417,12 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Picks `positions`, `(B, P)`, from `(B, T, D)`: `(B, P, D)`. No layer reads the rest of the last one."""
+    """Selects `positions`, `(B, P)`, from `(B, T, D)`: `(B, P, D)`. Nothing reads the other positions."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """On a CPU, LayerNorm keeps the type of its input, so under autocast one cast saves one per matmul."""
+    """On a CPU, LayerNorm keeps its input's type, so under autocast one cast here saves one per matmul."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -12,8 +12,8 @@ other wrote. The folder holds `config.json` with the sizes and `model.safetensor
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` predicted positions in the row
-that has the most, `D` hidden size, `V` vocabulary, `M` masked positions in the batch.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions in a sequence,
+`D` hidden size, `V` vocabulary, `M` masked positions in the whole batch.
 """
 
 import json
@@ -80,8 +80,9 @@ class BertPreTrainedModel(nn.Module):
         self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
-        Returns the encoder's output and the labels that belong to it. Given `labels` of `(B, T)`, both are
-        `(B, P, …)`: the labeled positions of each row, padded with unlabeled ones to the same number.
+        Returns the encoder's output and the labels at the same positions. Given `labels` of `(B, T)`, both
+        are `(B, P, …)`: the labeled positions of each row, padded with unlabeled ones to the length of the
+        longest.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -119,7 +120,7 @@ class BertPreTrainedModel(nn.Module):
         """
         folder = Path(folder)
         config, tensors = read_config(folder), read_tensors(folder)
-        # A wrong config could ask for a model that doesn't fit in memory, so check before building it.
+        # A wrong `config.json` could describe a model that doesn't fit in memory, so check it first.
         check_sizes(config, tensors, folder / "model.safetensors")
         model = cls(config, **arguments)
         load_weights(model, tensors, folder / "model.safetensors", new_parameters)
@@ -201,9 +202,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
-        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions only;
-        without, `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is as in `masked_lm_loss`; `inputs` are
+        other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
+        only; without, `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)

@@ -238,7 +238,7 @@ def test_without_the_program_that_checks_it_says_so(
     folder = saved(random_model(num_hidden_layers=1), tmp_path / "model")
     hide(monkeypatch, "onnxruntime")
     export.main([str(folder), "--to", "onnx"])
-    assert "none, as onnxruntime is not installed" in capsys.readouterr().out
+    assert "none, because onnxruntime is not installed" in capsys.readouterr().out
     assert (folder / "onnx" / "model.onnx").is_file()
 
 

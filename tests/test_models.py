@@ -259,11 +259,11 @@ BAD_FOLDERS = {
     ),
     "a pickle under the right name": (
         lambda folder: torch.save({"a": torch.zeros(1)}, folder / "model.safetensors"),
-        "damaged or no safetensors",
+        "damaged or not a safetensors",
     ),
     "cut weights": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100),
-        "damaged or no safetensors",
+        "damaged or not a safetensors",
     ),
     "a config that is no JSON": (
         lambda folder: (folder / "config.json").write_text("{"),
@@ -298,7 +298,7 @@ BAD_FOLDERS = {
         "not from one model",
     ),
     "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
-    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
+    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be an integer"),
     "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
     "a norm in words": (
         lambda folder: write_config(folder, layer_norm_eps="small"),

@@ -206,9 +206,9 @@ def test_a_probability_of_zero_is_never() -> None:
 @pytest.mark.parametrize(
     ("texts", "length", "words"),
     [
-        ([], 20, "needs two documents at least, and there is 0"),
-        ([[[1, 2], [3]]], 20, "needs two documents at least, and there is 1"),
-        ([[[1]], [[], []], []], 20, "needs two documents at least, and there is 1"),
+        ([], 20, "needs at least two documents, not 0"),
+        ([[[1, 2], [3]]], 20, "needs at least two documents, not 1"),
+        ([[[1]], [[], []], []], 20, "needs at least two documents, not 1"),
     ],
 )
 def test_what_makes_no_pairs_is_refused(texts: list, length: int, words: str) -> None:

@@ -120,18 +120,18 @@ def test_too_long_not_found_and_nobody_there(server, cache: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{s.getsockname()[1]}/"
-    with pytest.raises(ValueError, match="give the file as the corpus"):
+    with pytest.raises(ValueError, match="use the file as the corpus"):
         download(closed, "0" * 64)
 
 
 def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
     sha = hashlib.sha256(b"x" * 50).hexdigest()
     server.body, server.pause = b"x" * 50, 1.0
-    with pytest.raises(ValueError, match=r"cannot download .* timed out.*give the file as the corpus"):
+    with pytest.raises(ValueError, match=r"cannot download .* timed out.*use the file as the corpus"):
         download(server.url, sha, timeout=0.1)
     # Never silent for long enough, and never done.
     server.body, server.pause = b"x" * 200, 0.03
-    with pytest.raises(ValueError, match="it comes too slowly"):
+    with pytest.raises(ValueError, match="it arrives too slowly"):
         download(server.url, sha, timeout=0.2)
     server.body, server.pause, server.more = b"x" * 50, 0.0, 7
     with pytest.raises(ValueError, match="cut off after 50 of 57 bytes"):

@@ -16,7 +16,7 @@ def test_what_just_fits_is_taken() -> None:
     [
         ({"max_position_embeddings": 15}, "max_position_embeddings is 15"),
         ({"train": 15}, "shorter than one sequence of 16"),
-        ({"batch_tokens": 15}, "do not hold one sequence"),
+        ({"batch_tokens": 15}, "too few for one sequence"),
         ({"valid": 15}, "the held-out tenth of the text has 15 tokens, shorter than one sequence of 16"),
     ],
 )

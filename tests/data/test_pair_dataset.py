@@ -100,7 +100,7 @@ def test_shards_hold_every_document_once_and_two_at_least(documents: list[str]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHARD_CHARACTERS", 40)
         if len(full) < 2:
-            with pytest.raises(ValueError, match=f"two documents at least, and there is {len(full)}"):
+            with pytest.raises(ValueError, match=f"at least two documents, not {len(full)}"):
                 list(group_documents(documents))
             return
         shards = list(group_documents(iter(documents)))
@@ -156,10 +156,10 @@ def test_long_sentences_are_cut_and_not_thrown_away(tmp_path: Path, pieces: Toke
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([], "two documents at least, and there is 0"),
-        (["One. Two. Three."], "two documents at least, and there is 1"),
-        (["One. Two.", " \n"], "two documents at least, and there is 1"),
-        ("One. Two.", "documents is one text; give a list"),
+        ([], "at least two documents, not 0"),
+        (["One. Two. Three."], "at least two documents, not 1"),
+        (["One. Two.", " \n"], "at least two documents, not 1"),
+        ("One. Two.", "documents is a single text; pass a list"),
         (["no end at all\nof a line", "nor here"], "no sentence breaks in the whole text"),
     ],
 )
@@ -181,7 +181,7 @@ def test_arguments_that_make_no_sense(bad: dict) -> None:
 
 
 def test_whole_words_need_pieces() -> None:
-    with pytest.raises(ValueError, match="needs pieces of words"):
+    with pytest.raises(ValueError, match="needs subwords"):
         PairCollator(word_tokenizer(texts(2)), MaskingArguments(whole_word_mask=True))
 
 

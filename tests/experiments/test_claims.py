@@ -281,7 +281,7 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> None:
     """Also one that only the other kind of run has: it would change nothing, and nobody would notice."""
     del options["max_position_embeddings"]
-    with pytest.raises(ValueError, match=f"no option '{name}' on '{kind}'"):
+    with pytest.raises(ValueError, match=f"no option '{name}' for '{kind}'"):
         prepare(kind, {**options, name: 1}, 0, CPU)
 
 
@@ -543,7 +543,7 @@ def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
     held = Results(small_claim(options), tmp_path, CPU)
-    with pytest.raises(ValueError, match="another process runs this claim"):
+    with pytest.raises(ValueError, match="another process is running this claim"):
         Results(small_claim(options), tmp_path, CPU)
     Results(CLAIMS["head"], tmp_path, CPU)
     del held
@@ -563,7 +563,7 @@ def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
 def test_a_record_without_its_parts_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(text)
-    with pytest.raises(ValueError, match="is no record of a claim"):
+    with pytest.raises(ValueError, match="is not a record of a claim"):
         Results(CLAIMS["head"], tmp_path, CPU)
     assert (tmp_path / "claims" / "head.json").read_text() == text
 
@@ -574,7 +574,7 @@ def test_a_damaged_record_is_named_and_kept(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         claims.main(["head", "--record", str(tmp_path)])
     assert ended.value.code == 2
-    assert "head.json is no record of a claim" in " ".join(capsys.readouterr().err.split())
+    assert "head.json is not a record of a claim" in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "claims" / "head.json").read_text() == "["
 
 

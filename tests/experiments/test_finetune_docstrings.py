@@ -97,7 +97,7 @@ BAD_INPUT = {
     "no seeds": (["--seeds", "0"], None, "seeds is 0"),
     "no steps": (["--steps", "0"], None, "steps is 0"),
     "record in no folder": (["--record", "no/r.json"], None, "cannot write 'no/r.json'"),
-    "record that is a folder": (["--record", "logs"], None, "it is there and is no file"),
+    "record that is a folder": (["--record", "logs"], None, "it exists and is not a file"),
     "GPU that is not there": (["--device", "cuda:99"], None, "device 'cuda:99' is not available"),
 }
 

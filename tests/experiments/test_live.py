@@ -193,7 +193,7 @@ def test_the_site_has_the_weights_of_the_record() -> None:
 def test_ctrl_c_promises_nothing(corpus_file: Path, tmp_path: Path) -> None:
     endless = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}
     out = stopped_by_ctrl_c([sys.executable, str(SCRIPT), *typed(corpus_file, endless)], tmp_path)
-    assert "the same command starts anew" in out and "--resume" not in out
+    assert "run the same command to start over" in out and "--resume" not in out
 
 
 @pytest.mark.processes
@@ -203,7 +203,7 @@ def test_half_of_it_does_not_go_on(written: Path, capsys: pytest.CaptureFixture[
         main(["--resume", str(run)])
     assert stopped.value.code == 2
     assert capsys.readouterr().err == (
-        "error: the moments of a run that was stopped are lost; start again, without --resume\n"
+        "error: the weights of the earlier moments are lost; start over, without --resume\n"
     )
 
 
@@ -219,10 +219,10 @@ def test_one_process_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     ("arguments", "message"),
     [
         (["--output", "text.txt"], "cannot write to text.txt"),
-        (["--schedule", "32,8"], "lengths must grow"),
+        (["--schedule", "32,8"], "lengths must increase"),
         (
             ["--max-position-embeddings", "16", "--schedule", "8"],
-            "the sentence of the pictures has 26 tokens",
+            "the sentence for the pictures has 26 tokens",
         ),
         (["--record", "no/r.json"], "cannot write 'no/r.json'"),
         (["--output"], "Missing value for argument '--output'"),

@@ -37,7 +37,7 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
         *("--corpus", "text", *SIZES, "--steps=1200", "--schedule=8,16", "--hidden-size=64"),
         cwd=tmp_path,
     )
-    assert "word pieces, one for 400 characters or more" in out
+    assert " subwords, one per " in out
     (folder,) = tmp_path.glob("logs/*/*/")
     model, tokenizer = fill_mask.load_model(folder)
     text = "সেই নদী আবার পাখি দেখে।"

@@ -39,7 +39,7 @@ def test_from_the_command_to_the_record(
     monkeypatch.chdir(tmp_path)
     module["main"](["--shapes", "characters", "BERT base", *SIZES, "--record", "speed.json"])
     printed = capsys.readouterr().out
-    assert "missing    labml_nn: make peers installs them" in printed
+    assert "missing    labml_nn; install with make peers" in printed
     assert max(map(len, printed.splitlines())) <= 80
     text = Path("speed.json").read_text()
     assert str(tmp_path) not in text

@@ -31,8 +31,8 @@ def test_resume_with_other_options_or_another_text_is_refused(
         assert re.fullmatch("error: .*\n", error)
         return error
 
-    assert "made with hidden_size = 32, not 64" in refused("--hidden-size", "64")
-    assert "made with steps = 3, not 9" in refused("--steps", "9")
+    assert "started with hidden_size = 32, not 64" in refused("--hidden-size", "64")
+    assert "started with steps = 3, not 9" in refused("--steps", "9")
     corpus_file.write_text(small_text(1000, seed=1))
     assert "corpus_sha256" in refused()
 

@@ -42,7 +42,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -
     assert load_checkpoint(tmp_path / again[-1])[0]["step"] > 0
 
 
-@pytest.mark.parametrize(("resumable", "words"), [(True, "go on with --resume"), (False, "start anew")])
+@pytest.mark.parametrize(("resumable", "words"), [(True, "resume with --resume"), (False, "start over")])
 def test_a_full_disk_promises_only_what_can_be_done(
     resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

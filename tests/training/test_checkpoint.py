@@ -30,7 +30,7 @@ def test_a_damaged_checkpoint_names_the_one_before_and_it_goes_on_to_the_same_en
     assert not (path / "run.pid").exists()
     data = (path / CHECKPOINT).read_bytes()
     (path / CHECKPOINT).write_bytes(flipped(data, len(data) // 2))
-    with pytest.raises(ValueError, match=f"sha256.*of step .*, is whole: rename {PREVIOUS} to {CHECKPOINT}"):
+    with pytest.raises(ValueError, match=f"sha256.*of step .*, is intact: rename {PREVIOUS} to {CHECKPOINT}"):
         trainer_at(path)[0].resume()
     os.replace(path / PREVIOUS, path / CHECKPOINT)
     trainer, next_batch = trainer_at(path)

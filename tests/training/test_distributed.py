@@ -304,8 +304,8 @@ def test_bad_input_is_answered_once(folder: Path, tmp_path: Path) -> None:
     assert out == ""
     said = [line for line in errors.splitlines() if line.startswith("error:")]
     assert said == [
-        "error: a step has 16 sequences of length 32, too few for 18 parts (2 processes, 9 turns); "
-        "raise the batch or take fewer"
+        "error: a step has 16 sequences of length 32, too few for 18 micro-batches (2 processes times 9); "
+        "use a larger batch or fewer micro-batches"
     ]
     assert str(script) + '", line' not in errors, "no traceback of ours"
     assert not (tmp_path / "logs").exists()
@@ -351,7 +351,7 @@ def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == ["error: these sizes need more memory than there is; choose a smaller model or batch"]
+    assert said == ["error: out of memory; use a smaller model or batch"]
     assert 'worker.py", line' not in errors
 
 

@@ -34,8 +34,8 @@ def test_the_rate_rises_and_falls() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "give a budget"),
-        ({"steps": 1, "minutes": 1}, "give a budget"),
+        ({}, "set a budget"),
+        ({"steps": 1, "minutes": 1}, "set a budget"),
         ({"steps": 0}, "steps is 0"),
         ({"minutes": -1}, "minutes is -1"),
         ({"minutes": float("nan")}, "minutes is nan"),
@@ -103,7 +103,7 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
 def test_resume_of_another_configuration_is_refused(tmp_path: Path) -> None:
     finish(tmp_path / "run", width=16)
     trainer, _ = trainer_at(tmp_path / "run", width=32)
-    with pytest.raises(ValueError, match="made with width = 16, not 32"):
+    with pytest.raises(ValueError, match="started with width = 16, not 32"):
         trainer.resume()
 
 
