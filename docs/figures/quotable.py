@@ -207,6 +207,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
+        "claims_overview": claims.overview,
         "parameters": parameters,
         "flops": flops,
         "ln": math.log,
