@@ -392,7 +392,7 @@ def metric_name(test: dict[str, Any]) -> str:
 
 def below_unigram(nats: float) -> str:
     """A loss, by its distance to the unigram baseline."""
-    return f"{nats:g} {'nat' if nats == 1 else 'nats'} below the unigram baseline"
+    return f"{nats:g} nat{'' if nats == 1 else 's'} below the unigram baseline"
 
 
 def margin_with_unit(test: dict[str, Any]) -> str:
@@ -402,8 +402,8 @@ def margin_with_unit(test: dict[str, Any]) -> str:
         return f"{margin:g} ×"
     if not margin:
         return "0"
-    text = f"{100 * margin:g} points" if is_percentage(metric) else f"{margin:g} nats"
-    return text.replace("-", "−")
+    value, unit = (100 * margin, "point") if is_percentage(metric) else (margin, "nat")
+    return f"{value:g} {unit}{'' if abs(value) == 1 else 's'}".replace("-", "−")
 
 
 def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
@@ -510,19 +510,19 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     parts, table, said = list[str](), list[list[str]](), list[str]()
     for i, name in enumerate(names(claims)):
         claim = read_claim(name, claims, runs)
-        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 50
+        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 58
         answers = claim.answers()
         marks = (
-            f'<g transform="translate({8 + 22 * n},{y + 35})">{MARKS[answer]}</g>'
+            f'<g transform="translate({8 + 22 * n},{y + 40})">{MARKS[answer]}</g>'
             for n, answer in enumerate(answers)
         )
         parts += [text(0, y + 19, title), *marks]
-        parts.append(text(12 + 22 * len(answers), y + 41, verdict, _class="level"))
+        parts.append(text(12 + 22 * len(answers), y + 46, verdict, _class="level"))
         table.append([title, verdict, *(f"{answers.count(answer)}" for answer in MARKS)])
         said.append(f"{title}: {verdict}")
     return figure(
         "".join(parts),
-        50 * len(table),
+        58 * len(table),
         "The verdict on every claim",
         "; ".join(said) + ".",
         "Every claim with its verdict. Each mark is one test of the claim.",

@@ -63,7 +63,7 @@ def moments(record: Record, full: Record | None) -> str:
     )
 
 
-def where(offset: int) -> str:
+def offset_in_words(offset: int) -> str:
     """The offset between two positions, in words."""
     side = "left" if offset < 0 else "right"
     return "itself" if offset == 0 else f"{abs(offset)} to the {side}"
@@ -101,8 +101,8 @@ def attention(record: Record) -> Markup:
             rows.append(
                 [
                     f"layer {i + 1}, head {j + 1}",
-                    f"{where(offset)}, {times} of {len(tokens)}",
-                    f"{visible(tokens[best])}, {where(best - mask)}: {head[mask][best]:.0%}",
+                    f"{offset_in_words(offset)}, {times} of {len(tokens)}",
+                    f"{visible(tokens[best])}, {offset_in_words(best - mask)}: {head[mask][best]:.0%}",
                 ]
             )
     sentence = "".join(map(visible, tokens))

@@ -435,7 +435,7 @@ export class Live {
     this.summary.textContent = !this.characters.length
       ? ""
       : positions.length
-        ? `The model is right (✓) about ${right} of ${positions.length} masked ${positions.length === 1 ? "character" : "characters"}.${time}`
+        ? `Predicted correctly (✓): ${right} of ${positions.length}.${time}`
         : "Nothing is masked. Click a character to mask it.";
     const sentences = positions.slice(0, 3).map((at) => {
       const guesses = this.best(at, 3).map(({ token, probability }) => `${spoken(token)} ${percent(probability)}`);
