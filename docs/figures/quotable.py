@@ -252,6 +252,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
         "example": example,
         "example_value": example_value,
+        "claims_overview": claims.overview,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

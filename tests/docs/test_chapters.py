@@ -50,7 +50,7 @@ def test_samples_are_python(path: Path) -> None:
 
 
 def small_map() -> Record:
-    """Three tokens, one layer, two heads: one looks evenly, the other at the last token."""
+    """Three tokens, one layer, two heads: one attends uniformly, the other to the last token."""
     even, last = [[1 / 3] * 3] * 3, [[0.0, 0.0, 1.0]] * 3
     found = {
         "text": "a[MASK]<",
@@ -68,14 +68,14 @@ def test_a_filled_sentence() -> None:
     assert "75.0%" in figure and "&amp;" in figure
 
 
-def test_a_square_is_as_large_as_its_share() -> None:
+def test_the_area_of_a_square_is_the_attention_weight() -> None:
     figure = mask_rows(small_map())
     assert figure.count("<path d=") == 3 + 1
     assert "h17.0v17.0" in figure and "&lt;" in figure
     assert "\n" not in figure
 
 
-def test_the_sharpest_head_is_drawn() -> None:
+def test_the_most_focused_head_is_drawn() -> None:
     record = small_map()
     assert most_focused(record.data["result"]["attentions"]) == (0, 1)
     assert "Layer 1, head 2" in head_map(record)

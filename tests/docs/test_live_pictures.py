@@ -1,4 +1,4 @@
-"""The pictures of the page's model."""
+"""The figures of the page's model."""
 
 import re
 
@@ -73,7 +73,7 @@ def test_each_head_has_a_map() -> None:
     heads = page.select("path.share")
     assert len(heads) == 2
     cell = squares(heads[0])[0]
-    assert squares(heads[0]) == [cell] * 3, "a share of 1 fills its cell"
+    assert squares(heads[0]) == [cell] * 3, "a weight of 1 fills its cell"
     assert squares(heads[1]) == pytest.approx(
         [cell, 0.866 * cell, cell / 2, 0.866 * cell, cell / 2], abs=0.06
     )
@@ -83,7 +83,7 @@ def test_each_head_has_a_map() -> None:
     ]
 
 
-def test_positions_that_are_opposed_are_hollow() -> None:
+def test_negative_cosines_are_hollow() -> None:
     page = drawn(live.positions(small()))
     (full,), (hollow,) = page.select("path.share"), page.select("path.point")
     assert len(squares(full)) == len(squares(hollow)) == 2
@@ -98,8 +98,8 @@ def test_what_the_dense_layer_does() -> None:
     assert len(bars) == 8
     lengths = [float(re.search(r"h([\d.]+)v", bar["d"])[1]) for bar in bars]
     assert lengths[1] / lengths[0] == pytest.approx(80 / 25, rel=0.01)
-    assert "at 25% and at 80% of the places" in page.find("figcaption").get_text()
-    assert ["the best answer is right", "25.0%", "80.0%"] in cells(page)
+    assert "The accuracy is 25% without them and 80% with them." in page.find("figcaption").get_text()
+    assert ["accuracy of the best guess", "25.0%", "80.0%"] in cells(page)
 
 
 def test_a_neighbor_is_as_long_as_its_cosine() -> None:
