@@ -150,7 +150,7 @@ def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
     """The held-out loss of a variant at one learning rate of its search, which has a seed of its own."""
     table: list[dict[str, Any]] = claim.record.data["table"] if claim.record else []
     for row in table:
-        searched = row["seed"] >= claim.about["seeds"]
+        searched = row["seed"] >= claim.entry["seeds"]
         if searched and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
             return float(row["result"]["loss"])
-    raise PageError(f"the search of {claim.about['name']!r} has no {arm!r} at {learning_rate}")
+    raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")
