@@ -9,7 +9,7 @@ import yaml
 
 from docs.literate.rows import PageError
 from docs.literate.site import Contents, Site, read_sources, write_site
-from docs.literate.tree import flat, module_table, navigation, with_module_table
+from docs.literate.tree import flatten, module_table, navigation, with_module_table
 from docs.site import SITE
 
 ROOT = SITE.root
@@ -109,7 +109,7 @@ def test_navigation_and_table_follow_the_tree(tmp_path: Path) -> None:
 def test_every_module_is_in_the_navigation_and_none_by_hand() -> None:
     sources = read_sources(ROOT, SITE.folders)
     entries = navigation(SITE, sources)
-    pages = flat([entry for part in entries for inside in part.values() for entry in inside])
+    pages = flatten([entry for part in entries for inside in part.values() for entry in inside])
     assert {f"{source.page}.md" for source in sources.values()} <= {*pages}
     assert len(pages) == len({*pages})
     assert "labml_bert" not in "".join(str(yaml.safe_load(part)) for part in by_hand())
