@@ -16,7 +16,7 @@ from labml_bert.models import BertForMaskedLM, BertForPreTraining
 TOLERANCE = 1e-5
 
 
-def random_sizes(seed: int) -> BertConfig:
+def random_config(seed: int) -> BertConfig:
     r = random.Random(seed)
     heads = r.choice([1, 2, 3, 4, 6])
     return BertConfig(
@@ -84,7 +84,7 @@ def random_batch(config: BertConfig, seed: int) -> dict[str, torch.Tensor]:
 def test_parity_with_transformers(seed: int, implementation: str) -> None:
     """Hidden states, pooled output, logits, loss and every gradient, with padding and token types."""
     torch.manual_seed(seed)
-    config = random_sizes(seed)
+    config = random_config(seed)
     reference = reference_of(config, implementation)
     model = ours_like(reference, config)
     batch = random_batch(config, seed)
@@ -115,7 +115,7 @@ def test_parity_with_transformers(seed: int, implementation: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_parity_of_the_pooler_and_the_attention_weights(seed: int) -> None:
     torch.manual_seed(seed)
-    config = random_sizes(seed)
+    config = random_config(seed)
     hf = transformers.BertConfig(**dataclasses.asdict(config), attn_implementation="eager")
     reference = transformers.BertModel(hf).eval()
     model = BertModel(config).eval()
@@ -276,7 +276,7 @@ def test_bfloat16_agrees_with_float32_to_its_own_precision() -> None:
 def test_places_asked_for_are_those_of_the_whole(pooler: bool, training: bool) -> None:
     """Computing the last layer at some places gives what the whole layer has there, and its gradients."""
     torch.manual_seed(0)
-    config = dataclasses.replace(random_sizes(3), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(random_config(3), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = BertModel(config, pooler).train(training)
     ids = torch.randint(1, config.vocab_size, (3, 9))
     mask = torch.ones(3, 9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labml_bert.files import lock, read_tensors, write_tensors
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 
 
 def test_no_flipped_bit_and_no_cut_gets_through(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_no_flipped_bit_and_no_cut_gets_through(tmp_path: Path) -> None:
     whole = path.read_bytes()
     harmless = 0
     for at in range(len(whole)):
-        path.write_bytes(flipped(whole, at))
+        path.write_bytes(flip_bit(whole, at))
         try:
             found, metadata = read_tensors(path)
         except ValueError as error:

@@ -27,9 +27,9 @@ from labml_bert.training.trainer import NonFiniteLossError
 from tests.support.parity import (
     TOLERANCE,
     assert_same_gradients,
+    perturb_weights,
     random_batch,
-    random_sizes,
-    shake,
+    random_config,
     write_config,
 )
 from tests.support.runs import small_text
@@ -55,8 +55,8 @@ def assert_same(ours: BertForSequenceClassification, theirs, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_transformers_loads_what_we_save(seed: int, tmp_path: Path) -> None:
-    model = BertForSequenceClassification(random_sizes(seed), NAMES)
-    shake(model, seed)
+    model = BertForSequenceClassification(random_config(seed), NAMES)
+    perturb_weights(model, seed)
     model.save_pretrained(tmp_path)
     other, report = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path, output_loading_info=True
@@ -72,10 +72,10 @@ def test_transformers_loads_what_we_save(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("names", [NAMES, None])
 def test_we_load_what_transformers_saves(seed: int, names: list[str] | None, tmp_path: Path) -> None:
-    config = random_sizes(seed)
+    config = random_config(seed)
     named = {"id2label": dict(enumerate(names))} if names else {}
     other = Theirs(transformers.BertConfig(**dataclasses.asdict(config), **named))
-    shake(other, seed)
+    perturb_weights(other, seed)
     other.save_pretrained(tmp_path)
     model = BertForSequenceClassification.from_pretrained(tmp_path)
     assert model.labels == (names or ["LABEL_0", "LABEL_1"])
@@ -84,7 +84,7 @@ def test_we_load_what_transformers_saves(seed: int, names: list[str] | None, tmp
 
 
 def test_names_are_kept_and_can_be_given_anew(tmp_path: Path) -> None:
-    model = BertForSequenceClassification(random_sizes(0), NAMES)
+    model = BertForSequenceClassification(random_config(0), NAMES)
     model.save_pretrained(tmp_path)
     again = BertForSequenceClassification.from_pretrained(tmp_path)
     assert again.labels == NAMES
@@ -98,8 +98,8 @@ def test_names_are_kept_and_can_be_given_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])
 def test_on_top_of_a_pretrained_folder(kind, tmp_path: Path) -> None:
     """Every weight of the backbone is taken over; a pooler only where there is one."""
-    backbone = kind(random_sizes(1))
-    shake(backbone, 1)
+    backbone = kind(random_config(1))
+    perturb_weights(backbone, 1)
     backbone.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no (bert.pooler|classifier)"):
         BertForSequenceClassification.from_pretrained(tmp_path, labels=NAMES)
@@ -136,7 +136,7 @@ BAD_FOLDERS = {
 def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path) -> None:
     break_it, words = BAD_FOLDERS[case]
     folder = tmp_path / "model"
-    BertForSequenceClassification(random_sizes(2), NAMES).save_pretrained(folder)
+    BertForSequenceClassification(random_config(2), NAMES).save_pretrained(folder)
     break_it(folder)
     with pytest.raises(ValueError, match=words) as caught:
         BertForSequenceClassification.from_pretrained(folder)
@@ -207,7 +207,7 @@ def test_batches_hold_every_row_once_and_little_padding() -> None:
 
 def test_padding_does_not_matter() -> None:
     model = small_model(LETTERS.get_vocab_size(), NAMES).eval()
-    shake(model, 0)
+    perturb_weights(model, 0)
     examples = [Example("abc" * n, 0, None if n % 2 else "h" * n) for n in (1, 2, 5, 3, 7)]
     rows = encode_examples(LETTERS, examples, 32)
     together = predict(model, rows)
@@ -306,7 +306,7 @@ def test_a_fine_tuned_folder_answers_as_before(tmp_path: Path) -> None:
 
 def test_a_rate_at_which_it_explodes_is_said() -> None:
     torch.manual_seed(0)
-    model = BertForSequenceClassification(random_sizes(0), ["a", "b"])
+    model = BertForSequenceClassification(random_config(0), ["a", "b"])
     with torch.no_grad():
         model.classifier.weight.fill_(float("inf"))
     before = [p.detach().clone() for p in model.bert.parameters()]

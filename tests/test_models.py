@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 from tests.support.parity import (
     TOLERANCE,
     assert_same_gradients,
+    perturb_weights,
     random_batch,
-    random_sizes,
-    shake,
+    random_config,
     write_config,
 )
 
@@ -56,9 +56,9 @@ def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_transformers_loads_what_we_save(ours, theirs, seed: int, tmp_path: Path) -> None:
-    config = random_sizes(seed)
+    config = random_config(seed)
     model = ours(config)
-    shake(model, seed)
+    perturb_weights(model, seed)
     model.save_pretrained(tmp_path)
     other, report = theirs.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -70,9 +70,9 @@ def test_transformers_loads_what_we_save(ours, theirs, seed: int, tmp_path: Path
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_we_load_what_transformers_saves(ours, theirs, seed: int, tmp_path: Path) -> None:
-    config = random_sizes(seed)
+    config = random_config(seed)
     other = theirs(transformers.BertConfig(**dataclasses.asdict(config)))
-    shake(other, seed)
+    perturb_weights(other, seed)
     other.save_pretrained(tmp_path)
     model = ours.from_pretrained(tmp_path)
     assert model.config == config
@@ -85,7 +85,7 @@ def test_we_load_what_transformers_saves(ours, theirs, seed: int, tmp_path: Path
 
 
 def test_both_write_the_same_tensors(tmp_path: Path) -> None:
-    config = random_sizes(1)
+    config = random_config(1)
     for ours, theirs in PAIRS:
         ours(config).save_pretrained(tmp_path / "a")
         theirs(transformers.BertConfig(**dataclasses.asdict(config))).save_pretrained(tmp_path / "b")
@@ -98,9 +98,9 @@ def test_both_write_the_same_tensors(tmp_path: Path) -> None:
 
 def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
     """A masked model is read from one with both heads, and a new head is put on a bare encoder."""
-    config = random_sizes(2)
+    config = random_config(2)
     both = BertForPreTraining(config)
-    shake(both, 2)
+    perturb_weights(both, 2)
     both.save_pretrained(tmp_path / "both")
     masked = BertForMaskedLM.from_pretrained(tmp_path / "both")
     ids = random_batch(config, 2, False)["input_ids"]
@@ -116,8 +116,8 @@ def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
 
 
 def test_the_old_names_of_a_layer_norm(tmp_path: Path) -> None:
-    model = BertForPreTraining(random_sizes(3))
-    shake(model, 3)
+    model = BertForPreTraining(random_config(3))
+    perturb_weights(model, 3)
     model.save_pretrained(tmp_path)
     tensors = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -154,9 +154,9 @@ def assert_tied(model) -> None:
 
 @pytest.mark.parametrize("kind", [BertForPreTraining, BertForMaskedLM])
 def test_tied_through_everything(kind, tmp_path: Path) -> None:
-    config = random_sizes(4)
+    config = random_config(4)
     model = kind(config).eval()
-    shake(model, 4)
+    perturb_weights(model, 4)
     copied = copy.deepcopy(model)
     assert_tied(copied)
     assert torch.equal(
@@ -186,7 +186,7 @@ def test_tied_through_everything(kind, tmp_path: Path) -> None:
 
 
 def test_a_resized_model_trains_its_new_rows() -> None:
-    model = BertForMaskedLM(random_sizes(5))
+    model = BertForMaskedLM(random_config(5))
     before = model.config.vocab_size
     model.resize_token_embeddings(before + 3)
     ids = torch.tensor([[before + 2, 5, 6]])
@@ -196,7 +196,7 @@ def test_a_resized_model_trains_its_new_rows() -> None:
 
 
 def test_an_untied_state_is_refused() -> None:
-    model = BertForMaskedLM(random_sizes(6))
+    model = BertForMaskedLM(random_config(6))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["cls.predictions.decoder.weight"] += 1
     with pytest.raises(ValueError, match="untied"):
@@ -204,7 +204,7 @@ def test_an_untied_state_is_refused() -> None:
 
 
 def test_each_loss_alone_and_both() -> None:
-    config = random_sizes(7)
+    config = random_config(7)
     model = BertForPreTraining(config).eval()
     batch = random_batch(config, 7, True)
     both = model(**batch)
@@ -345,15 +345,15 @@ def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path
 
 
 def test_a_vocabulary_without_the_padding_token_is_refused() -> None:
-    model = BertForMaskedLM(random_sizes(8))
+    model = BertForMaskedLM(random_config(8))
     with pytest.raises(ValueError, match="no room for the padding token"):
         model.resize_token_embeddings(0)
 
 
 def test_a_model_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
-    BertForMaskedLM(random_sizes(0)).save_pretrained(tmp_path)
+    BertForMaskedLM(random_config(0)).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
-    path.write_bytes(flipped(data, len(data) - 7))
+    path.write_bytes(flip_bit(data, len(data) - 7))
     with pytest.raises(ValueError, match=r"does not have the sha256.*save it again"):
         BertForMaskedLM.from_pretrained(tmp_path)

@@ -49,7 +49,7 @@ def parts(pair: SentencePair) -> tuple[list[int], list[int]]:
     return first, second
 
 
-def is_run(tokens: list[int]) -> bool:
+def is_consecutive(tokens: list[int]) -> bool:
     return tokens == [*range(tokens[0], tokens[0] + len(tokens))]
 
 
@@ -64,8 +64,8 @@ def test_thousands_of_pairs(lone_sentence_is_random: bool) -> None:
     for pair in pairs:
         first, second = parts(pair)
         # Cutting takes from either end, never from the middle.
-        assert is_run(first)
-        assert is_run(second)
+        assert is_consecutive(first)
+        assert is_consecutive(second)
         same = first[0] // 10_000 == second[0] // 10_000
         assert pair.next_sentence_label == (IS_NEXT if same else IS_RANDOM)
         if same:

@@ -22,7 +22,7 @@ from labml_bert.nsp import (
     next_sentence_loss,
 )
 from tests.support.by_hand import cross_entropy_by_hand, is_close, linear, randomize_weights
-from tests.support.strategies import DTYPES, PROBABILITY, is_run, logits_and_labels
+from tests.support.strategies import DTYPES, PROBABILITY, is_consecutive, logits_and_labels
 
 CLS, SEP = -1, -2
 # Numbers that say where a token stands: the document, and the place in it.
@@ -77,8 +77,8 @@ def test_pairs(
         for pair in maker.pairs_of(index, random.Random(seed)):
             first, second = sides(pair)
             assert 5 <= len(pair.input_ids) <= length
-            assert is_run(first)
-            assert is_run(second)
+            assert is_consecutive(first)
+            assert is_consecutive(second)
             assert set(first) <= set(tokens)
             if pair.next_sentence_label == IS_NEXT:
                 assert set(second) <= set(tokens)
@@ -159,7 +159,7 @@ def test_cutting_takes_from_the_longer_side_and_no_more_than_needed(
         else:
             b -= 1
     assert (len(kept[0]), len(kept[1])) == (a, b)
-    assert all(is_run(side) for side in kept)
+    assert all(is_consecutive(side) for side in kept)
     assert set(kept[0]) <= set(first)
     assert set(kept[1]) <= set(second)
     assert pair.next_sentence_label == IS_NEXT

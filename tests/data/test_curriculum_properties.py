@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labml_bert.data.curriculum import length_at, parse_schedule, put_cls_sep, random_windows, stage_ends
-from tests.support.strategies import is_run
+from tests.support.strategies import is_consecutive
 
 
 @given(st.text("0123456789:,. -einfa", max_size=12))
@@ -71,8 +71,8 @@ def test_windows_are_contiguous_text_at_consecutive_positions(data: st.DataObjec
     batch = random_windows(ids, B, T, positions, generator)
     assert batch.input_ids.shape == batch.position_ids.shape == (B, T)
     for row, row_positions in zip(batch.input_ids.tolist(), batch.position_ids.tolist(), strict=True):
-        assert is_run(row)
-        assert is_run(row_positions)
+        assert is_consecutive(row)
+        assert is_consecutive(row_positions)
         assert set(row) <= set(ids.tolist())
         assert row_positions[0] >= 0
         assert row_positions[-1] < positions

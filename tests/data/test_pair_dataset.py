@@ -26,8 +26,8 @@ from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
-from tests.support.damage import flipped
-from tests.support.pairs import pairs_of
+from tests.support.damage import flip_bit
+from tests.support.pairs import build_small_dataset
 from tests.support.runs import small_text
 
 CLS, SEP, MASK = 2, 3, 4
@@ -451,21 +451,21 @@ def test_a_rebuild_with_fewer_documents_leaves_no_old_files(
 
 def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
     """Even if the Parquet footer, which describes the file, is intact."""
-    pairs_of(tmp_path)
+    build_small_dataset(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     whole = part.read_bytes()
     for fraction in (0.05, 0.3, 0.6):
-        part.write_bytes(flipped(whole, int(len(whole) * fraction)))
+        part.write_bytes(flip_bit(whole, int(len(whole) * fraction)))
         pq.read_metadata(part)
         with pytest.raises(ValueError, match="is damaged; build it again"):
             open_dataset(tmp_path)
-        pairs_of(tmp_path)
+        build_small_dataset(tmp_path)
         assert part.read_bytes() == whole
     assert len(open_dataset(tmp_path)) > 0
 
 
 def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
-    second_build = threading.Thread(target=pairs_of, args=[tmp_path])
+    second_build = threading.Thread(target=build_small_dataset, args=[tmp_path])
     with files.lock(tmp_path):
         second_build.start()
         second_build.join(0.5)

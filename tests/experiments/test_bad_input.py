@@ -15,7 +15,7 @@ from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 from tests.support.runs import main_in_process, small_text
 
 
@@ -61,13 +61,13 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rubbish" / CHECKPOINT).write_bytes(b"rubbish")
     (folder / "half" / CHECKPOINT).write_bytes(intact[: len(intact) // 2])
     for name in ("flipped", "before"):
-        (folder / name / CHECKPOINT).write_bytes(flipped(intact, len(intact) - 100))
+        (folder / name / CHECKPOINT).write_bytes(flip_bit(intact, len(intact) - 100))
     (folder / "pickle" / "config.json").write_text(json.dumps(asdict(config)))
     (folder / "pickle" / "pytorch_model.bin").write_bytes(b"")
     model = folder / "flipped_model"
     BertForMaskedLM(config).save_pretrained(model)
     data = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(flipped(data, len(data) - 100))
+    (model / "model.safetensors").write_bytes(flip_bit(data, len(data) - 100))
     return folder
 
 
