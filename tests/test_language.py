@@ -1,8 +1,8 @@
 """
 The words of the field, in prose and in names: nothing here uses a word for which the field has another.
 
-Prose is what people read: chapters, docstrings and comments. Names are those of functions, classes, parameters
-and variables. Run as a script, this file prints what it finds:
+Prose is what people read: chapters, docstrings and comments. Names are those of functions, classes,
+parameters and variables. Run as a script, this file prints what it finds:
 
     python tests/test_language.py
 """
@@ -21,9 +21,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The word that the field uses, and what must not stand in its place.
 PROSE = {
-    "learning rate": r"(?<!learning )(?<!learning-)(?<!mask )(?<!masking )(?<!decay )(?<!error )(?<!sampling )"
-    r"(?<!warmup )(?<!frame )\brates?\b(?! of (?:the )?(?:mask|decay))",
-    "position": r"\b(?:at|from|of|many|these|which|random|masked|other|all|two|its|right|one) places?\b(?! of\b)"
+    "learning rate": r"(?<!learning )(?<!learning-)(?<!mask )(?<!masking )(?<!decay )(?<!error )"
+    r"(?<!sampling )(?<!warmup )(?<!frame )\brates?\b(?! of (?:the )?(?:mask|decay))",
+    "position": r"\b(?:at|from|of|many|these|which|random|masked|other|all|two|its|right|one) places?\b"
+    r"(?! of\b)"
     r"|\bin (?:\w+ )?places\b",
     "standard deviation": r"\b(?:of|a|the|its|with|initial|large|small) spread\b",
     "baseline": r"\bfloors?\b|\b(?:line|entropy|loss) of the frequencies\b",
@@ -41,7 +42,8 @@ PROSE = {
     "GPU": r"\bgraphics? cards?\b|\bon a card\b|\ba card's\b",
     "NaN": r"\bno number\b",
     "credit assignment": r"\bblame[sd]?\b",
-    "American spelling": r"\b\w*(?:neighbour|colour|behaviour|favour)\w*\b|\b\w*(?:optimi|normali|initiali|tokeni|memori|summari|regulari)s(?:e|ed|es|er|ers|ing|ation)\b"
+    "American spelling": r"\b\w*(?:neighbour|colour|behaviour|favour)\w*\b"
+    r"|\b\w*(?:optimi|normali|initiali|tokeni|memori|summari|regulari)s(?:e|ed|es|er|ers|ing|ation)\b"
     r"|\b(?:un)?labelled\b|\bmodelling\b",
 }
 # A name that says only that something happened to its value, or that is retired.

@@ -95,7 +95,7 @@ def batch_time(record: Record, pipeline: str) -> SimpleNamespace:
 def pair_test(record: Record) -> SimpleNamespace:
     """
     Next sentence prediction on held-out pairs: `accuracy`, the `baseline` that gives one answer to all, the
-    number of `pairs`, the distance of the two in `standard_errors`, and the `minutes` of training.
+    number of `pairs`, and the distance of the two in `standard_errors`.
     """
     result = record.data["result"]
     accuracy, baseline = result["next_sentence_accuracy"], result["next_sentence_chance"]
@@ -104,7 +104,6 @@ def pair_test(record: Record) -> SimpleNamespace:
         baseline=baseline,
         pairs=round(result["pairs"]),
         standard_errors=(accuracy - baseline) / result["next_sentence_standard_error"],
-        minutes=result["training_seconds"] / 60,
     )
 
 

@@ -166,7 +166,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
             "mlm_tiny-shakespeare-fixed-0",
             "mlm_tiny-shakespeare-0",
             labels=["length 128 throughout", "16, 32, 64, then 128"],
-            title="Held-out loss by seconds of training, fixed length against short to long",
+            over="steps",
+            title="Held-out loss by training steps, fixed length against short to long",
             caption="Held-out loss on Shakespeare, in nats, for one seed. Only the sequence lengths differ.",
         )
 

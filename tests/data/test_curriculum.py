@@ -1,4 +1,4 @@
-"""Lengths, offsets, and schedules that make no sense."""
+"""Schedules, window lengths, and schedules that make no sense."""
 
 import pytest
 import torch
@@ -14,28 +14,28 @@ from labml_bert.data.curriculum import (
 
 
 def windows(T: int, generator: torch.Generator, n: int = 1000) -> Batch:
-    """64 tokens in windows of `T`, at any of 16 positions."""
+    """64 tokens in windows of length `T`, at any of 16 positions."""
     return random_windows(torch.arange(n), 64 // T, T, 16, generator)
 
 
-def seeded() -> torch.Generator:
+def new_generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def test_equal_and_weighted_shares() -> None:
+def test_equal_and_weighted_fractions() -> None:
     assert [s.fraction for s in parse_schedule("16,32")] == [0.5, 0.5]
     assert [(s.length, s.fraction) for s in parse_schedule("16:1, 128:3")] == [(16, 0.25), (128, 0.75)]
 
 
-def test_length_follows_progress() -> None:
+def test_the_length_follows_the_progress() -> None:
     stages = parse_schedule("4:1,8:1,16:2")
     lengths = [length_at(stages, progress) for progress in (0, 0.24, 0.25, 0.49, 0.5, 0.99, 1)]
     assert lengths == [4, 4, 8, 8, 16, 16, 16]
     assert stage_ends(stages) == [0.25, 0.5, 1]
 
 
-def test_tokens_a_step_stay_the_same_and_windows_are_runs_of_text() -> None:
-    generator = seeded()
+def test_every_batch_has_64_tokens_in_contiguous_windows() -> None:
+    generator = new_generator()
     for T in (4, 8, 16):
         ids, positions = windows(T, generator)
         assert ids.shape == positions.shape == (64 // T, T)
@@ -43,8 +43,8 @@ def test_tokens_a_step_stay_the_same_and_windows_are_runs_of_text() -> None:
         assert (positions.diff(dim=1) == 1).all()
 
 
-def test_every_position_and_every_token_is_met_from_the_first_stage() -> None:
-    generator = seeded()
+def test_the_first_stage_already_uses_every_position_and_token() -> None:
+    generator = new_generator()
     positions, tokens = torch.zeros(16), torch.zeros(50)
     for _ in range(200):
         batch = windows(4, generator, n=50)
@@ -56,11 +56,11 @@ def test_every_position_and_every_token_is_met_from_the_first_stage() -> None:
 
 
 def test_at_full_length_positions_start_at_zero() -> None:
-    assert (windows(16, seeded()).position_ids == torch.arange(16)).all()
+    assert (windows(16, new_generator()).position_ids == torch.arange(16)).all()
 
 
-def test_the_state_of_the_generator_is_the_position_in_the_data() -> None:
-    generator = seeded()
+def test_the_generator_state_determines_the_windows() -> None:
+    generator = new_generator()
     windows(4, generator)
     state = generator.get_state()
     first = [windows(T, generator) for T in (4, 8, 16)]
@@ -78,14 +78,14 @@ def test_bad_schedules_are_refused(text: str) -> None:
         parse_schedule(text)
 
 
-def test_a_frame_stands_at_both_ends_of_each_row_and_changes_no_text() -> None:
+def test_cls_and_sep_replace_the_ends_of_each_row() -> None:
     text = torch.arange(100, 200)
-    without = random_windows(text, 4, 8, 16, seeded()).input_ids
-    before = without.clone()
-    with_frame = put_cls_sep(without, (2, 3))
-    assert (with_frame[:, 0] == 2).all()
-    assert (with_frame[:, -1] == 3).all()
-    assert torch.equal(without[:, 1:-1], with_frame[:, 1:-1])
-    assert torch.equal(without, before)
+    without = random_windows(text, 4, 8, 16, new_generator()).input_ids
+    original = without.clone()
+    with_specials = put_cls_sep(without, (2, 3))
+    assert (with_specials[:, 0] == 2).all()
+    assert (with_specials[:, -1] == 3).all()
+    assert torch.equal(without[:, 1:-1], with_specials[:, 1:-1])
+    assert torch.equal(without, original)
     assert put_cls_sep(without, None) is without
     assert torch.equal(text, torch.arange(100, 200))

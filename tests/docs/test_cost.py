@@ -1,4 +1,4 @@
-"""What the page says about a record of how cost scales."""
+"""The tables and charts for a record of how the cost scales."""
 
 import pytest
 from bs4 import BeautifulSoup
@@ -13,7 +13,7 @@ def record(memory: float | None = 2e6) -> Record:
         for size, s in ((4, 0.1), (8, 0.2))
     ]
     fits = {"seconds": {"all": 1.0, "last": 1.5}}
-    fed = [
+    pipelines = [
         {
             "pipeline": pipeline,
             "characters": size,
@@ -30,7 +30,7 @@ def record(memory: float | None = 2e6) -> Record:
         "hardware": {"device": "cpu", "name": "CPU", "cores": 2, "precision": "float32"},
         "configuration": {"base": {"T": 8}, "rounds": 3},
         "growth": [{"letter": "T", "name": "tokens", "points": points, "exponents": fits}],
-        "feeding": fed,
+        "feeding": pipelines,
         "result": {"wall_seconds": 60.0},
     }
     return Record("cost", data)
@@ -49,7 +49,7 @@ def test_charts_and_tables() -> None:
     assert cells == [["0.5", "100.000"], ["1", "200.000"]]
 
 
-def test_without_measured_memory() -> None:
+def test_charts_and_tables_without_memory_measurements() -> None:
     text = cost(record(memory=None))
     assert len(BeautifulSoup(text, "html.parser").select("figure")) == 1
     assert "| T, tokens | 8 | 200.0 (100.0–400.0) | – |" in text and "bytes per" not in text
@@ -57,7 +57,7 @@ def test_without_measured_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("letter", "last", "says"),
+    ("letter", "last", "verdict"),
     [
         ("T", 0.75, "1 to 2 | 0.25 below the range"),
         ("T", 1.75, "1 to 2 | inside, 0.25 under 2"),
@@ -66,15 +66,15 @@ def test_without_measured_memory() -> None:
         ("V", 1.0, "at most 1 | inside, 0.00 under 1"),
     ],
 )
-def test_exponent_against_its_prediction(letter: str, last: float, says: str) -> None:
-    assert expected({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == says
+def test_exponent_against_its_prediction(letter: str, last: float, verdict: str) -> None:
+    assert expected({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == verdict
 
 
-def test_text_of_a_record_is_text() -> None:
-    one = record()
-    bad = "<img src=x onerror=alert(1)>"
-    one.data |= {"date": bad, "commit": f"`{bad}"}
-    one.data["hardware"]["name"] = one.data["growth"][0]["name"] = bad
-    text = cost(one)
+def test_text_in_a_record_is_escaped() -> None:
+    cost_record = record()
+    markup = "<img src=x onerror=alert(1)>"
+    cost_record.data |= {"date": markup, "commit": f"`{markup}"}
+    cost_record.data["hardware"]["name"] = cost_record.data["growth"][0]["name"] = markup
+    text = cost(cost_record)
     assert text.count("img src") >= 4 and not BeautifulSoup(text, "html.parser").select("img")
     assert text.count("`") == 2

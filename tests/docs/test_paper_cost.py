@@ -1,4 +1,4 @@
-"""What a chapter counts on paper is what the package counts, and the tables follow from it."""
+"""What a chapter calculates on paper agrees with what the package counts, and the tables follow from it."""
 
 import pytest
 from bs4 import BeautifulSoup
@@ -18,11 +18,11 @@ from labml_bert.run.timing import count_forward_flops
         {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096},
     ],
 )
-def test_flops_of_a_sequence(sizes: dict[str, int]) -> None:
+def test_flops_of_a_sequence_match_the_package(sizes: dict[str, int]) -> None:
     config = BertConfig(**sizes, num_attention_heads=4)
-    on_paper = budget.flops(128, 20, **sizes)
-    assert on_paper.total == on_paper.layers + on_paper.attention + on_paper.head
-    assert on_paper.total == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)
+    estimate = budget.flops(128, 20, **sizes)
+    assert estimate.total == estimate.layers + estimate.attention + estimate.head
+    assert estimate.total == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)
 
 
 def test_the_original_pretraining() -> None:
@@ -49,7 +49,7 @@ def test_tables_of_flops_hours_and_dollars() -> None:
     assert texts == ["H100 SXM", "19 hours", "A100", "61 hours", "RTX 4090", "115 hours"]
 
 
-def run() -> Record:
+def tiny_record() -> Record:
     configuration = {
         "experiment": "tiny",
         "batch_tokens": 64,
@@ -65,13 +65,18 @@ def run() -> Record:
     return Record("tiny", data)
 
 
-def test_how_much_a_run_has_read() -> None:
-    found = budget.run_budget(run())
-    assert (found.tokens, found.warmup_tokens, found.passes, found.sequences) == (6400, 640, 2.0, [4, 2])
+def test_the_budget_of_a_run() -> None:
+    run_budget = budget.run_budget(tiny_record())
+    assert (run_budget.tokens, run_budget.warmup_tokens, run_budget.passes, run_budget.sequences) == (
+        6400,
+        640,
+        2.0,
+        [4, 2],
+    )
 
 
 def test_learning_rates_of_both_recipes() -> None:
-    chart = BeautifulSoup(recipe.learning_rate_chart(run()), "html.parser")
+    chart = BeautifulSoup(recipe.learning_rate_chart(tiny_record()), "html.parser")
     assert [cell.string for cell in chart.select("thead th")][1:] == [
         "BERT base, peak 0.0001",
         "tiny, peak 0.002",
@@ -87,8 +92,8 @@ def test_learning_rates_of_both_recipes() -> None:
 
 def test_failed_runs_are_counted_by_learning_rate() -> None:
     rows = [
-        {"arm": arm, "seed": seed, "options": {"learning_rate": rate}, "result": {"failed": failed}}
-        for arm, rate, failures in (
+        {"arm": arm, "seed": seed, "options": {"learning_rate": learning_rate}, "result": {"failed": failed}}
+        for arm, learning_rate, failures in (
             ("a", 1e-3, (0.0, 0.0)),
             ("a", 2e-3, (1.0, 0.0)),
             ("b", 1e-3, (1.0, 1.0)),

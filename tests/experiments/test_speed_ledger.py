@@ -1,4 +1,4 @@
-"""What the ledger takes out or puts in is what it says, and changes the time alone."""
+"""Each trick in the benchmark changes what its name says, and only the speed of a step."""
 
 import copy
 import dataclasses
@@ -25,34 +25,34 @@ def losses(trick: Trick, shape: Shape = SHAPE) -> list[float]:
 
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
-def test_every_trick_computes_the_same(trick: Trick) -> None:
-    """Other masks give other losses, and another GELU is another model; all else agrees over three steps."""
-    now = losses(Trick("ours", True))
-    changed = losses(trick)
+def test_every_trick_computes_the_same_losses(trick: Trick) -> None:
+    """Only masking a random number of tokens changes the losses; approximating GELU does so slightly."""
+    baseline = losses(Trick("ours", True))
+    with_trick = losses(trick)
     if not trick.fixed_mask_count:
-        assert changed != now
+        assert with_trick != baseline
     else:
-        # The tanh form differs by less than this at the start, and the numbers are the same elsewhere.
+        # The tanh form of GELU differs by less than 1e-3; the other tricks agree up to rounding.
         tolerance = 1e-3 if trick.name == "gelu by tanh" else 1e-5
-        assert changed == pytest.approx(now, abs=tolerance)
+        assert with_trick == pytest.approx(baseline, abs=tolerance)
 
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
 def test_every_trick_changes_the_step(trick: Trick) -> None:
-    """One that changed nothing would be timed against itself."""
+    """A trick that changed nothing would be compared with itself."""
     model = models.BertForMaskedLM(dataclasses.replace(SHAPE, dropout=0.1).config())
-    before = [type(module) for module in model.modules()]
+    types_before = [type(module) for module in model.modules()]
     weights = {id(p) for p in model.parameters()}
     replace_modules(model, trick.replacements)
-    assert (before != [type(module) for module in model.modules()]) == bool(trick.replacements)
-    # The layers that learn are the same, and none is left out.
+    assert (types_before != [type(module) for module in model.modules()]) == bool(trick.replacements)
+    # The modules with parameters are the same, and none is left out.
     assert {id(p) for p in model.parameters()} == weights
     assert not any(type(module) in trick.replacements for module in model.modules())
     defaults = Trick(trick.name, trick.kept)
     assert trick != defaults
 
 
-def in_force() -> list[object]:
+def current_functions() -> list[object]:
     return [
         bert.Dropout.forward,
         bert.BertSelfAttention.forward,
@@ -69,51 +69,51 @@ def in_force() -> list[object]:
     ]
 
 
-def test_no_trick_reaches_beyond_its_own_model() -> None:
+def test_a_trick_changes_nothing_outside_its_own_model() -> None:
     ours = Trick("ours", True)
-    before, unchanged = in_force(), losses(ours)
+    functions_before, losses_before = current_functions(), losses(ours)
     for trick in TRICKS:
         losses(trick)
-    assert all(a is b for a, b in zip(before, in_force(), strict=True))
-    assert losses(ours) == unchanged
+    assert all(a is b for a, b in zip(functions_before, current_functions(), strict=True))
+    assert losses(ours) == losses_before
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_parts_put_together_are_the_model(bfloat16: bool) -> None:
-    """The gradients are equal too, so what is measured is the named trick and nothing else."""
+def test_the_rebuilt_model_equals_the_original(bfloat16: bool) -> None:
+    """The gradients agree as well, so the benchmark measures the named trick and nothing else."""
     shape = dataclasses.replace(SHAPE, dropout=0.1)
     model = models.BertForMaskedLM(shape.config())
-    parts = copy.deepcopy(model)
-    replace_modules(parts, {bert.BertSelfAttention: tricks.SelfAttention})
+    rebuilt = copy.deepcopy(model)
+    replace_modules(rebuilt, {bert.BertSelfAttention: tricks.SelfAttention})
     input_ids, masker = speed_ledger.draw_text(shape)
     masked_ids, labels = masker(input_ids)
-    found = []
-    for one, loss in ((model, tricks.model_loss), (parts, loss_from_parts)):
+    results = []
+    for tested_model, loss in ((model, tricks.model_loss), (rebuilt, loss_from_parts)):
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            result = loss(one, masked_ids, labels)
+            result = loss(tested_model, masked_ids, labels)
         result.backward()
-        found.append([result.detach(), *(p.grad for p in one.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append([result.detach(), *(p.grad for p in tested_model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_the_slow_dropout_is_really_put_in() -> None:
-    """With dropout on, the two draw other random numbers, so the losses part."""
+def test_the_slow_dropout_is_really_used() -> None:
+    """With dropout on, the two implementations draw different random numbers, so their losses differ."""
     shape = dataclasses.replace(SHAPE, dropout=0.5)
     trick = next(trick for trick in TRICKS if trick.name.startswith("dropout"))
     assert losses(trick, shape) != losses(Trick("ours", True), shape)
 
 
-def test_the_precision_is_really_changed() -> None:
-    now = build_step(SHAPE, Trick("bfloat16", True, bfloat16=True), CPU)
-    assert now() != pytest.approx(losses(TRICKS[0])[0], abs=1e-6)
+def test_bfloat16_is_really_used() -> None:
+    step = build_step(SHAPE, Trick("bfloat16", True, bfloat16=True), CPU)
+    assert step() != pytest.approx(losses(TRICKS[0])[0], abs=1e-6)
 
 
-def test_a_gain_is_a_number_above_one() -> None:
-    found = measure_tricks(SHAPE, CPU, rounds=1, repeats=1)
-    assert [row["name"] for row in found["rows"]] == [trick.name for trick in TRICKS]
-    assert all(0 < row["least"] <= row["worth"] <= row["most"] for row in found["rows"])
-    assert 0 < found["drawing"] < found["seconds"] * 10
+def test_each_trick_has_a_positive_speedup() -> None:
+    results = measure_tricks(SHAPE, CPU, rounds=1, repeats=1)
+    assert [row["name"] for row in results["rows"]] == [trick.name for trick in TRICKS]
+    assert all(0 < row["least"] <= row["worth"] <= row["most"] for row in results["rows"])
+    assert 0 < results["drawing"] < results["seconds"] * 10
 
 
 @pytest.mark.processes
@@ -129,8 +129,8 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = json.loads(path.read_text())
     command = "python experiments/speed/speed_ledger.py --rounds=1 --repeats=1 --corpus texts"
     assert record["command"] == command
-    # One pair in ten is cut short on purpose, and few fill their length to the last token.
-    assert all(0 < share < 0.9 for share in record["padding"].values())
+    # One pair in ten is short on purpose, and few pairs fill their length exactly.
+    assert all(0 < fraction < 0.9 for fraction in record["padding"].values())
     assert record["ledger"][0]["shape"]["name"] == "small"
     assert (record["hardware"]["precision"] == "bfloat16") == has_fast_bfloat16(CPU)
 
@@ -138,12 +138,12 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "words", [["--rounds", "0"], ["--repeats", "0"], ["--record", "/"], ["--corpus", "no such text"]]
 )
-def test_bad_options(
+def test_bad_options_give_a_one_line_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Nothing is timed before all options are looked at.
+    # All options are checked before anything is timed.
     monkeypatch.setattr(speed_ledger, "measure_tricks", None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(words)
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
-from tests.support.damage import flipped
-from tests.support.trainers import finish, train, trainer_at
+from tests.support.damage import flip_bit
+from tests.support.trainers import finish, new_trainer, train
 
 
 def test_a_damaged_checkpoint_names_the_one_before_and_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     finish(tmp_path / "whole")
     path = tmp_path / "run"
     path.mkdir()
-    trainer, draw = trainer_at(path)
+    trainer, draw = new_trainer(path)
 
     def next_batch() -> dict[str, Tensor]:
         if trainer.step in (10, 20):
@@ -29,11 +29,11 @@ def test_a_damaged_checkpoint_names_the_one_before_and_it_goes_on_to_the_same_en
         train(trainer, next_batch)
     assert not (path / "run.pid").exists()
     data = (path / CHECKPOINT).read_bytes()
-    (path / CHECKPOINT).write_bytes(flipped(data, len(data) // 2))
+    (path / CHECKPOINT).write_bytes(flip_bit(data, len(data) // 2))
     with pytest.raises(ValueError, match=f"sha256.*of step .*, is intact: rename {PREVIOUS} to {CHECKPOINT}"):
-        trainer_at(path)[0].resume()
+        new_trainer(path)[0].resume()
     os.replace(path / PREVIOUS, path / CHECKPOINT)
-    trainer, next_batch = trainer_at(path)
+    trainer, next_batch = new_trainer(path)
     trainer.resume()
     assert trainer.step <= 20
     train(trainer, next_batch)

@@ -328,11 +328,11 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from tests.support.trainers import train, trainer_at
+from tests.support.trainers import new_trainer, train
 from labml_bert.training import distributed
 from labml_bert.run.terminal import run_ends_well
 distributed.init_process_group(torch.device("cpu"))
-trainer, draw = trainer_at(Path.cwd(), steps=10**6)
+trainer, draw = new_trainer(Path.cwd(), steps=10**6)
 def next_batch():
     if trainer.step == 5 and distributed.rank() == 1:
         raise RuntimeError("cannot allocate memory")

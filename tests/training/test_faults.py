@@ -21,9 +21,9 @@ from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, lo
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import METRICS, read_metrics
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
-from tests.support.pairs import pairs_of
+from tests.support.pairs import build_small_dataset
 from tests.support.runs import small_text
-from tests.support.trainers import CONFIG, finish, train, trainer_at
+from tests.support.trainers import CONFIG, finish, new_trainer, train
 
 # Numbers that go wrong
 
@@ -34,7 +34,7 @@ def poisoned(path: Path, when: int, poison: object, **options: object) -> tuple[
     loss of each step, and the weights that the poison left.
     """
     path.mkdir()
-    trainer, draw = trainer_at(path)
+    trainer, draw = new_trainer(path)
     for name, value in options.items():
         setattr(trainer, name, value)
     losses, weights = [], []
@@ -160,7 +160,7 @@ def test_a_full_disk_loses_nothing_that_was_there(small_disk: Path) -> None:
     model, record, pairs = small_disk / "model", small_disk / "record.json", small_disk / "pairs"
     trainer.model.save_pretrained(model)
     write_whole(record, "{}")
-    pairs_of(pairs)
+    build_small_dataset(pairs)
 
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in small_disk.rglob("*") if path.is_file()}
@@ -197,7 +197,7 @@ def test_a_full_disk_loses_nothing_that_was_there(small_disk: Path) -> None:
 
 def test_a_log_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
     """And not one line in a thread that nobody reads, and a night without metrics."""
-    trainer, next_batch = trainer_at(tmp_path)
+    trainer, next_batch = new_trainer(tmp_path)
     log, aside = tmp_path / METRICS, tmp_path / "aside"
 
     def evaluate() -> dict[str, float]:
@@ -212,7 +212,7 @@ def test_a_log_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
     aside.rename(log)
     with open(log, "a") as file:
         file.write('{"step": 18, "loss": 2')
-    trainer, next_batch = trainer_at(tmp_path)
+    trainer, next_batch = new_trainer(tmp_path)
     trainer.resume()
     assert trainer.step >= 12
     train(trainer, next_batch)

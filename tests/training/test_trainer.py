@@ -22,7 +22,7 @@ from labml_bert.training.device import choose_device
 from labml_bert.training.optimization import TrainingArguments, parameter_groups
 from labml_bert.training.tracking import METRICS, read_metrics
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
-from tests.support.trainers import CONFIG, finish, train, train_on, trainer_at
+from tests.support.trainers import CONFIG, finish, new_trainer, train, train_on
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -74,7 +74,7 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "parts"
     path.mkdir()
     for stop in (7, 19, None):
-        trainer, draw = trainer_at(path)
+        trainer, draw = new_trainer(path)
         if stop != 7:
             trainer.resume()
 
@@ -102,13 +102,13 @@ def test_stopping_and_going_on_changes_nothing(tmp_path: Path) -> None:
 
 def test_resume_of_another_configuration_is_refused(tmp_path: Path) -> None:
     finish(tmp_path / "run", width=16)
-    trainer, _ = trainer_at(tmp_path / "run", width=32)
+    trainer, _ = new_trainer(tmp_path / "run", width=32)
     with pytest.raises(ValueError, match="started with width = 16, not 32"):
         trainer.resume()
 
 
 def test_resume_of_nothing_and_of_rubbish_is_refused(tmp_path: Path) -> None:
-    trainer, _ = trainer_at(tmp_path)
+    trainer, _ = new_trainer(tmp_path)
     with pytest.raises(ValueError, match="there is no run at"):
         trainer.resume()
     for rubbish in (b"", b"not a checkpoint at all", b"\x00" * 100):
@@ -125,11 +125,11 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
         kept = {key: value for key, value in tensors.items() if not key.startswith(part)}
         write_tensors(path, kept, {"about": json.dumps(about)})
         with pytest.raises(ValueError, match="is incomplete"):
-            trainer_at(tmp_path / "run")[0].resume()
+            new_trainer(tmp_path / "run")[0].resume()
     for wrong in ([], None, {}, {**about, "configuration": "x"}, {**about, "step": "many"}):
         write_tensors(path, tensors, {"about": json.dumps(wrong)})
         with pytest.raises(ValueError, match="is damaged"):
-            trainer_at(tmp_path / "run")[0].resume()
+            new_trainer(tmp_path / "run")[0].resume()
 
 
 def test_the_last_metrics_are_on_disk_when_the_run_is_over(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ SAVE_FOR_EVER = """
 import os, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.support.trainers import trainer_at
-trainer, _ = trainer_at(Path(sys.argv[2]))
+from tests.support.trainers import new_trainer
+trainer, _ = new_trainer(Path(sys.argv[2]))
 for line in sys.stdin:
     child = os.fork()
     while not child:
@@ -208,7 +208,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    trainer, draw = trainer_at(tmp_path / "run")
+    trainer, draw = new_trainer(tmp_path / "run")
 
     def poisoned() -> dict[str, torch.Tensor]:
         if trainer.step == 12:
@@ -241,7 +241,7 @@ def test_a_torn_last_line_of_the_log_is_passed_over(tmp_path: Path) -> None:
 def test_adam_is_the_published_one(tmp_path: Path, corrected: bool) -> None:
     """Against the update written out, with the decay of matrices only and one norm to clip."""
     steps = 12
-    trainer, next_batch = trainer_at(None)
+    trainer, next_batch = new_trainer(None)
     trainer.arguments = TrainingArguments(
         steps=steps,
         learning_rate=1e-2,
@@ -283,7 +283,7 @@ def test_a_compiled_run_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest
     for compiled in (False, True):
         path = tmp_path / str(compiled)
         path.mkdir()
-        first, next_batch = trainer_at(path, 3)
+        first, next_batch = new_trainer(path, 3)
         arguments = replace(first.arguments, torch_compile=compiled)
         trainer = Trainer(first.model, arguments, first.generator, first.device, False, path)
         assert (trainer.parallel is trainer.model) is not compiled
