@@ -65,7 +65,7 @@ def test_how_far_from_one_answer_to_all() -> None:
         "next_sentence_accuracy": 0.8,
         "next_sentence_chance": 0.5,
         "next_sentence_standard_error": 0.02,
-        "pairs": 400.0,.0,
+        "pairs": 400.0,
     }
     found = pair_test(Record("pairs", {"result": result}))
     assert found.standard_errors == pytest.approx(15) and found.pairs == 400
