@@ -307,7 +307,7 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     Selects the labeled positions: `(B, T, D)` and `(B, T)` to `(M, D)` and `(M)`. With a large vocabulary the
     head is most of the model's work, and at 15% this saves five sixths of it. A training step without it
     takes 2.01 times as long with a vocabulary of 8,192, and 1.24 times with 100. The numbers here are from
-    `docs/runs/speed_ledger.json`: 4 layers of width 256, 32 sequences of 128, bfloat16 on two CPU cores.
+    `docs/runs/speed_ablation.json`: 4 layers of width 256, 32 sequences of 128, bfloat16 on two CPU cores.
     """
     if labels is None:
         return hidden_states, None

@@ -57,8 +57,8 @@ def predictions(record: Record) -> Markup:
     # A tokenizer of words removes the spaces.
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
     before, after = gap.join(tokens[: masks[0]]) + gap, gap + gap.join(tokens[masks[0] + 1 :])
-    shown = [(visible(token), probability) for token, probability in guesses[0]]
-    return render("filled.html", before=before, after=after, guesses=shown)
+    predictions_by_token = [(visible(token), probability) for token, probability in guesses[0]]
+    return render("filled.html", before=before, after=after, guesses=predictions_by_token)
 
 
 def square(x: float, y: float, weight: float) -> str:
@@ -94,8 +94,8 @@ def mask_rows(record: Record) -> Markup:
         for j, weights in enumerate(layer):
             row = weights[position]
             middle = y + CELL / 2
-            marks = (square(LEFT + (k + 0.5) * CELL, middle, w) for k, w in enumerate(row) if w >= 0.005)
-            parts.append(f'<g class="share n{i % 4 + 1}">{"".join(marks)}</g>')
+            squares = (square(LEFT + (k + 0.5) * CELL, middle, w) for k, w in enumerate(row) if w >= 0.005)
+            parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
             best = (f"{spoken(tokens[k])}, {k - position:+d}: {row[k]:.0%}" for k in strongest(row, 3))
             rows.append([f"layer {i + 1}, head {j + 1}", *best])
             y += CELL
@@ -141,8 +141,8 @@ def head_map(record: Record) -> Markup:
         y = TOP + (line + 0.5) * CELL
         letter = visible(tokens[line])[:1]
         parts.append(text(LEFT - 12, f"{y + 5:.1f}", letter, _class="token", text_anchor="middle"))
-        marks = (square(LEFT + (k + 0.5) * CELL, y, w) for k, w in enumerate(row) if w >= 0.01)
-        parts.append(f'<g class="share n{i % 4 + 1}">{"".join(marks)}</g>')
+        squares = (square(LEFT + (k + 0.5) * CELL, y, w) for k, w in enumerate(row) if w >= 0.01)
+        parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
         best = strongest(row, 1)[0]
         query, key = (f"{position + 1}: {spoken(tokens[position])}" for position in (line, best))
         rows.append([query, key, f"{row[best]:.0%}"])

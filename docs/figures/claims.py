@@ -493,8 +493,8 @@ def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, fl
     return points
 
 
-# A mark for each answer, drawn around (0, 0).
-MARKS = {
+# A symbol for each answer, drawn around (0, 0).
+SYMBOLS = {
     "yes": '<circle class="point" r="6"/>',
     "inconclusive": '<circle class="point n2" r="6"/>',
     "no": '<path class="spread" d="M-6,-6L6,6M-6,6L6,-6"/>',
@@ -512,13 +512,13 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         claim = read_claim(name, claims, runs)
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 58
         answers = claim.answers()
-        marks = (
-            f'<g transform="translate({8 + 22 * n},{y + 40})">{MARKS[answer]}</g>'
+        symbols = (
+            f'<g transform="translate({8 + 22 * n},{y + 40})">{SYMBOLS[answer]}</g>'
             for n, answer in enumerate(answers)
         )
-        parts += [text(0, y + 19, title), *marks]
+        parts += [text(0, y + 19, title), *symbols]
         parts.append(text(12 + 22 * len(answers), y + 46, verdict, _class="level"))
-        table.append([title, verdict, *(f"{answers.count(answer)}" for answer in MARKS)])
+        table.append([title, verdict, *(f"{answers.count(answer)}" for answer in SYMBOLS)])
         said.append(f"{title}: {verdict}")
     return figure(
         "".join(parts),
@@ -528,9 +528,9 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         "Every claim with its verdict. Each mark is one test of the claim.",
         [
             (f'<svg viewBox="-16 -8 32 16" aria-hidden="true">{mark}</svg>', answer)
-            for answer, mark in MARKS.items()
+            for answer, mark in SYMBOLS.items()
         ],
-        numbers(["claim", "verdict", *MARKS], table),
+        numbers(["claim", "verdict", *SYMBOLS], table),
     )
 
 

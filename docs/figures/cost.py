@@ -7,7 +7,7 @@ size, and what it takes to draw batches from more text.
 
 from typing import Any
 
-from docs.figures.records import Record, made
+from docs.figures.records import Record, provenance
 from docs.literate.chart import Line, line_chart
 from docs.literate.prose import cell, wide
 
@@ -62,10 +62,12 @@ def growth(record: Record) -> str:
         fits += f"| {cell(found['name'])} | {exponents(found, 'all')} | {exponents(found, 'last')} "
         fits += f"| {expected(found)} |\n"
     at = ", ".join(f"{letter} = {size:,}" for letter, size in base.items())
-    about = f"All curves meet at {at}. Both axes are logarithmic, so a power law is a straight line."
+    scale_note = f"All curves meet at {at}. Both axes are logarithmic, so a power law is a straight line."
     titles = ("Time of a training step, in milliseconds", "Peak memory of a training step, in megabytes")
     charts = [
-        line_chart(lines, title, "multiple of the base size", unit, caption=f"{title}. {about}", log=True)
+        line_chart(
+            lines, title, "multiple of the base size", unit, caption=f"{title}. {scale_note}", log=True
+        )
         for lines, title, unit in zip((time, memory), titles, ("ms", "MB"), strict=True)
         if lines
     ]
@@ -103,6 +105,6 @@ def cost(record: Record) -> str:
     """Everything in the record, as Markdown."""
     rounds = record.data["configuration"]["rounds"]
     return (
-        f"{made(record)} Each time is the median of {rounds} rounds, in which all values of one size took "
-        f"turns.\n\n{growth(record)}\n\n#### More text\n\n{feeding(record)}"
+        f"{provenance(record)} Each time is the median of {rounds} rounds, in which all values of one size "
+        f"took turns.\n\n{growth(record)}\n\n#### More text\n\n{feeding(record)}"
     )

@@ -88,13 +88,13 @@ def attention(record: Record) -> Markup:
                 f'<path class="hole" d="M{x:.1f},{y + mask * cell:.1f}h{size:.1f}v{cell:.1f}h-{size:.1f}z"/>'
             )
             # One path per head: a thousand squares would otherwise be a thousand elements.
-            marks = "".join(
+            squares = "".join(
                 square_at(x + (b + 0.5) * cell, y + (a + 0.5) * cell, cell * math.sqrt(weight))
                 for a, line in enumerate(head)
                 for b, weight in enumerate(line)
                 if weight >= 0.03
             )
-            parts.append(f'<path class="share n{i % 4 + 1}" d="{marks}"/>')
+            parts.append(f'<path class="share n{i % 4 + 1}" d="{squares}"/>')
             offsets = Counter(strongest(line, 1)[0] - a for a, line in enumerate(head))
             offset, times = offsets.most_common(1)[0]
             best = strongest(head[mask], 1)[0]
@@ -147,8 +147,8 @@ def positions(record: Record) -> Markup:
             parts.append(text(left - 8, f"{top + middle + 5:.1f}", f"{a}", text_anchor="end"))
             parts.append(text(f"{left + middle:.1f}", top - 8, f"{a}", text_anchor="middle"))
     parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
-    shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
-    rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in shown]
+    distances = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
+    rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in distances]
     caption = (
         f"Cosine similarity between the embeddings of the first {len(cosines)} of {len(by_distance)} "
         "positions. A filled square is a positive cosine, a hollow square a negative one, and the area is "

@@ -127,7 +127,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return budget.days(best_row(record(name), shape, arm)["tokens_per_second"])
 
     def speedup(name: str, shape: str, trick: str) -> float:
-        """What a trick is worth: `speedup("speed_ledger", "short", "bfloat16")`."""
+        """What a trick is worth: `speedup("speed_ablation", "short", "bfloat16")`."""
         return worth(record(name), shape, trick)
 
     def machine(name: str) -> str:

@@ -43,7 +43,7 @@ class Record:
         return f"{name}{cores}, {hardware['precision']}"
 
 
-def made(record: Record) -> str:
+def provenance(record: Record) -> str:
     """Date, machine, duration and commit, as a sentence in Markdown."""
     data = record.data
     return (
@@ -69,7 +69,7 @@ def dotted(value: Any) -> Any:
 
 
 # A timing can't be reproduced exactly, so its record shows only the date and the machine.
-TIMINGS = {"speed", "ledger", "growth"}
+TIMINGS = {"speed", "ablation", "growth"}
 NOT_CHECKED = "Not checked against today's code."
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from docs.figures import attention, live
 from docs.figures.cost import cost
-from docs.figures.records import Record, checked, made
-from docs.figures.speed import ledger, speed
+from docs.figures.records import Record, checked, provenance
+from docs.figures.speed import ablation, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import cell, fenced, wide
@@ -58,7 +58,7 @@ def comparison(record: Record) -> str:
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     parts: list[str] = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        about = record.data["tasks"][task]
+        details = record.data["tasks"][task]
         counts = sorted({row["labels"] for row in rows if row["task"] == task})
 
         def of(arm: str, labels: int, column: str, task: str = task) -> list[float]:
@@ -74,14 +74,14 @@ def comparison(record: Record) -> str:
             for arm in arms:
                 cells = (of(arm, labels, name) for name in ("accuracy", "macro_f1", "unseen_accuracy"))
                 table += f"| {labels:,} | {cell(arm)} | {' | '.join(map(mean_and_std, cells))} |\n"
-        table += f"| any | always the most frequent class | {about['chance']:.1%} | – | – |\n"
+        table += f"| any | always the most frequent class | {details['chance']:.1%} | – | – |\n"
         if len(counts) > 1:
             lines = [
                 Line(arm, [(n, 100 * statistics.mean(of(arm, n, "accuracy"))) for n in counts])
                 for arm in arms
             ]
             title = f"Accuracy in the task {task}, by number of labeled texts"
-            baseline = [("most frequent class", 100 * about["chance"])]
+            baseline = [("most frequent class", 100 * details["chance"])]
             parts.append(line_chart(lines, title, "labeled texts", "accuracy, %", baseline))
         parts.append(table)
     data = record.data
@@ -90,7 +90,7 @@ def comparison(record: Record) -> str:
         [
             *parts,
             f"Mean and standard deviation over {seeds} seeds. Unseen texts were not in the text of "
-            f"pretraining. {made(record)} "
+            f"pretraining. {provenance(record)} "
             f"The network has {data['parameters']:,} parameters.",
         ]
     )
@@ -137,29 +137,29 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     for record in mine:
         sentence = f"{checked(record)}\n\n" if checked(record) else ""
         if "pictures" in record.data:
-            drawn = (live.attention, live.positions, live.dense_layer, live.neighbors)
-            shown = "\n\n".join(
+            pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
+            content = "\n\n".join(
                 [
                     live.curves(record),
                     live.moments(record, records.get("mlm_tiny")),
                     facts(record),
-                    *(picture(record) for picture in drawn),
+                    *(picture(record) for picture in pictures),
                 ]
             )
         elif "history" in record.data:
-            shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+            content = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
         elif "table" in record.data:
-            shown = comparison(record)
+            content = comparison(record)
         elif "speed" in record.data:
-            shown = speed(record)
-        elif "ledger" in record.data:
-            shown = ledger(record)
+            content = speed(record)
+        elif "ablation" in record.data:
+            content = ablation(record)
         elif "growth" in record.data:
-            shown = cost(record)
+            content = cost(record)
         else:
-            shown = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
+            content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
             f"### {record.name} {{#run-{record.name}}}\n\n{sentence}{fenced('sh', record.data['command'])}\n"
-            f"{shown}\n"
+            f"{content}\n"
         )
     return "".join(parts)

@@ -1,7 +1,7 @@
 r"""
 # How fast it is
 
-The figures and tables below `experiments/speed/speed.py` and `speed_ledger.py`: the variants of each model
+The figures and tables below `experiments/speed/speed.py` and `speed_ablation.py`: the variants of each model
 next to each other, the ops of a layer in a roofline plot, and where the time of our step goes.
 
 The roofline is that of [Williams et al.](https://doi.org/10.1145/1498765.1498785). An op that does $i$ FLOPs
@@ -12,7 +12,7 @@ $$\min(\text{FLOP/s of a large matmul},\; i \cdot \text{bytes per second})$$
 
 from typing import Any
 
-from docs.figures.records import Record, made
+from docs.figures.records import Record, provenance
 from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers, text
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
@@ -59,7 +59,7 @@ def worth(record: Record, shape: str, trick: str) -> float:
 
     Raises `PageError` if the record has no such trick.
     """
-    for found in record.data["ledger"]:
+    for found in record.data["ablation"]:
         for row in found["rows"]:
             if (found["shape"]["name"], row["name"]) == (shape, trick):
                 return row["worth"]
@@ -102,11 +102,11 @@ def arms(record: Record, found: dict[str, Any]) -> str:
         f"{shape['num_hidden_layers']} layers, hidden size {shape['hidden_size']}, batch "
         f"{shape['batch_size']} × {shape['length']}. On one batch, our loss and those of transformers "
         f"differ by at most {found['loss_difference']:.1g}.\n\n"
-        f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{shares(found)}\n\n"
+        f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{profile_table(found)}\n\n"
     )
 
 
-def shares(found: dict[str, Any]) -> str:
+def profile_table(found: dict[str, Any]) -> str:
     """Where the time of our step goes, the largest fraction first."""
     profile = found["profile"]
     parts = sorted(profile["shares"].items(), key=lambda part: -part[1])
@@ -170,15 +170,15 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
     return figure("".join(parts), HEIGHT, title, story, caption, key, numbers(columns, body))
 
 
-def ledger(record: Record) -> str:
+def ablation(record: Record) -> str:
     """The speedup by each trick, as a Markdown table for each shape."""
     data = record.data
     parts = [
-        f"{made(record)} Each speedup compares a step with the trick and without it: the median of "
+        f"{provenance(record)} Each speedup compares a step with the trick and without it: the median of "
         f"{data['configuration']['rounds']} rounds in which both took turns. If the rounds fall on both "
         "sides of 1, this run can't tell whether the trick helps.\n\n"
     ]
-    for found in data["ledger"]:
+    for found in data["ablation"]:
         shape = found["shape"]
         table = "| trick | in our code | speedup | slowest to fastest round |\n|---|---|---:|---:|\n"
         for row in sorted(found["rows"], key=lambda row: (not row["kept"], -row["worth"])):
@@ -207,7 +207,7 @@ def speed(record: Record) -> str:
     versions = {**data["versions"], **data["configuration"]["peers"]}
     numbered = ", ".join(cell(f"{name} {number}") for name, number in versions.items())
     return (
-        f"{made(record)} In a large matmul this machine reaches "
+        f"{provenance(record)} In a large matmul this machine reaches "
         f"{data['peaks']['bfloat16'] / 1e9:,.0f} GFLOP/s in bfloat16 and "
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32. A large copy moves "
         f"{data['bytes_per_second'] / 1e9:,.0f} GB/s. "

@@ -216,23 +216,23 @@ def until(page: Page, script: str, argument: Any = None) -> None:
 
 
 def started(page: Page, address: str) -> list[str]:
-    """Presses the button. Returns the list of addresses that were asked for, as it grows."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    """Presses the button. Returns the list of addresses that were requests for, as it grows."""
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(address, wait_until="networkidle")
     page.click(".live .start")
     page.wait_for_selector(".live.running .guesses")
-    return asked
+    return requests
 
 
 def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) -> None:
-    asked = started(page, server + "live/")
-    files = {url.removeprefix(server).partition("?")[0] for url in asked if "/docs/live/" in url}
+    requests = started(page, server + "live/")
+    files = {url.removeprefix(server).partition("?")[0] for url in requests if "/docs/live/" in url}
     weights = [name for name in files if name.endswith(".bin")]
     assert weights == [f"docs/live/model/{LAST['file']}"]
     assert {"docs/live/bert.js", "docs/live/worker.js", "docs/live/model/model.json"} < files
     # With all of the page around it.
-    every = {url.removeprefix(server).partition("?")[0] for url in asked}
+    every = {url.removeprefix(server).partition("?")[0] for url in requests}
     paths = [site / name / "index.html" if (site / name).is_dir() else site / name for name in every]
     assert site / "live" / "index.html" in paths and all(path.is_file() for path in paths)
     assert sum(len(gzip.compress(path.read_bytes())) for path in paths) <= 1_000_000
@@ -240,13 +240,13 @@ def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) ->
 
 @pytest.mark.parametrize("address", ["", "live/"])
 def test_nothing_of_the_model_comes_unasked(server: str, page: Page, address: str) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.set_viewport_size({"width": 1440, "height": 1600})
     page.goto(server + address, wait_until="networkidle")
     page.mouse.wheel(0, 100)
     page.wait_for_timeout(300)
-    mine = {url.removeprefix(server) for url in asked if "/docs/live/" in url}
+    mine = {url.removeprefix(server) for url in requests if "/docs/live/" in url}
     assert mine == {"docs/live/start.js", "docs/live/live.css"}
 
 
@@ -490,7 +490,7 @@ def test_the_answers_are_those_of_torch(server: str, page: Page) -> None:
     for at in positions:
         page.locator(".letter").nth(at).click()
     until(page, "document.querySelectorAll('.letter[aria-pressed=true]:not(:empty)').length === 2")
-    shown = page.eval_on_selector_all(
+    answers_on_page = page.eval_on_selector_all(
         ".answers table",
         "all => all.map(table => [...table.querySelectorAll('tbody tr:not(.late)')].map("
         "row => [row.querySelector('th .sr').textContent, row.lastChild.textContent]))",
@@ -507,7 +507,9 @@ def test_the_answers_are_those_of_torch(server: str, page: Page) -> None:
     best = chances.topk(5)
     spoken = {" ": "space", "\n": "line break", ".": "period", ",": "comma", "-": "hyphen"}
     spoken |= {token: f"capital {token}" for token in tokens if len(token) == 1 and token.isupper()}
-    for answers, indices, wanted in zip(shown, best.indices.tolist(), best.values.tolist(), strict=True):
+    for answers, indices, wanted in zip(
+        answers_on_page, best.indices.tolist(), best.values.tolist(), strict=True
+    ):
         assert [token for token, _ in answers] == [spoken.get(tokens[i], tokens[i]) for i in indices]
         for (_, percent), chance in zip(answers, wanted, strict=True):
             assert abs(float(percent.rstrip("%")) / 100 - chance) < 0.006

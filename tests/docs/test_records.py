@@ -23,7 +23,7 @@ def test_a_missing_check_is_reported(data: dict) -> None:
     assert checked(Record("x", data)) == "Not checked against today's code."
 
 
-@pytest.mark.parametrize("kind", ["speed", "ledger", "growth"])
+@pytest.mark.parametrize("kind", ["speed", "ablation", "growth"])
 def test_records_of_times_have_no_check(kind: str) -> None:
     assert checked(Record("x", {kind: []})) == ""
 

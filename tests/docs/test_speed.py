@@ -7,7 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from docs.figures.records import Record
-from docs.figures.speed import REFERENCE, best_row, ledger, roofline, speed, worth
+from docs.figures.speed import REFERENCE, ablation, best_row, roofline, speed, worth
 from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers
 from docs.literate.rows import PageError
 
@@ -142,12 +142,12 @@ def tricks_record() -> Record:
         "drawing": 0.001,
         "rows": [{"name": "a trick", "kept": True, "worth": 1.5, "least": 1.4, "most": 1.6}],
     }
-    return Record("ledger", record(ARMS).data | {"ledger": [shape_results], "padding": {"128": 0.2}})
+    return Record("ablation", record(ARMS).data | {"ablation": [shape_results], "padding": {"128": 0.2}})
 
 
 def test_the_speedup_of_a_trick() -> None:
     assert worth(tricks_record(), "small", "a trick") == 1.5
-    assert "| a trick | kept | 1.50 × | 1.40 to 1.60 |" in ledger(tricks_record())
+    assert "| a trick | kept | 1.50 × | 1.40 to 1.60 |" in ablation(tricks_record())
     with pytest.raises(PageError, match="no 'a trick' at the shape 'large'"):
         worth(tricks_record(), "large", "a trick")
 
@@ -165,7 +165,7 @@ def test_text_in_a_record_is_escaped() -> None:
     speed_record.data["configuration"]["peers"] = {MARKUP: "1"}
     speed_record.data["speed"][0]["shape"]["name"] = speed_record.data["speed"][0]["profile"]["arm"] = MARKUP
     speed_record.data["pieces"][0]["shape"] = speed_record.data["pieces"][0]["rows"][0]["name"] = MARKUP
-    tricks.data["ledger"][0]["shape"]["name"] = tricks.data["ledger"][0]["rows"][0]["name"] = MARKUP
-    for text, times in ((speed(speed_record), 10), (ledger(tricks), 6)):
+    tricks.data["ablation"][0]["shape"]["name"] = tricks.data["ablation"][0]["rows"][0]["name"] = MARKUP
+    for text, times in ((speed(speed_record), 10), (ablation(tricks), 6)):
         assert text.count("img src") >= times and not BeautifulSoup(text, "html.parser").select("img")
-    assert speed(speed_record).count("`") == 2 and ledger(tricks).count("`") == 4
+    assert speed(speed_record).count("`") == 2 and ablation(tricks).count("`") == 4

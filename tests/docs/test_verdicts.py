@@ -75,7 +75,7 @@ def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]
 def record(short: list[float], long: list[float], **changes: Any) -> dict[str, Any]:
     rows = [one_row("short", seed, tau, 1.0) for seed, tau in enumerate(short)]
     rows += [one_row("long", seed, tau, 1.5) for seed, tau in enumerate(long)]
-    about = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
+    entry = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
     return {
         "experiment": "claims",
         "date": "2026-01-01",
@@ -87,7 +87,7 @@ def record(short: list[float], long: list[float], **changes: Any) -> dict[str, A
             "grid": {"learning_rate": [1e-3, 2e-3]},
             "seeds": 3,
             "over_grid": False,
-            **{key: about[key] for key in ("job", "tests")},
+            **{key: entry[key] for key in ("job", "tests")},
         },
         "table": [one_row("short", 100, 1.0), *rows],
         "step_seconds": {"short": {"16": 0.5, "128": 1.0}, "long": {"128": 1.0}},

@@ -34,7 +34,7 @@ WITH_TORCH = [
     "claims",
     "cost",
     "speed",
-    "speed_ledger",
+    "speed_ablation",
 ]
 
 

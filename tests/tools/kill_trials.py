@@ -46,7 +46,7 @@ WITH_CHECKPOINTS = {
 WITHOUT_CHECKPOINTS = {
     "attention_map": ["--run=model", "the cat [MASK] the dog"],
     "speed": ["--shapes=characters", "--dropout=0", "--rounds=1", "--batch-size=2", "--length=16"],
-    "speed_ledger": ["--shapes=short", "--rounds=1", "--repeats=1"],
+    "speed_ablation": ["--shapes=short", "--rounds=1", "--repeats=1"],
     "cost": ["--letters=B", "--rounds=1", "--batches=2", "--megabytes=0.2"],
     "live": [
         "--corpus=text.txt",

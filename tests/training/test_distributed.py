@@ -33,7 +33,7 @@ from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
-# 65 rows, then 21: neither two processes nor two turns of each get equal shares.
+# 65 rows, then 21: neither two processes nor two micro_batches of each get equal shares.
 SIZES = {
     "hidden_size": 32,
     "num_attention_heads": 2,
@@ -53,7 +53,7 @@ SMALL = [
 
 
 def train(
-    kind: str, corpus: Path, path: Path, turns: int = 1, dropout: float = 0.0, stop: int | None = None
+    kind: str, corpus: Path, path: Path, micro_batches: int = 1, dropout: float = 0.0, stop: int | None = None
 ) -> dict[int, dict[str, float]]:
     """
     Trains a small model in float32, or goes on where `path` has a checkpoint. Returns the metrics of each
@@ -88,7 +88,7 @@ def train(
         weight_decay=0.05 if kind == "tokens" else 0.01,
         adam_beta2=0.98,
         evaluations=STEPS,
-        gradient_accumulation_steps=turns,
+        gradient_accumulation_steps=micro_batches,
     )
     trainer = Trainer(model, arguments, generator, torch.device("cpu"), False, path)
     if (path / CHECKPOINT).is_file():
@@ -132,8 +132,8 @@ def train(
 SCENARIOS = {
     "tokens": {"kind": "tokens"},
     "pairs": {"kind": "pairs"},
-    "tokens-turns": {"kind": "tokens", "turns": 2},
-    "pairs-turns": {"kind": "pairs", "turns": 2},
+    "tokens-micro_batches": {"kind": "tokens", "micro_batches": 2},
+    "pairs-micro_batches": {"kind": "pairs", "micro_batches": 2},
     "two-then-one": {"kind": "pairs", "stop": 20},
     "one-then-two": {"kind": "pairs"},
     "dropout": {"kind": "tokens", "dropout": 0.1},
@@ -230,9 +230,9 @@ def test_two_processes_lose_what_one_does(kind: str, one: dict, two: dict) -> No
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
 def test_turns_change_nothing(kind: str, one: dict, two: dict, folder: Path, tmp_path: Path) -> None:
-    check_same(two[f"{kind}-turns"], one[kind], ALL)
+    check_same(two[f"{kind}-micro_batches"], one[kind], ALL)
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
-        check_same(train(kind, folder / "text", tmp_path, turns=3), one[kind], ALL)
+        check_same(train(kind, folder / "text", tmp_path, micro_batches=3), one[kind], ALL)
 
 
 @pytest.mark.processes
@@ -345,7 +345,7 @@ with run_ends_well(Path.cwd, lambda: True):
 
 @pytest.mark.processes
 def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
-    """And nobody waits for ever, nor blames what is only the consequence."""
+    """And nobody waits for ever, and the error shown is the cause, not its consequence."""
     (tmp_path / "worker.py").write_text(ONE_FAILS)
     process = torchrun("worker.py", ROOT, cwd=tmp_path)
     _, errors = process.communicate(timeout=120)

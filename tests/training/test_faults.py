@@ -74,8 +74,8 @@ def test_the_step_that_fails_is_named_not_taken_and_done_again(
 ) -> None:
     trainer, losses, weights = poisoned(tmp_path / "run", 13, poison, bfloat16=bfloat16)
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
-    about, tensors = load_checkpoint(tmp_path / "run")
-    assert about["step"] < 13
+    metadata, tensors = load_checkpoint(tmp_path / "run")
+    assert metadata["step"] < 13
     assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
     model = BertForMaskedLM(CONFIG)
     loss, norms = replay(tmp_path / "run", model)

@@ -1,4 +1,4 @@
-"""The loop: rates, groups, checkpoints that are whole or not there, and metrics that can be read back."""
+"""The loop: learning rates, parameter groups, checkpoints that are whole or absent, and the metrics file."""
 
 import json
 import os
@@ -119,14 +119,14 @@ def test_resume_of_nothing_and_of_rubbish_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     finish(tmp_path / "run")
-    about, tensors = load_checkpoint(tmp_path / "run")
+    metadata, tensors = load_checkpoint(tmp_path / "run")
     path = tmp_path / "run" / CHECKPOINT
     for part in ("model.", "optimizer.", "random.torch", "random.data"):
         kept = {key: value for key, value in tensors.items() if not key.startswith(part)}
-        write_tensors(path, kept, {"about": json.dumps(about)})
+        write_tensors(path, kept, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
             new_trainer(tmp_path / "run")[0].resume()
-    for wrong in ([], None, {}, {**about, "configuration": "x"}, {**about, "step": "many"}):
+    for wrong in ([], None, {}, {**metadata, "configuration": "x"}, {**metadata, "step": "many"}):
         write_tensors(path, tensors, {"about": json.dumps(wrong)})
         with pytest.raises(ValueError, match="is damaged"):
             new_trainer(tmp_path / "run")[0].resume()
@@ -197,11 +197,13 @@ def test_killed_while_saving(tmp_path: Path) -> None:
             os.kill(child, signal.SIGKILL)
             while (saved := int(process.stdout.readline().split()[1])) > 0:
                 last = saved
-            about, tensors = load_checkpoint(tmp_path)
+            metadata, tensors = load_checkpoint(tmp_path)
             # Each child counts anew, so what an earlier one left would not do.
-            assert about["step"] in (last, last + 1)
+            assert metadata["step"] in (last, last + 1)
             assert all(
-                (value == about["step"]).all() for key, value in tensors.items() if key.startswith("model.")
+                (value == metadata["step"]).all()
+                for key, value in tensors.items()
+                if key.startswith("model.")
             )
         process.stdin.close()
 
@@ -218,8 +220,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_spares_the_checkpoint(tmp_pa
 
     with pytest.raises(NonFiniteLossError, match="lower learning rate"):
         train(trainer, poisoned)
-    about, tensors = load_checkpoint(tmp_path / "run")
-    assert about["step"] <= 12
+    metadata, tensors = load_checkpoint(tmp_path / "run")
+    assert metadata["step"] <= 12
     assert all(value.isfinite().all() for key, value in tensors.items() if key.startswith("model."))
     # No JSON reader takes NaN.
     for line in (tmp_path / "run" / METRICS).read_text().splitlines():

@@ -242,7 +242,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     device = choose_device(options.device)
     precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
     header(
-        "speed_ledger: our training step without each of its tricks",
+        "speed_ablation: our training step without each of its tricks",
         {"training": f"{precision} on {device}"},
     )
     # This comes first, because it fails if the corpus can't be read.
@@ -257,9 +257,9 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
                 results.append(measure_tricks(shape, device, options.rounds, options.repeats))
             print_tricks(results[-1])
     record = {
-        **record_head("speed/speed_ledger", words, device, precision),
+        **record_head("speed/speed_ablation", words, device, precision),
         "configuration": {"rounds": options.rounds, "repeats": options.repeats},
-        "ledger": results,
+        "ablation": results,
         "padding": padding,
     }
     finish(options.record, record, start)

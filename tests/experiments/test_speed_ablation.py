@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.speed import speed_ledger, tricks
-from experiments.speed.speed_ledger import Shape, build_step, main, measure_tricks
+from experiments.speed import speed_ablation, tricks
+from experiments.speed.speed_ablation import Shape, build_step, main, measure_tricks
 from experiments.speed.tricks import TRICKS, Trick, loss_from_parts, replace_modules
 from labml_bert import bert, models
 from labml_bert.training.device import has_fast_bfloat16
@@ -85,7 +85,7 @@ def test_the_rebuilt_model_equals_the_original(bfloat16: bool) -> None:
     model = models.BertForMaskedLM(shape.config())
     rebuilt = copy.deepcopy(model)
     replace_modules(rebuilt, {bert.BertSelfAttention: tricks.SelfAttention})
-    input_ids, masker = speed_ledger.draw_text(shape)
+    input_ids, masker = speed_ablation.draw_text(shape)
     masked_ids, labels = masker(input_ids)
     results = []
     for tested_model, loss in ((model, tricks.model_loss), (rebuilt, loss_from_parts)):
@@ -118,8 +118,8 @@ def test_each_trick_has_a_positive_speedup() -> None:
 
 @pytest.mark.processes
 def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed_ledger, "SHAPES", [SHAPE])
-    path = tmp_path / "ledger.json"
+    monkeypatch.setattr(speed_ablation, "SHAPES", [SHAPE])
+    path = tmp_path / "ablation.json"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -127,11 +127,11 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (texts / f"{i}.txt").write_text(small_text(40, seed=i))
     main(["--rounds=1", "--repeats=1", f"--corpus={texts}", "--record", str(path)])
     record = json.loads(path.read_text())
-    command = "python experiments/speed/speed_ledger.py --rounds=1 --repeats=1 --corpus texts"
+    command = "python experiments/speed/speed_ablation.py --rounds=1 --repeats=1 --corpus texts"
     assert record["command"] == command
     # One pair in ten is short on purpose, and few pairs fill their length exactly.
     assert all(0 < fraction < 0.9 for fraction in record["padding"].values())
-    assert record["ledger"][0]["shape"]["name"] == "small"
+    assert record["ablation"][0]["shape"]["name"] == "small"
     assert (record["hardware"]["precision"] == "bfloat16") == has_fast_bfloat16(CPU)
 
 
@@ -142,7 +142,7 @@ def test_bad_options_give_a_one_line_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # All options are checked before anything is timed.
-    monkeypatch.setattr(speed_ledger, "measure_tricks", None)
+    monkeypatch.setattr(speed_ablation, "measure_tricks", None)
     with pytest.raises(SystemExit) as exit_info:
         main(words)
     assert exit_info.value.code == 2
