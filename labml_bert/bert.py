@@ -374,8 +374,8 @@ class Dropout(nn.Dropout):
     ## What only makes it faster
 
     The model is complete without the five tricks below. The gain says how many times as long a training step
-    takes without the trick. The measurements are in `docs/runs/speed_ablation.json`: 4 layers of width 256, 32
-    sequences of 128 characters, bfloat16 on two CPU cores.
+    takes without the trick. It is from `docs/runs/speed_ablation.json`: 4 layers of width 256, 32 sequences
+    of 128 characters, bfloat16 on two CPU cores.
 
     | trick | gain |
     |---|---|

@@ -164,6 +164,7 @@ def test_the_words_of_the_field_are_not(text: str) -> None:
     assert not [word for word, pattern in PROSE.items() if re.search(pattern, text, re.I)]
 
 
+@pytest.mark.processes
 def test_nothing_is_called_by_a_retired_word() -> None:
     assert everything_retired() == []
 

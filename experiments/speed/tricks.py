@@ -1,8 +1,8 @@
 r"""
 # Our model without its speed tricks
 
-`speed_ablation.py` measures what each speed trick is worth. For that, it needs models that differ from ours in
-one trick and compute the same result. Our code knows nothing about them. We build our model, and then replace
+`speed_ablation.py` measures what each speed trick is worth. It needs models that differ from ours in one
+trick and compute the same result. Our code knows nothing about them. We build our model, and then replace
 some of its modules with others that contain the same layers, or combine its parts in another way.
 """
 
