@@ -33,7 +33,7 @@ def test_more_tokens_than_positions_are_rejected() -> None:
     [
         ({"mlm_probability": 1.5}, "mlm_probability is 1.5"),
         ({"mlm_probability": -0.1}, "mlm_probability is -0.1"),
-        ({"mask_replace_prob": 0.95}, "above 1"),
+        ({"mask_replace_prob": 0.95}, "at most 1"),
         ({"random_replace_prob": -0.1}, "must not be negative"),
         ({"special_token_ids": [-1]}, "not all inside the vocabulary"),
         ({"special_token_ids": [40]}, "not all inside the vocabulary"),

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.data.corpora import load_corpus
-from labml_bert.data.curriculum import Batch, random_windows
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
+from labml_bert.data.windows import Batch, random_windows
 from labml_bert.mlm import IGNORE, TokenMasker, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.nsp import next_sentence_loss

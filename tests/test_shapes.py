@@ -76,7 +76,7 @@ def run_nsp(checker: Checker) -> None:
         m.main()
 
 
-def run_curriculum(checker: Checker) -> None:
+def run_windows(checker: Checker) -> None:
     m = checker.module
     windows = m.random_windows(torch.arange(100), B, T, 11, torch.Generator())
     assert windows.input_ids.shape == windows.position_ids.shape == (B, T)
@@ -171,7 +171,7 @@ SCENARIOS = {
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
     "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
     "models.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
-    "data/curriculum.py": (run_curriculum, {"B": B, "T": T}),
+    "data/windows.py": (run_windows, {"B": B, "T": T}),
     "baselines/ngrams.py": (run_ngrams, {}),
     "data/pair_shards.py": (run_shards, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),

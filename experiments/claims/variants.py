@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
 from labml_bert.bert import BertConfig, BertEncoder, select_positions
-from labml_bert.data.curriculum import Stage, length_at, put_cls_sep, random_windows
+from labml_bert.data.curriculum import Stage, length_at
 from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import (
     IGNORE,
     MaskedLMOutput,

@@ -59,7 +59,6 @@ from rich.table import Table
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import python_documents
-from labml_bert.data.curriculum import random_windows
 from labml_bert.data.pair_collator import PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments, end_with_parent
@@ -70,6 +69,7 @@ from labml_bert.data.tokenizers import (
     special_token_ids,
     wordpiece_tokenizer,
 )
+from labml_bert.data.windows import random_windows
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of

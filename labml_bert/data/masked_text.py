@@ -13,9 +13,9 @@ from torch import Tensor
 from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import put_cls_sep, random_windows
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
+from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
 

@@ -1,16 +1,14 @@
-"""Properties of any schedule of sequence lengths and of windows into any text."""
+"""Properties of any schedule of sequence lengths."""
 
 import math
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from labml_bert.data.curriculum import length_at, parse_schedule, put_cls_sep, random_windows, stage_ends
-from tests.support.strategies import is_consecutive
+from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 
 
 @given(st.text("0123456789:,. -einfa", max_size=12))
@@ -58,30 +56,3 @@ def test_the_length_is_that_of_the_current_stage(data: st.DataObject) -> None:
     # Exactly on a boundary, rounding decides.
     if abs(progress * sum(weights) - round(progress * sum(weights))) > 1e-12:
         assert length_at(stages, progress) == expected
-
-
-@given(st.data())
-def test_windows_are_contiguous_text_at_consecutive_positions(data: st.DataObject) -> None:
-    draw = data.draw
-    T = draw(st.integers(1, 8))
-    n, positions = draw(st.integers(T, 20)), draw(st.integers(T, 12))
-    B = draw(st.integers(0, 5))
-    ids = torch.arange(100, 100 + n)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    batch = random_windows(ids, B, T, positions, generator)
-    assert batch.input_ids.shape == batch.position_ids.shape == (B, T)
-    for row, row_positions in zip(batch.input_ids.tolist(), batch.position_ids.tolist(), strict=True):
-        assert is_consecutive(row)
-        assert is_consecutive(row_positions)
-        assert set(row) <= set(ids.tolist())
-        assert row_positions[0] >= 0
-        assert row_positions[-1] < positions
-    assert ids.tolist() == [*range(100, 100 + n)]
-
-
-@given(st.integers(0, 3), st.integers(2, 5), st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_cls_and_sep_replace_the_ends_of_any_row(B: int, T: int, cls_sep: tuple[int, int] | None) -> None:
-    rows = torch.arange(B * T).view(B, T)
-    expected = [row if cls_sep is None else [cls_sep[0], *row[1:-1], cls_sep[1]] for row in rows.tolist()]
-    assert put_cls_sep(rows, cls_sep).tolist() == expected
-    assert rows.flatten().tolist() == [*range(B * T)]
