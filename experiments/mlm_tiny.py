@@ -62,7 +62,7 @@ class Options(RunOptions):
     learning_rate: float = 3e-3
     """Peak learning rate. A narrow model tolerates a higher one, and a short run needs it."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate warms up to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
     """Weight decay of matrices. Biases and LayerNorms have none."""
     adam_beta2: float = 0.98
@@ -71,7 +71,7 @@ class Options(RunOptions):
 
 
 def main(run: Run, options: Options) -> None:
-    """Train a masked language model of characters in three minutes."""
+    """Train a character-level masked language model in three minutes."""
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         corpus = load_corpus(options.corpus)

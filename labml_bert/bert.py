@@ -374,8 +374,8 @@ class Dropout(nn.Dropout):
     ## What only makes it faster
 
     The model is complete without the five tricks below. The gain says how many times as long a training step
-    takes without the trick. It is from `docs/runs/speed_ablation.json`: 4 layers of width 256, 32 sequences
-    of 128 characters, bfloat16 on two CPU cores.
+    takes without the trick. The gains are from `docs/runs/speed_ablation.json`: 4 layers of width 256, 32
+    sequences of 128 characters, bfloat16 on two CPU cores.
 
     | trick | gain |
     |---|---|
@@ -400,7 +400,7 @@ class Dropout(nn.Dropout):
         # However small or large p is, some elements are dropped and some are kept.
         dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= dropped - 2**15
-        # The bytes of a boolean are 0 and 1. Read as integers, they convert five times faster.
+        # Booleans are stored as the bytes 0 and 1. Read as integers, they convert five times faster.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 

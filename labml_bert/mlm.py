@@ -142,7 +142,7 @@ class TokenMasker:
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Word w has its draw at index w. A number that isn't in use has size 0 and changes nothing.
+        # Word w has its draw at index w. An index that no word uses has size 0 and changes nothing.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -218,7 +218,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    # In float32, whatever the logits are: between 2 and 4, bfloat16 numbers are 1/64 apart.
+    # In float32, whatever type the logits have: between 2 and 4, bfloat16 numbers are 1/64 apart.
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
     return total / count.clamp(min=1)
 

@@ -11,7 +11,7 @@ class like the other, not a label to ignore.
 
 Later work drops the task: [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse without it.
 It may be too easy: a change of topic gives the answer away ([ALBERT](https://arxiv.org/abs/1909.11942)).
-But tasks on two texts still use such pairs. This file needs only PyTorch, so you can copy it.
+But tasks with two input texts still use such pairs. This file needs only PyTorch, so you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest, `D` hidden size.
 """
@@ -60,9 +60,9 @@ class PairMaker:
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    As in the original: a chunk of one sentence can't be cut, so its B is random, and more than
-    `random_next_prob` of all pairs are. If `False`, every chunk has at least two sentences, and a single one
-    at the end of a document is left out.
+    As in the original: a chunk of one sentence can't be cut, so its B is always random, and the fraction of
+    random pairs exceeds `random_next_prob`. If `False`, every chunk has at least two sentences, and a single
+    one at the end of a document is left out.
     """
 
     def __post_init__(self) -> None:
