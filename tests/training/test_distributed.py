@@ -317,8 +317,8 @@ def test_bad_input_is_reported_once(folder: Path, tmp_path: Path) -> None:
     out, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert out == ""
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == [
+    error_lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert error_lines == [
         "error: a step has 16 sequences of length 32, too few for 18 micro-batches (2 processes times 9); "
         "use a larger batch or fewer micro-batches"
     ]
@@ -365,8 +365,8 @@ def test_when_one_process_fails_all_of_them_end(tmp_path: Path) -> None:
     process = torchrun("worker.py", ROOT, cwd=tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == ["error: out of memory; use a smaller model or batch"]
+    error_lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert error_lines == ["error: out of memory; use a smaller model or batch"]
     assert 'worker.py", line' not in errors
 
 
