@@ -136,7 +136,7 @@ def random_words(rows: int, T: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cap", [None, 9])
-def test_all_tokens_of_a_word_are_masked_or_none(cap: int | None) -> None:
+def test_a_word_is_masked_completely_or_not_at_all(cap: int | None) -> None:
     word_ids = random_words(400, 64, 0)
     ids = torch.randint(5, V, (400, 64))
     labels = new_masker(max_predictions_per_seq=cap)(ids, word_ids=word_ids).labels

@@ -187,7 +187,7 @@ def test_whole_word_masking_needs_subwords() -> None:
 
 @pytest.mark.parametrize("cap", [None, 9])
 def test_static_masks(cap: int | None, tmp_path: Path, wordpiece: Tokenizer) -> None:
-    """The statically masked rows are the plain rows with 15% of the tokens masked, anew in each pass."""
+    """The statically masked rows are the plain rows with 15% of the tokens masked, anew in each copy."""
     plain, static = DatasetArguments(max_length=96), MaskingArguments(max_predictions_per_seq=cap)
     build_dataset(texts(), wordpiece, tmp_path / "plain", plain, 1)
     arguments = DatasetArguments(max_length=96, dupe_factor=3, static_masking=static)
@@ -249,7 +249,7 @@ def test_collator_against_loops(dataset_folder: Path, wordpiece: Tokenizer, leng
 
 
 @pytest.mark.parametrize("cap", [None, 10])
-def test_all_subwords_of_a_word_are_masked_or_none(
+def test_a_word_is_masked_completely_or_not_at_all(
     dataset_folder: Path, wordpiece: Tokenizer, cap: int | None
 ) -> None:
     dataset = open_dataset(dataset_folder).with_format("arrow")

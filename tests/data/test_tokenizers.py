@@ -165,7 +165,7 @@ def test_truncation_and_padding_are_removed_on_loading(tmp_path: Path) -> None:
     assert len(ids) > 4
 
 
-def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
+def test_ids_with_a_gap_are_rejected(tmp_path: Path) -> None:
     settings = json.loads(word_tokenizer(["some words"] * 3).to_str())
     settings["model"]["vocab"]["words"] = 99
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""The table of a run beside its baselines."""
+"""The table that compares a run with its baselines."""
 
 import math
 

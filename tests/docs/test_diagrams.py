@@ -1,4 +1,4 @@
-"""The diagrams: they can be read by everybody, and nothing in them lies on something else."""
+"""The diagrams: everybody can read them, and nothing in them overlaps."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -18,7 +18,7 @@ from labml_bert.data.curriculum import parse_schedule
 
 
 class Area(NamedTuple):
-    """A rectangle on the drawing, and what is in it."""
+    """A rectangle in the drawing, and the text in it."""
 
     left: float
     top: float
@@ -26,7 +26,7 @@ class Area(NamedTuple):
     bottom: float
     words: str = ""
 
-    def meets(self, other: "Area") -> bool:
+    def overlaps(self, other: "Area") -> bool:
         return (
             self.left < other.right
             and other.left < self.right
@@ -34,7 +34,7 @@ class Area(NamedTuple):
             and other.top < self.bottom
         )
 
-    def holds(self, other: "Area") -> bool:
+    def contains(self, other: "Area") -> bool:
         return (
             self.left <= other.left
             and other.right <= self.right
@@ -44,12 +44,12 @@ class Area(NamedTuple):
 
 
 def drawings(name: str) -> list[ET.Element]:
-    """The drawings of a diagram. Raises `ParseError` if it is not well-formed XML."""
+    """The drawings of a diagram. Raises `ParseError` if the diagram isn't well-formed XML."""
     return list(ET.fromstring(diagram(name)).iter("svg"))
 
 
 def area_of_text(text: ET.Element) -> Area:
-    """The letters, without the room above and below them."""
+    """The area of the letters, without the space above and below them."""
     size, words = float(text.get("font-size", "0")), text.text or ""
     width = text_width(words, size, "mono" in text.get("class", ""))
     left = (
@@ -65,21 +65,23 @@ def area_of_box(box: ET.Element) -> Area:
 
 
 def areas_of_lines(path: ET.Element) -> list[Area]:
-    """The straight parts of a line. All lines are horizontal or vertical."""
+    """The straight segments of a line. All lines are horizontal or vertical."""
     points = [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+),(-?[\d.]+)", path.get("d", ""))]
-    parts = [Area(min(a, c), min(b, d), max(a, c), max(b, d)) for (a, b), (c, d) in pairwise(points)]
-    assert all(part.left == part.right or part.top == part.bottom for part in parts)
-    return [Area(a - 1, b - 1, c + 1, d + 1) for a, b, c, d, _ in parts]
+    segments = [Area(min(a, c), min(b, d), max(a, c), max(b, d)) for (a, b), (c, d) in pairwise(points)]
+    assert all(segment.left == segment.right or segment.top == segment.bottom for segment in segments)
+    return [Area(a - 1, b - 1, c + 1, d + 1) for a, b, c, d, _ in segments]
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_a_screen_reader_is_told_everything(name: str) -> None:
+def test_a_screen_reader_gets_a_title_and_a_description(name: str) -> None:
     figure = ET.fromstring(diagram(name))
     assert figure.tag == "figure" and figure.findtext("figcaption")
     for svg in figure.iter("svg"):
-        parts = {part.get("id"): part.text or "" for part in svg if part.tag in ("title", "desc")}
-        assert svg.get("role") == "img" and svg.get("aria-labelledby", "").split() == list(parts)
-        title, description = parts.values()
+        descriptions = {
+            element.get("id"): element.text or "" for element in svg if element.tag in ("title", "desc")
+        }
+        assert svg.get("role") == "img" and svg.get("aria-labelledby", "").split() == list(descriptions)
+        title, description = descriptions.values()
         assert 3 <= len(title.split()) <= 12 and len(description.split()) > 50
 
 
@@ -95,49 +97,49 @@ def test_ids_are_unique_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_no_text_lies_on_another(name: str) -> None:
+def test_no_texts_overlap(name: str) -> None:
     for svg in drawings(name):
         texts = [area_of_text(text) for text in svg.iter("text")]
         for one, other in combinations(texts, 2):
-            assert not one.meets(other), (svg.get("class"), one.words, other.words)
+            assert not one.overlaps(other), (svg.get("class"), one.words, other.words)
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_no_text_lies_on_a_line(name: str) -> None:
+def test_no_text_overlaps_a_line(name: str) -> None:
     for svg in drawings(name):
         lines = [
-            part
+            segment
             for path in svg.iter("path")
             if path.get("class") in ("arrow", "path", "tie")
-            for part in areas_of_lines(path)
+            for segment in areas_of_lines(path)
         ]
         for text in map(area_of_text, svg.iter("text")):
-            assert not [line for line in lines if line.meets(text)], (svg.get("class"), text.words)
+            assert not [line for line in lines if line.overlaps(text)], (svg.get("class"), text.words)
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_a_text_is_within_a_box_or_outside_of_it(name: str) -> None:
+def test_text_is_completely_inside_or_outside_a_box(name: str) -> None:
     for svg in drawings(name):
         for box in map(area_of_box, svg.iter("rect")):
             for text in map(area_of_text, svg.iter("text")):
-                assert box.holds(text) or not box.meets(text), (svg.get("class"), text.words)
+                assert box.contains(text) or not box.overlaps(text), (svg.get("class"), text.words)
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_a_drawing_fits_and_can_be_read(name: str) -> None:
+def test_a_drawing_fits_its_frame_and_is_legible(name: str) -> None:
     for svg in drawings(name):
         x, y, width, height = map(float, svg.get("viewBox", "").split())
-        whole = Area(x, y, x + width, y + height)
+        frame = Area(x, y, x + width, y + height)
         for text in svg.iter("text"):
-            assert whole.holds(area_of_text(text)), (svg.get("class"), text.text)
+            assert frame.contains(area_of_text(text)), (svg.get("class"), text.text)
             assert float(text.get("font-size", "0")) >= 11.5
         for box in map(area_of_box, svg.iter("rect")):
-            assert whole.holds(box), svg.get("class")
-    # A page of 390 pixels has 342 for its text. There, letters of 11.5 have 11.4 pixels.
+            assert frame.contains(box), svg.get("class")
+    # On a page of 390 pixels, the text is 342 pixels wide, and letters of size 11.5 have 11.4 pixels.
     assert width == PHONE + 4
 
 
-def test_sizes_are_those_of_the_code_and_the_records() -> None:
+def test_sizes_match_the_code_and_the_records() -> None:
     config = BertConfig()
     assert f"{config.hidden_size} → {config.intermediate_size:,} → {config.hidden_size}" in diagram("block")
     assert f"one of {config.vocab_size:,} rows" in diagram("embeddings")
@@ -146,7 +148,7 @@ def test_sizes_are_those_of_the_code_and_the_records() -> None:
     assert all(f">{stage.length}</text>" in diagram("curriculum") for stage in parse_schedule(schedule))
 
 
-def test_chapters_may_use_it() -> None:
+def test_chapters_can_use_the_diagrams() -> None:
     names = quotable({}, {}, "page")
     assert evaluate('diagram("model")', names).startswith("<figure")
     with pytest.raises(PageError, match=r"no diagram 'modle'; known are model, embeddings"):

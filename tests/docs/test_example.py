@@ -1,4 +1,4 @@
-"""The figures of the running example agree with the model as a whole, and a reader can redo each step."""
+"""The figures of the running example agree with the complete model, and readers can redo each step."""
 
 import math
 import subprocess
@@ -32,11 +32,11 @@ class Table(NamedTuple):
     rows: list[tuple[str, list[str]]]
 
     def numbers(self, row: int) -> list[float]:
-        """What a row shows, without its empty cells and bars."""
+        """The numbers in a row, without empty cells and bars."""
         return [number(cell) for cell in self.rows[row][1] if cell]
 
     def column(self, name: str) -> list[float]:
-        """What a column shows, without its empty cells."""
+        """The numbers in a column, without empty cells."""
         index = self.head.index(name) - 1
         return [number(row[index]) for _, row in self.rows if row[index]]
 
@@ -47,32 +47,32 @@ def number(cell: str) -> float:
 
 
 def tables(name: str) -> list[Table]:
-    """The tables of a figure as a reader sees them."""
-    found = []
+    """The tables of a figure, as readers see them."""
+    parsed_tables = []
     for table in BeautifulSoup(example(name), "html.parser").select("figure table"):
         head = [cell.get_text().replace("\N{NO-BREAK SPACE}", " ") for cell in table.select("thead th")]
         rows = [
             (row.th.get_text(), [cell.get_text() for cell in row.select("td")])
             for row in table.select("tbody tr")
         ]
-        found.append(Table(head, rows))
-    return found
+        parsed_tables.append(Table(head, rows))
+    return parsed_tables
 
 
 def fresh_model() -> BertForMaskedLM:
-    """The model of the chapters, built here a second time."""
+    """The model of the chapters, built independently."""
     torch.manual_seed(3)
     config = BertConfig(13, 4, 1, 2, 8, 0.0, 0.0, max_position_embeddings=8, initializer_range=0.5)
     return BertForMaskedLM(config).eval()
 
 
-def assert_shows(cells: list[float], values: Tensor, places: int = 2) -> None:
-    """The cells are the values, rounded."""
-    assert cells == pytest.approx(values.flatten().tolist(), abs=0.51 * 10**-places)
+def assert_cells(cells: list[float], values: Tensor, decimals: int = 2) -> None:
+    """Checks that the cells are the rounded values."""
+    assert cells == pytest.approx(values.flatten().tolist(), abs=0.51 * 10**-decimals)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_can_be_read_by_everybody(name: str) -> None:
+def test_figures_are_accessible(name: str) -> None:
     page = BeautifulSoup(example(name), "html.parser")
     assert "\n" not in example(name) and len(page.select("figure")) == 1 and not page.select("script")
     assert page.figcaption.get_text().endswith(".")
@@ -87,15 +87,15 @@ def test_a_figure_can_be_read_by_everybody(name: str) -> None:
 def test_ids_and_masking() -> None:
     tokenizer = word_tokenizer(["the cat sat on the mat", "the dog ran to the cat"] * 2)
     (ids,) = tables("ids")
-    (masked,) = tables("masking")
-    assert ids.column("id") == masked.column("id") == IDS
+    (masking,) = tables("masking")
+    assert ids.column("id") == masking.column("id") == IDS
     tokens = [f"{i} {tokenizer.id_to_token(token)}" for i, token in enumerate(IDS)]
     assert [name for name, _ in ids.rows] == tokens
-    assert masked.column("input_ids") == INPUT_IDS[0].tolist()
-    assert masked.column("labels") == LABELS[0].tolist()
+    assert masking.column("input_ids") == INPUT_IDS[0].tolist()
+    assert masking.column("labels") == LABELS[0].tolist()
 
 
-def test_the_vectors_are_those_of_the_whole_model() -> None:
+def test_the_vectors_match_the_complete_model() -> None:
     model = fresh_model()
     with torch.no_grad():
         x = model.bert.embeddings(INPUT_IDS)[0]
@@ -108,25 +108,27 @@ def test_the_vectors_are_those_of_the_whole_model() -> None:
     torch.testing.assert_close(t.logits, logits)
 
     for table, position in zip(tables("embeddings"), (1, MASKED), strict=True):
-        assert_shows(table.numbers(-1), x[position])
+        assert_cells(table.numbers(-1), x[position])
     attention = tables("attention")
-    assert_shows(attention[0].numbers(0), x[MASKED])
-    assert_shows(attention[1].column("weight"), attentions[0][0, 0, MASKED], 3)
-    assert_shows(tables("feed_forward")[-1].numbers(-1), output[0, MASKED])
-    assert_shows(tables("head")[-1].column("logit"), logits[[SAT, CAT]])
+    assert_cells(attention[0].numbers(0), x[MASKED])
+    assert_cells(attention[1].column("weight"), attentions[0][0, 0, MASKED], 3)
+    assert_cells(tables("feed_forward")[-1].numbers(-1), output[0, MASKED])
+    assert_cells(tables("head")[-1].column("logit"), logits[[SAT, CAT]])
     (table,) = tables("logits")
-    assert_shows(table.column("logit z"), logits)
-    assert_shows(table.column("probability")[:-1], logits.softmax(-1), 4)
+    assert_cells(table.column("logit z"), logits)
+    assert_cells(table.column("probability")[:-1], logits.softmax(-1), 4)
 
 
-def test_one_figure_begins_with_what_another_ends_with() -> None:
-    embedded, attention, feed_forward = (tables(name) for name in ("embeddings", "attention", "feed_forward"))
-    assert embedded[1].numbers(-1) == attention[0].numbers(0)
+def test_each_figure_starts_with_the_result_of_the_one_before() -> None:
+    embeddings, attention, feed_forward = (
+        tables(name) for name in ("embeddings", "attention", "feed_forward")
+    )
+    assert embeddings[1].numbers(-1) == attention[0].numbers(0)
     assert attention[-1].numbers(-1) == feed_forward[0].numbers(0)
     assert feed_forward[-1].numbers(-1) == tables("head")[0].numbers(0)
 
 
-def test_the_loss_and_the_step() -> None:
+def test_the_loss_and_the_gradient_step() -> None:
     model = fresh_model()
     loss = model(INPUT_IDS, LABELS).loss
     p = model(INPUT_IDS).logits[0, MASKED].softmax(-1)[SAT]
@@ -135,27 +137,27 @@ def test_the_loss_and_the_step() -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter -= LEARNING_RATE * parameter.grad
-        after = model(INPUT_IDS, LABELS).loss
+        loss_after = model(INPUT_IDS, LABELS).loss
         p_after = model(INPUT_IDS).logits[0, MASKED].softmax(-1)[SAT]
 
     assert example_value("loss") == pytest.approx(loss.item(), abs=1e-5)
     assert example_value("loss") == pytest.approx(-math.log(p.item()), abs=1e-5)
     assert example_value("probability") == pytest.approx(p.item(), abs=1e-6)
-    assert example_value("loss_after") == pytest.approx(after.item(), abs=1e-5)
+    assert example_value("loss_after") == pytest.approx(loss_after.item(), abs=1e-5)
     assert example_value("probability_after") == pytest.approx(p_after.item(), abs=1e-6)
     assert example_value("uniform_loss") == math.log(13)
-    assert after < loss and p_after > p
+    assert loss_after < loss and p_after > p
 
     (table,) = tables("loss")
     for row, q in enumerate((p.item(), 1 / 13)):
         cells = [f"{q:.2%}", f"{-math.log(q):.2f}", f"{1 / q:.1f}"]
         assert table.rows[row][1] == cells
     result, updates = tables("gradient_step")
-    assert result.rows[0][1] == [f"{loss:.2f}", f"{after:.2f}"]
+    assert result.rows[0][1] == [f"{loss:.2f}", f"{loss_after:.2f}"]
     assert result.rows[1][1] == [f"{p:.2%}", f"{p_after:.2%}"]
     gradients = model.cls.predictions.bias.grad
-    assert_shows(updates.column("gradient"), gradients[[SAT, CAT]], 3)
-    assert_shows(updates.column("new"), model.cls.predictions.bias.detach()[[SAT, CAT]], 3)
+    assert_cells(updates.column("gradient"), gradients[[SAT, CAT]], 3)
+    assert_cells(updates.column("new"), model.cls.predictions.bias.detach()[[SAT, CAT]], 3)
 
 
 def test_attention_weight_and_score() -> None:
@@ -174,16 +176,18 @@ def softmax(scores: list[float]) -> list[float]:
     return [math.exp(score) / sum(map(math.exp, scores)) for score in scores]
 
 
-def redone() -> dict[str, tuple[list[float], list[float]]]:
-    """Each step with the rounded numbers on the page, beside the result on the page."""
+def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
+    """
+    Redoes each step with the rounded numbers on the page. Returns the new results beside those on the page.
+    """
     steps = {}
 
-    def dense(name: str, table: Table, result: str) -> None:
+    def redo_dense(name: str, table: Table, result: str) -> None:
         x = table.numbers(0)
         rows = [table.numbers(i)[: len(x)] for i in range(1, len(table.rows))]
         steps[name] = [dot(x, row) for row in rows], table.column(result)
 
-    def normalized(name: str, table: Table) -> None:
+    def redo_layer_norm(name: str, table: Table) -> None:
         *parts, centered, result = [table.numbers(i) for i in range(len(table.rows))]
         mean, std = (number(table.rows[i][0].rpartition(" ")[2]) for i in (-2, -1))
         if len(parts) > 1:
@@ -192,9 +196,9 @@ def redone() -> dict[str, tuple[list[float], list[float]]]:
         steps[f"{name}: divided by the std"] = [x / std for x in centered], result
 
     for i, table in enumerate(tables("embeddings")):
-        normalized(f"embeddings {i}", table)
+        redo_layer_norm(f"embeddings {i}", table)
     query, scores, values, joined, normed = tables("attention")
-    dense("query", query, "query")
+    redo_dense("query", query, "query")
     keys = [scores.numbers(i)[:2] for i in range(1, 9)]
     steps["scores"] = [dot(scores.numbers(0), key) for key in keys], scores.column("score")
     steps["scaled"] = [s / math.sqrt(2) for s in scores.column("score")], scores.column("score / √2")
@@ -202,22 +206,22 @@ def redone() -> dict[str, tuple[list[float], list[float]]]:
     for i in (1, 2):
         *column, result = values.column(f"value {i}")
         steps[f"values {i}"] = [dot(values.column("weight"), column)], [result]
-    dense("joined", joined, "sum")
-    normalized("after attention", normed)
+    redo_dense("joined", joined, "sum")
+    redo_layer_norm("after attention", normed)
 
-    wide, back, normed = tables("feed_forward")
-    dense("wide", wide, "sum")
-    for name, table in (("wide", wide), ("head", tables("head")[0])):
+    intermediate, back, normed = tables("feed_forward")
+    redo_dense("intermediate", intermediate, "sum")
+    for name, table in (("intermediate", intermediate), ("head", tables("head")[0])):
         sums, gelu = (torch.tensor(table.column(column)) for column in ("sum", "GELU"))
         steps[f"{name}: GELU"] = F.gelu(sums).tolist(), gelu.tolist()
     for i in range(1, 5):
         *column, result = back.column(f"weight {i}")
         steps[f"back {i}"] = [dot(back.column("GELU"), column)], [result]
-    normalized("after the feed-forward network", normed)
+    redo_layer_norm("after the feed-forward network", normed)
 
     transformed, normed, products = tables("head")
-    dense("head", transformed, "sum")
-    normalized("head", normed)
+    redo_dense("head", transformed, "sum")
+    redo_layer_norm("head", normed)
     h = products.numbers(0)
     rows = [products.numbers(i) for i in (1, 2)]
     steps["logit"] = [dot(h, row[: len(h)]) + row[-2] for row in rows], products.column("logit")
@@ -239,8 +243,8 @@ def redone() -> dict[str, tuple[list[float], list[float]]]:
     return steps
 
 
-# Where a step has more than two decimals: how far the redone result may be off.
-FINER = {
+# For steps with more than two decimals: how far a redone result may differ.
+TOLERANCES = {
     "softmax": 0.0015,
     "head: minus the mean": 0.0015,
     "probability": 0.0005,
@@ -250,12 +254,12 @@ FINER = {
 
 
 def test_a_reader_can_redo_each_step() -> None:
-    """The rounded numbers give the result on the page, up to its last digit."""
-    for step, (found, on_the_page) in redone().items():
-        assert found == pytest.approx(on_the_page, rel=0, abs=FINER.get(step, 0.015)), step
+    """The rounded numbers lead to the result on the page, up to its last digit."""
+    for step, (results, on_the_page) in redo_steps().items():
+        assert results == pytest.approx(on_the_page, rel=0, abs=TOLERANCES.get(step, 0.015)), step
 
 
-def test_the_note_about_the_untrained_model_is_true() -> None:
+def test_an_untrained_model_has_plain_layer_norms_and_biases() -> None:
     for name, parameter in fresh_model().named_parameters():
         if name.endswith("LayerNorm.weight"):
             assert (parameter == 1).all()
@@ -263,18 +267,18 @@ def test_the_note_about_the_untrained_model_is_true() -> None:
             assert (parameter == 0).all()
 
 
-def test_what_the_captions_say() -> None:
+def test_the_captions_are_true() -> None:
     captions = {name: BeautifulSoup(example(name), "html.parser").figcaption.get_text() for name in FIGURES}
     weights = trace().weights
-    largest, most = f"{weights.max():.3f}", trace().read(int(weights.argmax()))
-    assert f"largest weight is {largest}, for {most}; equal weights would be 0.125" in captions["attention"]
+    largest, token = f"{weights.max():.3f}", trace().read(int(weights.argmax()))
+    assert f"largest weight is {largest}, for {token}; equal weights would be 0.125" in captions["attention"]
     assert "cat gets the most" in captions["logits"] and trace().logits.argmax() == CAT
     assert "higher than ln 13" in captions["loss"] and example_value("loss") > example_value("uniform_loss")
     parameters = sum(parameter.numel() for parameter in fresh_model().parameters())
     assert f"two of the {parameters} parameters" in captions["gradient_step"]
 
 
-def test_the_pair() -> None:
+def test_the_pair_of_sentences() -> None:
     (table,) = tables("pair")
     second = [5, 7, 10, 12, 5, 6]
     assert table.column("input_ids") == [*IDS, *second, 3, 0]
@@ -282,14 +286,14 @@ def test_the_pair() -> None:
     assert table.column("attention_mask") == [1] * 15 + [0]
 
 
-def test_an_unknown_name_is_an_error_of_the_page() -> None:
+def test_an_unknown_name_is_a_page_error() -> None:
     with pytest.raises(PageError, match="no figure 'keys'; it has ids, masking"):
         example("keys")
     with pytest.raises(PageError, match="no value 'accuracy'; it has loss"):
         example_value("accuracy")
 
 
-def test_a_chapter_may_quote_both() -> None:
+def test_chapters_can_use_figures_and_values() -> None:
     names = quotable({}, {}, "idea")
     assert evaluate('example("loss")', names) == example("loss")
     assert evaluate('example_value("uniform_loss"):.2f', names) == "2.56"
@@ -297,12 +301,12 @@ def test_a_chapter_may_quote_both() -> None:
         evaluate('example("keys")', names)
 
 
-def test_the_trace_leaves_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
+def test_the_trace_does_not_change_the_random_state() -> None:
+    state = torch.get_rng_state()
     trace.__wrapped__()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_page_without_the_example_does_not_wait_for_it() -> None:
+def test_torch_is_only_imported_for_the_example() -> None:
     code = "import sys, docs.figures.quotable; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,4 +1,4 @@
-"""The timeline of models: its dates are those of the papers, and the chapter links each of them."""
+"""The timeline of models: its dates are those of the papers, and the chapter links every one of them."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from docs.literate.chart import WIDTH
 CHAPTER = Path(__file__).parents[2] / "docs" / "pages" / "before-and-after.md"
 
 
-def test_dates_are_those_of_the_papers() -> None:
-    """An arXiv number begins with the year and the month of the first version."""
+def test_dates_match_the_papers() -> None:
+    """An arXiv number starts with the year and the month of the first version."""
     for entry in ENTRIES:
         number = re.search(r"arxiv\.org/abs/(\d\d)(\d\d)\.\d+$", entry.source)
         if number:
@@ -18,8 +18,8 @@ def test_dates_are_those_of_the_papers() -> None:
     assert sum("arxiv.org" in entry.source for entry in ENTRIES) == len(ENTRIES) - 1  # GPT is not on arXiv
 
 
-def test_entries_are_in_the_order_of_their_dates() -> None:
-    """So no two of the lines to the axis cross."""
+def test_entries_are_sorted_by_date() -> None:
+    """Otherwise, lines to the axis would cross."""
     assert [entry.date for entry in ENTRIES] == sorted(entry.date for entry in ENTRIES)
 
 
@@ -38,12 +38,12 @@ def test_the_figure_is_described_in_words() -> None:
         assert f"{entry.date}: {entry.name}, {entry.change}" in description[1]
 
 
-def test_its_colors_are_those_of_the_theme() -> None:
+def test_colors_come_from_the_theme() -> None:
     assert not re.search(r'(?:fill|stroke|style)="', timeline())
 
 
-def test_its_text_fits_on_a_phone() -> None:
-    """There the letters are 22 units high, and no common serif is wider than these averages."""
+def test_text_fits_on_a_phone() -> None:
+    """On a phone, the letters are 22 units high. Common serif fonts are at most as wide as these averages."""
     for entry in ENTRIES:
         assert NAME + 13 * len(entry.name) <= CHANGE, entry.name
         assert CHANGE + 11.5 * len(entry.change) <= WIDTH, entry.change

@@ -75,7 +75,7 @@ def train(
                 step.evaluation = evaluate()
 
 
-def finish(path: Path, **options: Any) -> Trainer:
+def train_to_end(path: Path, **options: Any) -> Trainer:
     """A complete run in a new folder."""
     path.mkdir()
     trainer, next_batch = new_trainer(path, **options)
