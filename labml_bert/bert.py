@@ -12,10 +12,9 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 \end{aligned}
 $$
 
-This file contains only the encoder. It needs nothing but PyTorch, so you can copy it into your own project.
-Modules and parameters have the same names as in `transformers`, so you can move weights between the two
-libraries. The tasks that train the encoder are in `mlm.py` and `nsp.py`. Code that only makes the encoder
-faster is at the end of this file.
+This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. Modules
+and parameters have the same names as in `transformers`, so you can move weights between the two libraries.
+The tasks that train the encoder are in `mlm.py` and `nsp.py`. Code that only makes it faster comes last.
 
 Letters for sizes, in this file and all others: `B` sequences in the batch, `T` tokens in a sequence, `D`
 hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence
@@ -60,7 +59,7 @@ class BertEmbeddings(nn.Module):
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The sum has the same width $D$ as each row. The tables share one space, but learn not to interfere.
+    The sum has the same width $D$ as each row. The tables share one space and learn not to interfere.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -78,7 +77,7 @@ class BertEmbeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """All inputs are `(B, T)`. Token types default to 0 and positions to 0, 1, 2, … Returns `(B, T, D)`."""
+        """Inputs are `(B, T)`. Token types default to 0 and positions to 0, 1, 2, … Returns `(B, T, D)`."""
         # The defaults are the same for every sequence, so one row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
@@ -100,7 +99,7 @@ class BertSelfAttention(nn.Module):
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
     Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so its standard deviation grows
-    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax from saturating, which would make gradients vanish.
+    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax out of saturation, where gradients vanish.
     BERT has no causal mask, because its whole point is to see both sides of every token.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
@@ -155,7 +154,7 @@ class BertOutput(nn.Module):
 
     Both halves of a block end with the same steps: project to $D$, apply dropout, add the input of the half,
     and normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition
-    (post-norm), so it needs learning rate warmup. (In `transformers`, the first half has a `BertSelfOutput`.)
+    (post-norm), so it needs learning rate warmup. (In the first half, `transformers` calls it `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -173,8 +172,7 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    Attention only mixes vectors. The feed-forward network transforms each vector on its own, with a
-    nonlinearity in a space four times as wide:
+    Attention only mixes vectors. This network puts each one through a nonlinearity, at four times the width:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
@@ -196,7 +194,7 @@ class BertLayer(nn.Module):
     ## One block
 
     A block computes the two lines of the equation at the top of this page. The keys of `parts` become part
-    of parameter names, so `attention.self.query.weight` is called the same as in published checkpoints.
+    of the parameter names, so that names like `attention.self.query.weight` match published checkpoints.
     """
 
     def __init__(self, config: BertConfig):
@@ -283,8 +281,7 @@ class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    The encoder consists of the embeddings, the stack of blocks and the pooler. With the default sizes,
-    `BertModel(BertConfig())`, it is BERT base and has 109,482,240 parameters.
+    Combines embeddings, stack and pooler. `BertModel(BertConfig())` is BERT base, with 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -316,7 +313,7 @@ class BertModel(nn.Module):
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked only as a *key*. Padding tokens have queries too, but nothing uses the results.
+            # Padding is masked only as a *key*. Its queries remain, but nothing uses their results.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
@@ -359,8 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies and a tenth of the rest match by chance, so guessing *equal* is right
-        # 55% of the time.
+        # Half of the pairs are copies and a tenth of the rest match by chance, so the accuracy to beat is 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -416,7 +412,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """On a CPU, the fused kernel is slow with dropout, and in bfloat16 it bypasses the matrix unit going back."""
+    """On a CPU, the fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
