@@ -1,9 +1,9 @@
 r"""
 # All of BERT in ten minutes
 
-Does the recipe of the paper work on a laptop? This script trains on both tasks at once, with subwords, pairs
-of texts, short sequences for nine tenths of the time and long ones for the rest. It is the original with
-every size scaled down:
+Does the recipe of the paper work on a laptop? This script trains on both tasks at once, with subwords and
+pairs of texts. It spends nine tenths of the time on short sequences and the rest on long ones. Compared with
+the original, every size is scaled down:
 
 | size | BERT base | here |
 |---|---|---|
@@ -12,14 +12,14 @@ every size scaled down:
 | sequence length | 128 for 90%, then 512 | 32 for 90%, then 128 |
 | tokens per step | 32,768, then 131,072 | 2,048 |
 | text | 3.3 billion words | 2 million characters |
-| passes over the text, with different pairs | 10 | 10 |
+| passes over the text, each with different pairs | 10 | 10 |
 | peak learning rate | 1e-4 | 2e-3 |
 
-Everything else is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except on
-biases and LayerNorms, gradients clipped at norm 1, and linear warmup and decay of the learning rate.
+The rest of the recipe is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except
+on biases and LayerNorms, gradients clipped at norm 1, and linear warmup and decay of the learning rate.
 
-Evaluations use pairs from held-out documents. There is one more number than for a masked language model: the
-accuracy on pairs, which you can compare with that of always choosing the larger class."""
+Evaluations use pairs from held-out documents. They report one number more than those of a masked language
+model: the accuracy on pairs. Compare this accuracy with that of always predicting the larger class."""
 
 import sys
 from dataclasses import dataclass
@@ -53,13 +53,14 @@ class Options(RunOptions):
     minutes: float | None = 10.0
     """How long to train, in minutes."""
     vocab_size: int = 4096
-    """Size of the vocabulary. In two million characters, a subword occurs a hundred times on average."""
+    """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
     schedule: str = "32:9,128:1"
-    """Lengths of the pairs and their weights in the budget: nine tenths short, as in the paper."""
+    """Lengths of the pairs, each with its weight in the training budget. As in the paper, nine tenths of the
+    budget go to short pairs."""
     batch_tokens: int = 2048
-    """Tokens per step at every length, padding included."""
+    """Tokens per step, the same for all lengths, including padding."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
-    """New masks for each batch, masks that are drawn once as in the original, or masks of whole words."""
+    """New masks for each batch, masks drawn only once, as in the original, or masks of whole words."""
     mlm_probability: float = 0.15
     """Fraction of tokens to predict, as in the paper."""
     hidden_size: int = 128
@@ -73,19 +74,20 @@ class Options(RunOptions):
     hidden_dropout_prob: float = 0.1
     """Dropout probability, also for attention weights."""
     learning_rate: float = 2e-3
-    """Peak learning rate. A narrow model tolerates a higher one, and a short run needs it."""
+    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide one, and a short run
+    needs one."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate warms up to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.01
-    """Weight decay of matrices. Biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam: Literal["corrected", "published"] = "corrected"
-    """Adam with its bias correction, or without it, as in the published recipe."""
+    """Adam with bias correction (corrected), or without it, as in the original (published)."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
 
 
 def main(run: Run, options: Options) -> None:
-    """Pretrain a small BERT on both tasks, from text to a model that transformers loads."""
+    """Pretrain a small BERT on both tasks, from text to a model that transformers can load."""
     stages = parse_schedule(options.schedule)
     lengths = [stage.length for stage in stages]
     with run.reading_text():
@@ -132,7 +134,7 @@ def main(run: Run, options: Options) -> None:
 
 @torch.no_grad()
 def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
-    """Prints two held-out pairs with the predictions at the masks, and the prediction for each pair."""
+    """Prints two held-out pairs with the tokens predicted at the masks and the prediction for each pair."""
     middle = text.held_out[len(text.held_out) // 2]
     batch = {key: value[:2].to(run.device) for key, value in middle.items()}
     labels, is_random = batch.pop("labels").cpu(), batch.pop("next_sentence_label").tolist()
@@ -149,7 +151,7 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
 
 
 def conclusion(result: dict[str, float]) -> str:
-    """The accuracy on pairs, compared with that of always predicting the larger class."""
+    """Compares the accuracy on pairs with that of always predicting the larger class."""
     above = result["next_sentence_accuracy"] - result["next_sentence_chance"]
     return (
         f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "

@@ -1,11 +1,11 @@
 """
 # The same with words
 
-What changes when a token is a word? The sequences get shorter and the vocabulary larger. Most words are rare:
-in a text of a few megabytes, they occur only a handful of times. In three minutes this model leaves the
-plateau, but its loss stays above that of the two-neighbor n-gram model, which `mlm_tiny.py` beats by far. An
-n-gram model can use a pair of words that it has seen once, while a neural network first has to learn a vector
-for each word. More text helps, and so do subwords."""
+What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
+rare: in a text of a few megabytes, each of them occurs only a handful of times. In three minutes, this model
+leaves the plateau, but its loss stays above that of the two-neighbor n-gram model. (In `mlm_tiny.py`, with
+characters, the model beats it by far.) An n-gram model can use a pair of words that it has seen once, while a
+neural network first has to learn a vector for each word. More text helps, and so do subwords."""
 
 import sys
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    All other reasons are in `mlm_tiny.py`.
+    Values that aren't explained here are explained in `mlm_tiny.py`.
     """
 
     vocab_size: int = 8192
-    """Size of the vocabulary. The most frequent words are in it; all others become [UNK]."""
+    """Size of the vocabulary. It contains the most frequent words; all others become [UNK]."""
     schedule: str = "8:3,16:1,32:1,64:3"
-    """Sequence lengths and their weights in the budget. A word says more than a character, so 8 words are a
-    short context and 64 words a long one."""
+    """Sequence lengths, each with its weight in the training budget. A word says more than a character, so 8
+    words make a short context and 64 words a long one."""
     batch_tokens: int = 2048
-    """Tokens per step at every length."""
+    """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 128
@@ -57,11 +57,11 @@ class Options(RunOptions):
     """Dropout probability, also for attention weights."""
     learning_rate: float = 1e-3
     """Peak learning rate. At 3e-3, which suits characters, this model didn't leave the plateau in three
-    minutes: with thousands of words to choose from, the gradient of a step is mostly noise."""
+    minutes: with thousands of words to choose from, the gradient of a single step is mostly noise."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate warms up to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices. Biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
 

@@ -154,7 +154,7 @@ class BertOutput(nn.Module):
 
     Both halves of a block end with the same steps: project to $D$, apply dropout, add the input of the half,
     and normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition
-    (post-norm), so it needs learning rate warmup. (In the first half, `transformers` calls it `BertSelfOutput`.)
+    (post-norm), so it needs learning rate warmup. (`transformers` calls the first half's `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -281,7 +281,7 @@ class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines embeddings, stack and pooler. `BertModel(BertConfig())` is BERT base, with 109,482,240 parameters.
+    Combines embeddings, stack and pooler. `BertModel(BertConfig())` is BERT base: 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies and a tenth of the rest match by chance, so the accuracy to beat is 55%.
+        # Half of the pairs are copies and a tenth of the rest match by chance, so a model has to beat 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -412,7 +412,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """On a CPU, the fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit."""
+    """On a CPU, the fused kernel is slow with dropout, and its bfloat16 backward skips the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 

@@ -110,14 +110,16 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def retired_words(path: Path) -> Iterator[str]:
-    """Each retired word in the prose of a file, as `file:line: word, say term`."""
+    """Each retired word in the prose of a file, as `file:line of the paragraph: word, say term`."""
     for first_line, text in prose_of(path):
-        for term, pattern in PROSE.items():
-            if (path.as_posix(), term) in ALLOWED:
-                continue
-            for match in re.finditer(pattern, text, re.I):
-                line = first_line + text.count("\n", 0, match.start())
-                yield f"{path}:{line}: {' '.join(match[0].split())!r}, say {term}"
+        for paragraph in re.finditer(r"(?:.+\n?)+", text):
+            # A line may end between the two words of a term.
+            words = " ".join(paragraph[0].split())
+            line = first_line + text.count("\n", 0, paragraph.start())
+            for term, pattern in PROSE.items():
+                if (path.as_posix(), term) not in ALLOWED:
+                    for match in re.finditer(pattern, words, re.I):
+                        yield f"{path}:{line}: {match[0]!r}, say {term}"
 
 
 def names_in(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,10 +2,10 @@ r"""
 # Short sequences first
 
 Why does a masked language model stay at the loss of the unigram baseline for so long? It's a problem of
-credit assignment. Every token sees all the others, and nothing says which of the 127 others predicts the
-masked one. In a sequence of 16 tokens there are only 15 suspects. So we start with short sequences and make
-them longer. The number of tokens per step stays the same: with $N$ tokens per step and length $T$, a batch
-has $N / T$ sequences.
+credit assignment. In a sequence of 128 tokens, a masked token sees 127 others, and nothing says which of them
+predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. So we start with short sequences and make
+them longer during training. The number of tokens per step stays the same: with $N$ tokens per step and length
+$T$, a batch has $N / T$ sequences.
 
 Each short sequence gets a [random offset](windows.md), so all position embeddings are trained from the first
 step.
@@ -27,7 +27,7 @@ def parse_schedule(text: str) -> list[Stage]:
     """
     ## A schedule as text
 
-    `"16,32,64,128"` splits the budget equally between the lengths, `"16:1,32:1,64:2,128:4"` by weight.
+    `"16,32,64,128"` splits the budget equally; `"16:1,32:1,64:2,128:4"` gives each length a weight.
 
     Raises `ValueError` if the lengths don't increase or a weight isn't positive.
     """
@@ -49,11 +49,11 @@ def parse_schedule(text: str) -> list[Stage]:
 
 
 def length_at(stages: list[Stage], progress: float) -> int:
-    """The sequence length after the fraction `progress` of the budget, 0 to 1."""
+    """The sequence length when a fraction `progress` of the budget, from 0 to 1, is used up."""
     ends = accumulate(stage.fraction for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
 
 def stage_ends(stages: list[Stage]) -> list[float]:
-    """The fractions of the budget, 0 to 1, at which the stages end."""
+    """The fractions of the budget, from 0 to 1, at which the stages end."""
     return [min(end, 1.0) for end in accumulate(stage.fraction for stage in stages)]

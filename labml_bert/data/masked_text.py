@@ -1,9 +1,9 @@
 """
 # Text for a masked language model
 
-How does a corpus become masked batches? The text becomes one long row of token ids, and batches are random
-windows of it. Evaluations use a fixed set of windows from held-out documents, with the same masks in every
-run.
+How does a corpus become masked batches? The text is encoded as one long row of token ids, and each batch
+consists of random windows of this row. Evaluations use a fixed set of windows from held-out documents, with
+the same masks in every run.
 """
 
 import torch
@@ -23,9 +23,9 @@ class MaskedText:
     """
     ## Masked windows
 
-    `longest` is the length of the longest sequences in tokens, and of the held-out windows. If `with_cls_sep`
-    is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used with these tokens
-    has to be trained with them.
+    `longest` is the length, in tokens, of the longest sequences and of the held-out windows. If
+    `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used
+    with these tokens has to be trained with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
     `longest` tokens, or if `mlm_probability` is out of range.
@@ -54,13 +54,13 @@ class MaskedText:
         cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         self.baselines = ngram_baselines(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
-        # With a fixed number of masks per row, tensors keep their shapes. On a CPU, PyTorch prepares its
-        # matmuls once per shape. With a coin flip per token, almost every step would have a new shape.
+        # With a fixed number of masks per row, tensors keep their shapes. With a coin flip per token, almost
+        # every step would have new shapes, and on a CPU, PyTorch prepares its matmuls anew for each shape.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
         self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
-        # Two held-out windows to print during training. Here every chosen token becomes `[MASK]`.
+        # Two held-out windows to print during training. In them, every chosen token becomes `[MASK]`.
         masker = self.make_masker(torch.Generator().manual_seed(2), mask_replace_prob=1.0)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
         self.samples: MaskedTokens = masker(self.windows[rows])
@@ -73,8 +73,8 @@ class MaskedText:
         max_predictions_per_seq: int | None = None,
     ) -> TokenMasker:
         """
-        A masker with the paper's rule and this vocabulary. Of the chosen tokens that don't become
-        `[MASK]`, half are replaced with random tokens and half are kept.
+        Returns a masker for this vocabulary that follows the paper's rule. Of the chosen tokens that don't
+        become `[MASK]`, half are replaced with random tokens and half are kept.
         """
         arguments = (
             self.vocab_size,
@@ -90,8 +90,9 @@ class MaskedText:
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """
-        The next windows of `length` tokens, masked. Returns the arguments of `BertForMaskedLM`: `input_ids`,
-        `labels` and `position_ids`, all `(B, T)`, and `num_items_in_batch`, the number of masked positions.
+        Draws the next windows of `length` tokens and masks them. Returns the arguments of `BertForMaskedLM`:
+        `input_ids`, `labels` and `position_ids`, all `(B, T)`, and `num_items_in_batch`, the number of masked
+        positions.
         """
         B = self.batch_tokens // length
         windows = random_windows(self.train_ids, B, length, self.max_position_embeddings, self.generator)
@@ -108,8 +109,9 @@ def check_lengths(
     train: int, valid: int, longest: int, batch_tokens: int, max_position_embeddings: int
 ) -> None:
     """
-    Raises `ValueError` if text, batch or model is too small for a sequence of `longest` tokens. `train` and
-    `valid` are the numbers of tokens in the two parts of the text.
+    Raises `ValueError` if the text, the batch or the number of positions is too small for a sequence of
+    `longest` tokens. `train` and `valid` are the numbers of tokens in the training text and in the held-out
+    text.
     """
     if longest > max_position_embeddings:
         raise ValueError(

@@ -49,7 +49,7 @@ INTENDED = {
     "finetune_docstrings": "the bag of words is fitted by scikit-learn; the networks have equal losses",
 }
 # Keys of a record that were renamed in the newer commit.
-RENAMED = {"floors": "baselines", "floor": "unigram_loss"}
+RENAMED = {"floors": "baselines", "floor": "unigram_loss", "neighbours": "neighbors"}
 
 MASKED = f"--corpus {{texts}} {SMALL_OPTIONS} --schedule 16:1,64:1 --steps 40"
 CLAIMS = (
