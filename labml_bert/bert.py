@@ -1,7 +1,7 @@
 r"""
 # BERT, the encoder
 
-How can a model read a whole sentence at once and give each word a vector that depends on all the others,
+How can a model read a whole sentence at once and give each word a vector that depends on all words
 before and after it? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) uses a stack of blocks.
 In each block, every token attends to all the others and is then transformed on its own:
 
@@ -53,7 +53,7 @@ class BertEmbeddings(nn.Module):
     ## Embeddings
 
     To attention, the tokens are a set, not a sequence. So a token's vector must say what the token is, where
-    it is, and which segment it belongs to. BERT learns one table for each of the three, and adds the rows:
+    it is, and which segment it belongs to. BERT learns one table for each of the three and adds the rows:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
@@ -125,7 +125,7 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, keys and values from `hidden_states`; usually these are the same.
+        Queries come from `query_states`, keys and values from `hidden_states`; usually both are the same.
         The boolean `attention_mask`, `(B, 1, 1, T)`, is true where a token may be attended to. Returns the
         new vectors, `(B, P, D)`, and, if `output_attentions` is set, the attention weights, `(B, H, P, T)`.
         """
@@ -152,9 +152,9 @@ class BertOutput(nn.Module):
     r"""
     ## Dense, dropout, add, norm
 
-    Both halves of a block end with the same steps: project to $D$, apply dropout, add the input of the half,
-    and normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition
-    (post-norm), so it needs learning rate warmup. (`transformers` calls the first half's `BertSelfOutput`.)
+    Both halves of a block end with the same steps: project to $D$, apply dropout, add the half's input, and
+    normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition (post-norm),
+    so it needs learning rate warmup. (`transformers` calls this class `BertSelfOutput` in the first half.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -412,7 +412,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """On a CPU, the fused kernel is slow with dropout, and its bfloat16 backward skips the matrix unit."""
+    """On a CPU, dropout slows the fused kernel, and its bfloat16 backward pass skips the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 

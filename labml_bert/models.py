@@ -65,7 +65,7 @@ class BertPreTrainedModel(nn.Module):
     """
     ## The base class
 
-    Every model has a configuration and an encoder called `bert`. You can save it to a folder and load it again.
+    Every model has a configuration and an encoder called `bert`. Models can be saved to a folder and loaded.
 
     Source: `modeling_utils.py` of [transformers](https://github.com/huggingface/transformers).
     """

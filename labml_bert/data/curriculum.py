@@ -3,9 +3,9 @@ r"""
 
 Why does a masked language model stay at the loss of the unigram baseline for so long? It's a problem of
 credit assignment. In a sequence of 128 tokens, a masked token sees 127 others, and nothing says which of them
-predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. So we start with short sequences and make
-them longer during training. The number of tokens per step stays the same: with $N$ tokens per step and length
-$T$, a batch has $N / T$ sequences.
+predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. So we start with short
+sequences and make them longer during training. The number of tokens per step stays the same: with $N$ tokens
+per step and length $T$, a batch has $N / T$ sequences.
 
 Each short sequence gets a [random offset](windows.md), so all position embeddings are trained from the first
 step.
