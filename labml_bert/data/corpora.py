@@ -10,6 +10,7 @@ loss that we quote is measured on them.
 """
 
 import ast
+import builtins
 import collections
 import contextlib
 import hashlib
@@ -224,8 +225,23 @@ def compiled_docstrings(name: str) -> Iterator[str]:
         text = getattr(owner, "__doc__", None)
         yield inspect.cleandoc(text) if isinstance(text, str) else ""
         if depth < 2 and (inspect.ismodule(owner) or inspect.isclass(owner)):
-            stack.extend((m, depth + 1) for _, m in sorted(vars(owner).items()) if inspect.isroutine(m))
-            stack.extend((m, depth + 1) for _, m in sorted(vars(owner).items()) if inspect.isclass(m))
+            members = [member for _, member in sorted(compiled_members(owner).items())]
+            stack.extend((m, depth + 1) for m in members if inspect.isroutine(m))
+            stack.extend((m, depth + 1) for m in members if inspect.isclass(m))
+
+
+def compiled_members(owner: object) -> dict[str, object]:
+    """
+    The members that a module or a class has when Python starts. Test runners, debuggers and notebooks put
+    functions of their own into `sys` and `builtins`; the text must be the same in each of them.
+    """
+    members = dict(vars(owner))
+    if owner is sys:
+        # `sys` keeps the original of each hook: `sys.__excepthook__`.
+        return {name: members.get(f"__{name}__", member) for name, member in members.items()}
+    if owner is builtins:
+        return {name: member for name, member in members.items() if not inspect.isfunction(member)}
+    return members
 
 
 def cache_folder() -> Path:

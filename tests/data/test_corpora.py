@@ -1,5 +1,6 @@
 """Corpora: their sources, the held-out part, and downloads that go wrong."""
 
+import builtins
 import email
 import hashlib
 import io
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert.data import corpora
-from labml_bert.data.corpora import articles, download, load_corpus, split_documents
+from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
 
 
 def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
@@ -217,3 +218,13 @@ def test_wikitext_is_loaded_at_a_fixed_commit(monkeypatch: pytest.MonkeyPatch) -
     assert arguments[:2] == ["Salesforce/wikitext", "wikitext-2-raw-v1"]
     assert len(str(arguments[2])) == 40 and int(str(arguments[2]), 16)
     assert corpus.train == [" = A = \none\n", " = B = \ntwo\n"]
+
+
+def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test runner, a debugger or a notebook replaces hooks of `sys` and adds functions to `builtins`."""
+    before = {name: list(compiled_docstrings(name)) for name in ("sys", "builtins")}
+    assert "Handle an exception by displaying it" in " ".join(before["sys"])
+    for hook in ("excepthook", "displayhook", "unraisablehook", "breakpointhook"):
+        monkeypatch.setattr(sys, hook, lambda *arguments: None)
+    monkeypatch.setattr(builtins, "display", lambda value: "shows a value", raising=False)
+    assert {name: list(compiled_docstrings(name)) for name in before} == before
