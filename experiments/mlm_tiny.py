@@ -40,7 +40,7 @@ class Options(RunOptions):
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
     a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths. A step with longer sequences has fewer of them."""
+    """Tokens per step, the same for all lengths. Longer sequences mean fewer rows per batch."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict. This is twice the paper's 15%, so each step gives twice the signal.
     Evaluations always mask 15%."""

@@ -11,8 +11,8 @@ stored in float16, and one file should have a few hundred kilobytes. So the mode
 `mlm_tiny.py`, and has two layers instead of four. All else is equal. Among the sizes that fit, wider models
 with fewer layers learned more in the same time, because their steps take less time.
 
-The script also measures four properties of the final weights, which `pictures.py` explains. It uses the
-rounded weights for that, because they are the ones on the page.
+The script also measures four properties of the final weights, which `pictures.py` explains. It measures
+them on the rounded weights, because the page runs those.
 """
 
 import sys

@@ -20,7 +20,7 @@ we compute two exponents. The one from the last two sizes is the one to compare 
 is from all sizes: the slope of a line fitted by least squares to $(\ln \text{size}, \ln \text{cost})$.
 
 If an exponent is above the prediction, the cause isn't FLOPs. Large tensors don't fit into any cache, and the
-system allocates their memory page by page. We don't measure how much time each of these takes.
+system allocates their memory page by page. We don't measure how much time either effect costs.
 
 ## More text
 

@@ -23,8 +23,8 @@ class MaskedText:
     """
     ## Masked windows
 
-    `longest` is the length, in tokens, of the longest sequences and of the held-out windows. If
-    `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used
+    `longest` is the longest sequence length in training, in tokens, and the length of the held-out windows.
+    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used
     with these tokens has to be trained with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
