@@ -111,8 +111,8 @@ class BertPreTrainedModel(nn.Module):
         """
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
         this project or of `transformers`. Tensors of heads that this class doesn't have are ignored.
-        `new_parameters` lists prefixes of parameter names: parameters with such a name may be missing from the
-        file and then keep their random initial values. `arguments` go to the constructor of the class.
+        `new_parameters` lists prefixes of parameter names: parameters with such a name may be missing from
+        the file and then keep their random initial values. `arguments` go to the constructor of the class.
 
         Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
         `config.json`, or if the model is of a kind that this class doesn't implement.

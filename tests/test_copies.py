@@ -130,7 +130,7 @@ SPEEDUPS = {
         ("dropout from 16 bits", "dropout by 16 bits", "characters"),
         ("one matmul for query, key and value", "one product for query, key and value", "characters"),
         ("attention written out", "attention in two products", "characters"),
-        ("the last layer only at the positions that are read", "last layer only where a label is", "characters"),
+        ("the last layer only at the positions", "last layer only where a label is", "characters"),
         ("one cast for all layers", "one cast after the embeddings", "characters"),
     ],
     "mlm.py": [
