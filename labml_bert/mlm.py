@@ -319,8 +319,7 @@ def masked_lm_positions(labels: Tensor) -> Tensor:
     """
     Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
     unlabeled positions fill it up. An encoder that takes `output_positions` can skip all others in its last
-    layer, because only the head reads it. Without this, a step takes 1.20 times as long at a vocabulary of
-    100.
+    layer, which only the head reads. Without this, a step takes 1.20 times as long at a vocabulary of 100.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
