@@ -1,6 +1,6 @@
 """
-Writes the pages of the site: `python -m docs`. With `readme` as an argument it brings the table of modules in
-`README.md` up to date in place of that.
+Writes the pages of the site: `python -m docs`. With the argument `readme`, it updates the table of modules in
+`README.md` instead.
 """
 
 import sys
@@ -12,7 +12,7 @@ from docs.site import SITE
 
 
 def main(arguments: list[str]) -> None:
-    """Raises `PageError` if a page would be wrong."""
+    """Raises `PageError` if a source or a chapter has a mistake that would spoil its page."""
     if not arguments:
         write_site(SITE)
     elif arguments == ["readme"]:
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
         sources = read_sources(SITE.root, SITE.folders)
         path.write_text(with_module_table(SITE, sources, path.read_text("utf-8")), "utf-8")
     else:
-        sys.exit("error: what to do? python -m docs, or python -m docs readme")
+        sys.exit("usage: python -m docs [readme]")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """
-The thread between MkDocs and the renderer: it writes the pages before a build, adds the source files to the
-navigation, and watches what the pages are made from, so that an edit shows under `make serve`. Another
-generator needs only the command `python -m docs`.
+Connects MkDocs to the renderer: writes the pages before each build, adds the source files to the navigation,
+and watches everything the pages are built from, so that `make serve` picks up your edits. With another
+generator, the command `python -m docs` is all you need.
 """
 
 import sys
@@ -20,33 +20,34 @@ serving = False
 
 
 def on_startup(command: str, dirty: bool) -> None:
-    """Called by MkDocs first."""
+    """The first function that MkDocs calls."""
     global serving
     serving = command == "serve"
 
 
 def on_config(config: Any) -> None:
-    """Called by MkDocs once it knows its settings."""
+    """MkDocs calls this once it has read its settings."""
     config.extra["serving"] = serving
 
 
 def on_pre_build(config: Any) -> None:
-    """Called by MkDocs before it reads the pages."""
+    """MkDocs calls this before it reads the pages."""
     from mkdocs.exceptions import PluginError
 
     try:
-        # While somebody edits, the reference can wait for the next start.
+        # While you edit, the reference isn't rewritten: that takes seconds and can wait until the server
+        # restarts.
         sources = write_site(SITE, reference=config.docs_dir not in written)
         written.append(config.docs_dir)
     except PageError as error:
         raise PluginError(str(error)) from None
-    # mkdocs.yml holds the chapters, in the order in which people should read them.
+    # mkdocs.yml lists the chapters, in reading order.
     config.nav += navigation(SITE, sources)
 
 
 def on_serve(server: Any, config: Any, builder: Any) -> Any:
-    """Called by MkDocs once, before it serves."""
-    # What is written follows from the rest; to watch it would build everything twice.
+    """MkDocs calls this once, before it starts serving."""
+    # The written pages follow from the other files; watching them too would build everything twice.
     server.unwatch(config.docs_dir)
     for name in (*SITE.folders, *SITE.copied, SITE.chapters, *SITE.watched):
         server.watch(str(SITE.root / name))

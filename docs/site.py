@@ -1,8 +1,8 @@
 """
 # The settings of this site
 
-All that the renderer in `docs/literate` is told about this project: which folders it reads, how the
-navigation is ordered, which names a chapter may use, and what follows the code of a source file.
+Everything the renderer in `docs/literate` needs to know about this project: which folders to read, how to
+order the navigation, which names a chapter may use, and what follows the code of a source file.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class RecordedContents:
         self.sources, self.records = sources, read_records()
 
     def names(self, page: str) -> dict[str, Callable[..., Any]]:
-        """The names that an expression may use on a page."""
+        """The names that an expression on a page may use."""
         return quotable(self.records, self.sources, page)
 
     def after(self, source: Source) -> str:
@@ -46,7 +46,7 @@ SITE = Site(
         "docs/live": "In the browser",
     },
     first=(
-        # The files that work alone, and then what puts them together.
+        # The stand-alone files first, then what combines them.
         "labml_bert/bert",
         "labml_bert/mlm",
         "labml_bert/nsp",

@@ -1,9 +1,9 @@
 """
 # What does the mask attend to?
 
-Which characters does a trained model read to predict a masked one? This script runs a sentence with a
-`[MASK]` through a model of `mlm_tiny.py` and prints, for every head of every layer, the positions to which
-the masked position gives the largest attention weights.
+Which characters does a trained model use to predict a masked one? This script runs a sentence with a `[MASK]`
+through a model that `mlm_tiny.py` has trained. For every head of every layer, it prints the positions with
+the largest attention weights at the masked position.
 """
 
 import sys
@@ -31,7 +31,7 @@ TEXT = "Return a copy of the [MASK]ist."
 
 
 def print_weights(result: dict[str, Any], top: int = 3) -> None:
-    """Prints the `top` positions with the largest weights for each head: token, distance and weight."""
+    """Prints, for each head, the `top` positions with the largest weights: token, distance, weight."""
     mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("layer", "head", *(f"position {i + 1}" for i in range(top))):
@@ -55,7 +55,7 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
     configuration = saved["configuration"]
     record = {
         **record_head("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
-        # A path would say where the file was on somebody's machine.
+        # The folders of the path mean nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": saved["step"], "seconds": saved["seconds"]},
         "result": result,
@@ -64,7 +64,7 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, prints what the first mask attends to, and writes the record if asked."""
+    """Parses the command line, prints what the first mask attends to, and writes a record if asked."""
     parser = OneLineParser(description="Show what the [MASK] in a text attends to.")
     parser.add_argument("text", nargs="?", default=TEXT, help=f"text with a [MASK] (default: {TEXT!r})")
     parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")

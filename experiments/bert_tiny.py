@@ -1,25 +1,25 @@
 r"""
 # All of BERT in ten minutes
 
-Does the recipe of the paper work on a laptop? Both tasks at once, words in pieces, pairs of texts, short
-sequences for nine tenths of the time and long ones for the rest. It is the original with every size scaled
-down:
+Does the recipe of the paper work on a laptop? This script trains on both tasks at once, with subwords and
+pairs of texts. It spends nine tenths of the time on short sequences and the rest on long ones. Compared with
+the original, every size is scaled down:
 
-| what | BERT base | here |
+| size | BERT base | here |
 |---|---|---|
 | layers, hidden size, heads | 12, 768, 12 | 4, 128, 4 |
 | vocabulary | 30,522 | 4,096 |
-| length, for how long | 128 for 90%, then 512 | 32 for 90%, then 128 |
-| tokens in a step | 32,768, then 131,072 | 2,048 |
+| sequence length | 128 for 90%, then 512 | 32 for 90%, then 128 |
+| tokens per step | 32,768, then 131,072 | 2,048 |
 | text | 3.3 billion words | 2 million characters |
-| copies of the text, with other pairs | 10 | 10 |
+| passes over the text, each with different pairs | 10 | 10 |
 | peak learning rate | 1e-4 | 2e-3 |
 
-Everything else is as published: 15% masked, dropout 0.1, the two losses added, weight decay except for
-biases and LayerNorms, gradients clipped at 1, the learning rate up and then down to zero.
+The rest of the recipe is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except
+on biases and LayerNorms, gradients clipped at norm 1, and linear warmup and decay of the learning rate.
 
-The pairs are evaluated on documents that the model never saw. So there is one more number to read than in a
-masked run: the accuracy on pairs, beside that of always choosing the larger class."""
+Evaluations use pairs from held-out documents. They report one number more than those of a masked language
+model: the accuracy on pairs. Compare this accuracy with that of always predicting the larger class."""
 
 import sys
 from dataclasses import dataclass
@@ -51,41 +51,43 @@ class Options(RunOptions):
     """
 
     minutes: float | None = 10.0
-    """How long to train."""
+    """How long to train, in minutes."""
     vocab_size: int = 4096
-    """Size of the vocabulary. Two million characters show each of so many pieces a hundred times."""
+    """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
     schedule: str = "32:9,128:1"
-    """Lengths of the pairs and their shares of the budget: nine tenths short, as in the paper."""
+    """Lengths of the pairs, each with its weight in the training budget. As in the paper, nine tenths of the
+    budget go to short pairs."""
     batch_tokens: int = 2048
-    """Tokens in a step, padding included, at every length."""
+    """Tokens per step, the same for all lengths, including padding."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
-    """Masks drawn for each batch, once for all (as in the original), or for whole words."""
+    """New masks for each batch, masks drawn only once, as in the original, or masks of whole words."""
     mlm_probability: float = 0.15
-    """Fraction of the tokens to predict, as in the paper."""
+    """Fraction of tokens to predict, as in the paper."""
     hidden_size: int = 128
-    """Width of the model; the feed-forward network is four times as wide."""
+    """Width of the model. The feed-forward network is four times as wide."""
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads in each block; must divide the hidden size."""
+    """Heads per block. The hidden size must be a multiple of this."""
     initializer_range: float = 0.04
-    """Standard deviation of the initial weights. The paper's 0.02 goes with a width of 768."""
+    """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768."""
     hidden_dropout_prob: float = 0.1
-    """Dropout, in the attention weights too."""
+    """Dropout probability, also for attention weights."""
     learning_rate: float = 2e-3
-    """Peak learning rate. A narrow model takes a higher one, and a short run needs it."""
+    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide one, and a short run
+    needs one."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate rises to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.01
-    """Weight decay of matrices; biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam: Literal["corrected", "published"] = "corrected"
-    """Adam with the bias correction of its first steps, or as published, without it."""
+    """Adam with bias correction (corrected), or without it, as in the original (published)."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
 
 
 def main(run: Run, options: Options) -> None:
-    """Pretrain a small BERT on both tasks, from text to a model that transformers loads."""
+    """Pretrain a small BERT on both tasks, from text to a model that transformers can load."""
     stages = parse_schedule(options.schedule)
     lengths = [stage.length for stage in stages]
     with run.reading_text():
@@ -103,8 +105,8 @@ def main(run: Run, options: Options) -> None:
     model = BertForPreTraining(options.model_config(text.vocab_size, lengths[-1]))
     pairs = len(text.batches[lengths[0]].dataset)
     details = {
-        "vocabulary": f"{text.vocab_size:,} word pieces",
-        "length": " then ".join(map(str, lengths)) + " word pieces, two texts in each",
+        "vocabulary": f"{text.vocab_size:,} subwords",
+        "length": " then ".join(map(str, lengths)) + " subwords, two texts in each",
         "pairs": f"{pairs:,} of length {lengths[0]}; masks {options.masking}",
     }
     arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
@@ -132,7 +134,7 @@ def main(run: Run, options: Options) -> None:
 
 @torch.no_grad()
 def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
-    """Prints two held-out pairs: what the model puts under the masks, and what it says of the pair."""
+    """Prints two held-out pairs with the tokens predicted at the masks and the prediction for each pair."""
     middle = text.held_out[len(text.held_out) // 2]
     batch = {key: value[:2].to(run.device) for key, value in middle.items()}
     labels, is_random = batch.pop("labels").cpu(), batch.pop("next_sentence_label").tolist()
@@ -142,19 +144,19 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
     trainer.model.train()
     probabilities = output.seq_relationship_logits.float().softmax(-1)[:, 1].tolist()
     notes = [
-        f"second text: {'random' if random else 'next'}; the model says random with {p:.0%}"
+        f"second text: {'random' if random else 'next'}; predicted probability of random: {p:.0%}"
         for random, p in zip(is_random, probabilities, strict=True)
     ]
     run.print_filled(batch["input_ids"], labels, output.prediction_logits.argmax(-1).cpu(), notes)
 
 
 def conclusion(result: dict[str, float]) -> str:
-    """The accuracy on pairs, against always giving one answer."""
+    """Compares the accuracy on pairs with that of always predicting the larger class."""
     above = result["next_sentence_accuracy"] - result["next_sentence_chance"]
     return (
-        f"  accuracy on pairs {result['next_sentence_accuracy']:.1%} of {result['pairs']:,.0f}, by one "
-        f"answer {result['next_sentence_chance']:.1%}:\n  "
+        f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "
         f"{above / max(result['next_sentence_standard_error'], 1e-9):.1f} standard errors above\n"
+        f"  the {result['next_sentence_chance']:.1%} of always predicting the larger class\n"
     )
 
 

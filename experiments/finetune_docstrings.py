@@ -5,23 +5,23 @@ Does an encoder that was pretrained on plain text need fewer labels? This experi
 learn a task from the same labeled texts:
 
 - **pretrained**: fine-tune a model that this project pretrained, with a classifier on top.
-- **from scratch**: train the same network with the same tokenizer and recipe, starting from random weights.
-- **bag of words**: use the words that occur in the text, and no network.
+- **from scratch**: train the same network with the same tokenizer and recipe, but start from random weights.
+- **bag of words**: use only the words that occur in the text, and no network.
 
-There are two tasks, and every Python installation carries their labels. The task *package* asks which of 20
-packages a docstring comes from. The task *summary* asks of two texts whether the first summarizes the second.
+There are two tasks, and their labels come with Python. In *package*, the model predicts which of 20 packages
+a docstring is from. In *summary*, it predicts whether the first of two texts summarizes the second.
 
-Each method has one hyperparameter: the networks their learning rate, the bag of words its penalty. It is
-chosen on a fifth of the labeled texts, never on the test set. The bag of words chooses for each seed. The
-networks choose on the texts of the first seed only, to save time, and with more than 1,000 labels they take
-the learning rate that won at 1,000.
+Each method has one hyperparameter: a learning rate for the networks, a penalty for the bag of words. It is
+chosen on a fifth of the labeled texts, never on the test set. For the bag of words, it is chosen separately
+for each seed. For the networks, it is chosen only on the texts of the first seed, to save time. With more
+than 1,000 labels, the networks use the learning rate that was best at 1,000.
 
-A seed decides which texts are labeled, the order in which they are seen, and the initial values of the new
-weights. All methods get the same texts for the same seed.
+The seed determines which texts are labeled, in which order the model sees them, and the initial values of the
+new weights. With the same seed, all methods get the same texts.
 
-**What pretraining has seen.** The texts of *package* come from the library that the corpus `python-docs` is
-made of. A model pretrained on that corpus has read most of them, though never their labels, so the table has
-a column for the test texts that it has not read.
+**What pretraining has seen.** The texts of *package* are from the library that the corpus `python-docs` is
+made of. A model that was pretrained on this corpus has read most of them, though never their labels. So the
+table has a column for the test texts that it hasn't read.
 """
 
 import sys
@@ -68,40 +68,40 @@ from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
-# Our models have a few million parameters or fewer, so they need more than the 2e-5 to 5e-5 of BERT base.
-# Which of these learning rates wins depends on the task and on the number of labels.
+# Our models have at most a few million parameters, so they need a higher learning rate than the 2e-5 to 5e-5
+# of BERT base. Which of these is best depends on the task and on the number of labels.
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-# The most that the paper tried.
+# The largest number of epochs that the paper tried.
 EPOCHS = 4
-# Tokens of a text, or of a pair. A docstring says what it is about at its beginning, and a step of twice the
+# Maximum tokens in a text or a pair. A docstring starts with what matters most, and a step with twice the
 # length takes more than twice the time. The bag of words sees whole texts.
 MAX_LENGTH = {"package": 48, "summary": 64}
-# With more labels, searching for a learning rate would take longer than training itself.
+# With more labels, the search for a learning rate would take longer than the training itself.
 MAX_TUNING_LABELS = 1000
 
 
 @dataclass(frozen=True)
 class Options:
-    """What can be chosen."""
+    """The options on the command line."""
 
     model: Path | None = None
-    """Folder of a pretrained model. The default is the newest that bert_tiny.py finished under logs."""
+    """Folder of a pretrained model. Default: the newest model of bert_tiny.py under logs."""
     labels: tuple[str, ...] = ("100", "1000", "all")
-    """Labeled texts of the task package: few, ten times as many, and all that there are."""
+    """Numbers of labeled texts for the task package: few, ten times as many, and all of them."""
     pairs: str = "1000"
-    """Labeled pairs of the task summary."""
+    """Number of labeled pairs for the task summary."""
     seeds: int = 3
-    """Repetitions: the fewest that show how much of a difference is luck."""
+    """Number of seeds. Three is the least that shows how much of a difference is luck."""
     steps: int = 200
-    """Steps of a training, at least. Four epochs of 100 texts are 16 steps, too few to learn anything."""
+    """Minimum number of training steps. Four epochs of 100 texts are 16 steps, too few to learn anything."""
     device: str = "auto"
-    """cpu, cuda, or auto: the GPU if there is one."""
+    """cpu, cuda, or auto, which is the GPU if there is one."""
     record: Path | None = None
     """Write the result to this file, as JSON."""
 
 
 class Backbone(NamedTuple):
-    """A pretrained model as stored in `folder`, with the dropout of fine-tuning, and where to train it."""
+    """The pretrained model in `folder`, with the dropout for fine-tuning and the device to train on."""
 
     folder: Path
     config: BertConfig
@@ -112,7 +112,8 @@ class Backbone(NamedTuple):
 
 def build_classifier(backbone: Backbone, labels: list[str], arm: str) -> BertForSequenceClassification:
     """
-    A classifier before fine-tuning, with the pretrained weights or, from scratch, with random ones.
+    Returns a classifier before fine-tuning, with the pretrained weights or, from scratch, with random
+    weights.
 
     Raises `ValueError` if the weights don't fit the configuration.
     """
@@ -143,20 +144,20 @@ def train_and_predict(
 
 
 def choose_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, min_steps: int) -> float:
-    """The learning rate that is best for `count` labels, on those of seed 0."""
+    """Returns the best learning rate for `count` labels, chosen on the texts of seed 0."""
 
     def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
         try:
             return train_and_predict(backbone, task, arm, learning_rate, train, validation, 0, min_steps)[0]
         except NonFiniteLossError:
-            # This learning rate is too high. Equal logits for all classes make it lose.
+            # This learning rate is too high. With equal logits for all classes, it won't be chosen.
             return torch.zeros(len(validation), len(task.labels))  # (N, K)
 
     return choose_hyperparameter(LEARNING_RATES, task.draw(count, 0), attempt)
 
 
 def average_losses(losses: list[float], points: int = 20) -> list[float]:
-    """The means of `points` equal parts of `losses`, or every loss if there are fewer."""
+    """Splits `losses` into `points` equal parts and returns their means, or all losses if there are fewer."""
     points = min(points, len(losses))
     edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
     return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]
@@ -181,20 +182,20 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
 
 def find_newest_model(runs: Path) -> Path:
     """
-    The model of the newest finished run of `bert_tiny.py` under `runs`: it was pretrained on pairs, so its
-    pooler is trained. Raises `ValueError` if there is none.
+    Returns the model of the newest finished run of `bert_tiny.py` under `runs`. It was pretrained on pairs,
+    so its pooler is trained. Raises `ValueError` if there is none.
     """
     paths = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
     if not paths:
         raise ValueError(
-            f"no finished run of bert_tiny under {runs}; give --model, or make one with: "
+            f"no finished run of bert_tiny under {runs}; use --model, or train one with: "
             "python experiments/bert_tiny.py"
         )
     return paths[-1].parent
 
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
-    """How the model was pretrained, if `folder` is still beside the checkpoint of its run."""
+    """Describes how the model was pretrained, if `folder` is still inside the folder of its run."""
     try:
         saved = load_checkpoint(folder.parent)[0]
     except ValueError:
@@ -204,10 +205,10 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
 
 
 def parse_label_count(word: str, task: Task) -> int:
-    """Raises `ValueError` unless `word` is `all` or a number of training texts that `task` has, 5 or more."""
+    """Parses `all` or a number. Raises `ValueError` if it's below 5, or `task` has fewer training texts."""
     most = len(task.train)
     if word != "all" and not word.isdecimal():
-        raise ValueError(f"bad number of labels {word!r}; give numbers, or all")
+        raise ValueError(f"bad number of labels {word!r}; use a number, or all")
     count = most if word == "all" else int(word)
     if not 5 <= count <= most:
         raise ValueError(f"{count} labels for {task.name}; it has {most}, so choose from 5 to {most}")
@@ -216,14 +217,14 @@ def parse_label_count(word: str, task: Task) -> int:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    How to take the fingerprint of each task, from scratch: the repository doesn't have the pretrained
-    model, but its tokenizer can be trained again.
+    Returns a function for each task that takes its fingerprint. It trains from scratch, because the
+    repository doesn't contain the pretrained model. The tokenizer can be trained again.
     """
     return {name: partial(take_task_fingerprint, record, name) for name in record["tasks"]}
 
 
 def take_task_fingerprint(record: dict[str, Any], name: str) -> Fingerprint:
-    """The losses of 32 steps on 100 texts in float32 on one thread, and the loss on 100 test texts."""
+    """Trains 32 steps on 100 texts in float32 on one thread, and evaluates on 100 test texts."""
     corpus, config = load_corpus("python-docs"), BertConfig(**record["configuration"]["model"])
     tokenizer = wordpiece_tokenizer(corpus.train, config.vocab_size)
     backbone = Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
@@ -250,13 +251,13 @@ def main(argv: list[str] | None = None) -> None:
         folder = options.model or find_newest_model(Path("logs"))
         config = read_config(folder)
         tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-        # The published dropout, even if the model was pretrained without.
+        # The published dropout, even if the model was pretrained without dropout.
         config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         backbone = Backbone(folder, config, tokenizer, read_tensors(folder), device)
         with console.status("reading the text"):
             docstrings = distinct_docstrings()
             tasks = package, summary = package_task(docstrings), summary_task(docstrings)
-        # Weights that don't fit are refused here, before anything is trained.
+        # Check that the weights fit before anything is trained.
         model = build_classifier(backbone, package.labels, PRETRAINED)
         work = [(package, parse_label_count(word, package)) for word in options.labels]
         work.append((summary, parse_label_count(options.pairs, summary)))
@@ -264,7 +265,7 @@ def main(argv: list[str] | None = None) -> None:
         sizes = {t.name: f"{len(t.train):,} training and {len(t.test):,} test texts" for t in tasks}
         parameters = sum(p.numel() for p in model.parameters())
         details = {
-            "to beat": f"{package.chance:.1%} and {summary.chance:.1%}, by always choosing one class",
+            "to beat": f"{package.chance:.1%} and {summary.chance:.1%}, by always predicting one class",
             "model": f"{display_path(folder)}, {parameters:,} parameters",
         }
         header("finetune_docstrings: what pretraining is worth", sizes | details)
@@ -275,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
             labels, unseen = torch.tensor([e.label for e in task.test]), torch.tensor(task.unseen)
             for arm, seed in product(ARMS, range(options.seeds)):
                 with console.status(f"{task.name}, {count:,} labels, {arm}, seed {seed}"):
-                    began = time.monotonic()
+                    run_start = time.monotonic()
                     examples = task.draw(count, seed)
                     learning_rate, losses = None, list[float]()
                     if arm == BAG_OF_WORDS:
@@ -295,11 +296,11 @@ def main(argv: list[str] | None = None) -> None:
                             "labels": count,
                             "seed": seed,
                             **score(logits, labels)._asdict(),
-                            # On the test texts that pretraining on `python-docs` has not seen.
+                            # On the test texts that pretraining on `python-docs` hasn't seen.
                             "unseen_accuracy": score(logits[unseen], labels[unseen]).accuracy,
                             "learning_rate": learning_rate,
-                            # Of training and testing; with seed 0, also of choosing the hyperparameter.
-                            "seconds": time.monotonic() - began,
+                            # The time of training, testing and any search for a hyperparameter.
+                            "seconds": time.monotonic() - run_start,
                             "losses": average_losses(losses),
                         }
                     )

@@ -1,13 +1,13 @@
 r"""
 # A masked language model in three minutes
 
-Does a BERT learn anything on a laptop while you wait? Type `make train` and watch: four layers, one token per
-character, text that every Python installation carries.
+Can a BERT learn anything on a laptop while you wait? Type `make train` and watch. The model has four layers
+and reads one token per character, and its text comes with Python.
 
-The learning curve has a story. At first the loss falls to that of the unigram baseline and stays there.
-This is the plateau on which many people give up. Then the model discovers that a character depends on its
-neighbors, passes the table that counts neighbors, and continues to improve. How long the plateau lasts
-depends on a few choices. They are the values of `Options`, each with its reason."""
+The learning curve tells a story. At first, the loss falls to that of the unigram baseline and stays there, on
+a plateau where many people give up. Then the model discovers that a character depends on its neighbors. It
+overtakes the n-gram model, which only counts neighbors, and continues to improve. How long the plateau lasts
+depends on a few choices: the values of `Options`, each with its reason."""
 
 import sys
 from dataclasses import dataclass
@@ -33,46 +33,46 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    They were chosen on tiny Shakespeare, within three minutes on two cores, except for the length of the
-    first stage: there, 16 characters need half as long as on the Python documentation."""
+    We chose these values on tiny Shakespeare, for runs of three minutes on two cores. Only the first
+    stage is longer here: on tiny Shakespeare, half as much time at length 16 is enough."""
 
     schedule: str = "16:3,32:1,64:1,128:3"
-    """Sequence lengths and their shares of the budget. Length 16 comes first, for more than a third of it:
-    with 15 other tokens instead of 127 it is soon clear which neighbor matters."""
+    """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
+    a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""
     batch_tokens: int = 2048
-    """Tokens in a step, at every length, so a longer sequence makes for fewer of them."""
+    """Tokens per step, the same for all lengths. Longer sequences mean fewer rows per batch."""
     mlm_probability: float = 0.3
-    """Fraction of the tokens to predict. Twice the paper's 15%, so each step carries twice the signal; the
-    evaluation always masks 15%."""
+    """Fraction of tokens to predict. This is twice the paper's 15%, so each step gives twice the signal.
+    Evaluations always mask 15%."""
     hidden_size: int = 128
-    """Width of the model; the feed-forward network is four times as wide. A wider model learns more from
-    each token, but sees fewer of them in three minutes."""
+    """Width of the model. The feed-forward network is four times as wide. A wider model learns more from each
+    token, but sees fewer tokens in three minutes."""
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads in each block; must divide the hidden size."""
+    """Heads per block. The hidden size must be a multiple of this."""
     max_position_embeddings: int = 128
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
-    """Standard deviation of the initial weights. The paper's 0.02 goes with a width of 768. A sum over D
-    terms grows with the square root of D, so a narrow model needs more to let its heads differ from each
-    other."""
+    """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768. A sum over D terms
+    grows with the square root of D, so a narrow model needs larger weights to get sums of the same size."""
     hidden_dropout_prob: float = 0.0
-    """Dropout, in the attention weights too. None here: in three minutes the model reads the text a few
-    times, too few to learn it by heart."""
+    """Dropout probability, also for attention weights. In three minutes, the model reads the text only a few
+    times, so it doesn't need this regularization."""
     learning_rate: float = 3e-3
-    """Peak learning rate. A narrow model takes a higher one, and a short run needs it."""
+    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide one, and a short run
+    needs one."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate rises to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices; biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98
-    """Decay rate of Adam's second moment. Below the usual 0.999: a few thousand steps are soon out of
-    date."""
+    """Decay rate of Adam's second moment. It's below the usual 0.999, because a run has only a few thousand
+    steps, and old gradients are soon out of date."""
 
 
 def main(run: Run, options: Options) -> None:
-    """Train a masked language model of characters in three minutes."""
+    """Train a character-level masked language model in three minutes."""
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         corpus = load_corpus(options.corpus)

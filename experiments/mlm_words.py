@@ -1,11 +1,11 @@
 """
 # The same with words
 
-What changes when a token is a word? The sequences get short and the vocabulary large. Most words are rare:
-a text of a few megabytes shows each of them a handful of times. In three minutes this model leaves the
-plateau, but it stays above the two-neighbor table, which `mlm_tiny.py` leaves far behind. A table needs to
-see a pair of words once to use it; a model has to learn a vector for each word first. More text helps, and
-so do word pieces."""
+What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
+rare: in a text of a few megabytes, each of them occurs only a handful of times. In three minutes, this model
+leaves the plateau, but its loss stays above that of the two-neighbor n-gram model. (In `mlm_tiny.py`, with
+characters, the model beats it by far.) An n-gram model can use a pair of words that it has seen once, while a
+neural network first has to learn a vector for each word. More text helps, and so do subwords."""
 
 import sys
 from dataclasses import dataclass
@@ -31,37 +31,37 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The reasons not given here are those of `mlm_tiny.py`.
+    Values that aren't explained here are explained in `mlm_tiny.py`.
     """
 
     vocab_size: int = 8192
-    """Size of the vocabulary: the most frequent words. The others become [UNK]."""
+    """Size of the vocabulary. It contains the most frequent words; all others become [UNK]."""
     schedule: str = "8:3,16:1,32:1,64:3"
-    """Sequence lengths and their shares of the budget. A word says more than a character, so 64 words are a
-    long context, and 8 a short one."""
+    """Sequence lengths, each with its weight in the training budget. A word says more than a character, so 8
+    words make a short context and 64 words a long one."""
     batch_tokens: int = 2048
-    """Tokens in a step, at every length."""
+    """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
-    """Fraction of the tokens to predict in training; the evaluation always masks 15%."""
+    """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 128
-    """Width of the model; the feed-forward network is four times as wide."""
+    """Width of the model. The feed-forward network is four times as wide."""
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads in each block; must divide the hidden size."""
+    """Heads per block. The hidden size must be a multiple of this."""
     max_position_embeddings: int = 64
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights."""
     hidden_dropout_prob: float = 0.0
-    """Dropout, in the attention weights too."""
+    """Dropout probability, also for attention weights."""
     learning_rate: float = 1e-3
-    """Peak learning rate. At the 3e-3 that suits characters, this model did not leave the plateau in three
-    minutes: with thousands of words to choose from, the gradient of a step is mostly noise."""
+    """Peak learning rate. At 3e-3, which suits characters, this model didn't leave the plateau in three
+    minutes: with thousands of words to choose from, the gradient of a single step is mostly noise."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate rises to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices; biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
 

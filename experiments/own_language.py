@@ -1,16 +1,16 @@
 r"""
 # Pretrain your own language
 
-You have text in a language, and no model that speaks it. What do you need? A folder of UTF-8 files and one
-command:
+What do you do if you have text in a language, but no model for it? Put the text into a folder as UTF-8 files,
+and run one command:
 
     python experiments/own_language.py --corpus my_texts
 
-It trains a vocabulary of word pieces, chooses sizes that suit the amount of text, pretrains a masked
-language model, and fills a mask in a held-out line. The folder `model` of the run opens in `transformers`.
+The command trains a subword vocabulary, chooses sizes that suit the amount of text, and pretrains a masked
+language model. Then `transformers` can load the model from the folder `model` of the run.
 
-Nothing here knows the language. The pieces come from the text itself, with case and accents kept, because
-in many languages they tell words apart."""
+The script works the same for every language, because it learns the subwords from the text itself. It keeps
+case and accents, which many languages use to tell words apart."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -36,51 +36,53 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    Those without a value follow the amount of text, unless you give them; `suit` below chooses. The reasons
-    not given here are those of `mlm_tiny.py`."""
+    If you don't set an option whose default is `None`, the function `suit` below chooses its value, based on
+    the amount of text. For the reasons behind the other values, see `mlm_tiny.py`."""
 
     minutes: float | None = None
-    """How long to train, instead of the number of steps that suits the text."""
+    """How long to train, in minutes. Default: no time limit, but a number of steps that suits the text."""
     vocab_size: int | None = None
-    """Size of the vocabulary. Without it: one piece for every 400 characters, 1,000 to 30,000."""
+    """Size of the vocabulary. Default: one subword per 400 characters of text, but at least 1,000 and at most
+    30,000."""
     schedule: str = "16:3,32:1,64:1,128:3"
-    """Sequence lengths and their shares of the budget."""
+    """Sequence lengths, each with its weight in the training budget."""
     batch_tokens: int = 2048
-    """Tokens in a step, at every length."""
+    """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
-    """Fraction of the tokens to predict in training; the evaluation always masks 15%."""
+    """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int | None = None
-    """Width of the model. Without it: 128 to 768, growing with the text."""
+    """Width of the model. Default: 128 to 768, depending on the amount of text."""
     num_hidden_layers: int | None = None
-    """Number of blocks. Without it: 4 to 12, growing with the text."""
+    """Number of blocks. Default: 4 to 12, depending on the amount of text."""
     num_attention_heads: int | None = None
-    """Heads in each block. Without it: one for every 32 dimensions, for every 64 from a width of 512."""
+    """Heads per block. Default: one per 32 dimensions, or one per 64 if the width is at least 512."""
     max_position_embeddings: int = 128
     """Longest sequence that the model can read."""
     initializer_range: float | None = None
-    """Standard deviation of the initial weights. Without it: 0.02 at a width of 768, more for a narrower
-    model."""
+    """Standard deviation of the initial weights. Default: 0.02 at a width of 768, larger for narrower
+    models."""
     hidden_dropout_prob: float = 0.0
-    """Dropout, in the attention weights too."""
+    """Dropout probability, also for attention weights."""
     learning_rate: float | None = None
-    """Peak learning rate. Without it: 2e-3 at a width of 128, down to 1e-4 at 768."""
+    """Peak learning rate. Default: from 2e-3 at a width of 128 down to 1e-4 at 768."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate rises to its peak."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices; biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
 
 
-# From so many characters of text, a width and a number of blocks. A model with far more parameters than the
-# text has
-# pieces learns it by heart. The last row is BERT base, which was trained on about 16 billion characters.
+# Each row has the smallest number of characters of text, and the width and the number of blocks to use from
+# there on. A model with far more parameters than the text has tokens memorizes the text. The last row is BERT
+# base, which was trained on about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
 LEARNING_RATES = {128: 2e-3, 256: 1e-3, 512: 5e-4, 768: 1e-4}
-# A piece must occur often before its vector means anything: about a hundred times on average, at four
-# characters each.
+# The number of characters of text for each subword of the vocabulary. At four characters per token, a subword
+# then occurs a hundred times on average, often enough for the model to learn its vector.
 CHARACTERS_PER_PIECE = 400
-# The original read its text 40 times. A small text is read 40 times before the model leaves the plateau.
+# BERT was trained on 40 passes over its text. On a small text, 40 passes end before the model leaves the
+# plateau, so there is a minimum number of steps.
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 6_000, 1_000_000
 
 
@@ -88,10 +90,10 @@ def suit(options: Options, corpus: Corpus) -> Options:
     r"""
     ## What suits the text
 
-    Fills in the options that were not given. The alphabet must fit into the vocabulary twice, since a
-    character can begin a word or continue one; a script with thousands of characters therefore gets a
-    larger vocabulary. The standard deviation of the initial weights follows the width $D$, as
-    $0.02\sqrt{768 / D}$, so that a sum over $D$ of them starts as large as in BERT base."""
+    Sets the options that you left out. The vocabulary must have room for the alphabet twice, because a
+    character can start a word or continue one. So a script with thousands of characters gets a larger
+    vocabulary. The standard deviation of the initial weights is $0.02\sqrt{768 / D}$ for a model of width
+    $D$. With it, a sum over $D$ weights is as large as in BERT base."""
     characters = sum(map(len, corpus.train))
     alphabet = len(set().union(*corpus.train))
     pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))
@@ -127,9 +129,10 @@ def main(run: Run, options: Options) -> None:
             with_cls_sep=True,
         )
     model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
+    characters = sum(map(len, corpus.train))
     details = {
-        "vocabulary": f"{text.vocab_size:,} word pieces, one for {CHARACTERS_PER_PIECE} characters or more",
-        "length": " then ".join(str(stage.length) for stage in stages) + " word pieces",
+        "vocabulary": f"{text.vocab_size:,} subwords, one per {characters // text.vocab_size:,} characters",
+        "length": " then ".join(str(stage.length) for stage in stages) + " subwords",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
     if run.requested.steps is None and options.steps:

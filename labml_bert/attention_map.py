@@ -1,12 +1,12 @@
 """
 # What each head attends to
 
-Every head of every layer computes attention weights: for each position, how much it takes from each
-position of the text. This file runs a text with a `[MASK]` once through a model and returns those weights
-with the model's predictions, as numbers that a picture can show.
+Every head of every layer computes attention weights: how much each position takes from every position of the
+text. This file runs a text with a `[MASK]` through a model once. It returns the attention weights and the
+model's predictions as plain numbers, ready for a picture.
 
-The weights say what is mixed, not why. A head may give a position a large weight and take nothing useful
-from it, because what it takes are the values, and the weights don't show those.
+The weights say what is mixed, not why. A head can give a position a large weight and still take nothing
+useful from it. What it takes is the position's value, and the weights don't show that.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
     """
     ## One forward pass
 
-    Returns the `tokens` of `text`, the positions of its `masks`, for each mask the five most probable
-    tokens (`guesses`), and the weights (`attentions`) by layer, head, position that attends and position
-    attended to.
+    Returns the `tokens` of `text`, the positions of its `masks`, the five most probable tokens for each mask
+    (`guesses`), and the weights (`attentions`). Those are indexed by layer, head, attending position and
+    attended position.
 
     Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """
@@ -45,6 +45,6 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
 
 
 def round_to_list(tensor: torch.Tensor, digits: int) -> Any:
-    """Nested lists for JSON, with no more digits than a picture shows."""
+    """Converts a tensor to nested lists for JSON, with no more digits than a picture needs."""
     factor = 10.0**digits
     return (tensor.double() * factor).round().div(factor).tolist()

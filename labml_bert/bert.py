@@ -1,9 +1,9 @@
 r"""
 # BERT, the encoder
 
-How does a model read a whole sentence at once, both sides of every word, and give each word a vector that
-depends on all the others? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) does it with a stack
-of identical blocks. In each, every token looks at every other token and is then transformed on its own:
+How can a model read a whole sentence at once and give each word a vector that depends on all words
+before and after it? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) uses a stack of blocks.
+In each block, every token attends to all the others and is then transformed on its own:
 
 $$
 \begin{aligned}
@@ -12,13 +12,13 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 \end{aligned}
 $$
 
-This file is the encoder alone. It needs only PyTorch, so you can copy it into your own project. Modules and
-parameters have the names that `transformers` uses, so weights travel between the two. What the encoder is
-trained to do is defined in `mlm.py` and `nsp.py`. What only makes it faster is at the end of this file.
+This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. Modules
+and parameters have the same names as in `transformers`, so you can move weights between the two libraries.
+The tasks that train the encoder are in `mlm.py` and `nsp.py`. Code that only makes it faster comes last.
 
-Letters for sizes, here and in every file: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden
-size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those
-whose vectors are wanted, usually all `T`).
+Letters for sizes, in this file and all others: `B` sequences in the batch, `T` tokens in a sequence, `D`
+hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence
+(those whose vectors you need, usually all `T`), `M` masked positions in the whole batch.
 """
 
 import math
@@ -32,19 +32,19 @@ from torch import Tensor, nn
 
 @dataclass
 class BertConfig:
-    """The sizes of a BERT, with the field names of `transformers.BertConfig`. The defaults are BERT base."""
+    """The sizes of a BERT. The defaults are those of BERT base, the names those of `transformers`."""
 
     vocab_size: int = 30522
     hidden_size: int = 768  # a multiple of the number of heads
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
-    intermediate_size: int = 3072  # in the paper always four times the hidden size
+    intermediate_size: int = 3072  # four times the hidden size in the paper
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
     type_vocab_size: int = 2  # sentence A or sentence B
     initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12  # published checkpoints were trained with it; PyTorch's default is 1e-5
+    layer_norm_eps: float = 1e-12  # as in published checkpoints; PyTorch's default is 1e-5
     pad_token_id: int = 0
 
 
@@ -52,14 +52,14 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention sees a set, not a sequence. So a token's vector must say what the token is, where it stands, and
-    which segment it belongs to. BERT learns a table for each and adds the three rows:
+    To attention, the tokens are a set, not a sequence. So a token's vector must say what the token is, where
+    it is, and which segment it belongs to. BERT learns one table for each of the three and adds the rows:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    A sum keeps the width at $D$. The three tables share the space and learn to keep out of each other's way.
+    The sum has the same width $D$ as each row. The tables share one space and learn not to interfere.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -67,7 +67,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx` the lookup of a padding token sends no gradient, as in `transformers`.
+        # With `padding_idx`, looking up a padding token sends no gradient to its row, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -77,8 +77,8 @@ class BertEmbeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """All inputs are `(B, T)`. Token types default to 0, positions to 0, 1, 2, … Returns `(B, T, D)`."""
-        # The defaults are the same for every sequence, so one row of them is broadcast over the batch.
+        """Inputs are `(B, T)`. Token types default to 0 and positions to 0, 1, 2, … Returns `(B, T, D)`."""
+        # The defaults are the same for every sequence, so one row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
         if token_type_ids is None:
@@ -93,14 +93,14 @@ class BertSelfAttention(nn.Module):
     r"""
     ## Self-attention
 
-    Each token asks a question (query), offers a label (key) and holds a content (value). How well a query
-    fits each key decides how much of each value it takes:
+    Each token asks a question (query), offers a label (key) and carries content (value). The better its query
+    matches a token's key, the more it takes of that token's value:
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
     Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so its standard deviation grows
-    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax away from its flat ends, where no gradient flows.
-    There is no causal mask: that every token sees both sides is the point of BERT.
+    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax out of saturation, where gradients vanish.
+    BERT has no causal mask, because its whole point is to see both sides of every token.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -114,7 +114,7 @@ class BertSelfAttention(nn.Module):
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def project(self, x: Tensor, *layers: nn.Linear) -> list[Tensor]:
-        """Applies each layer to `x`, `(B, T, D)`, and splits its output into heads, `(B, H, T, D/H)`."""
+        """Applies each layer to `x`, `(B, T, D)`, and splits the output into heads, `(B, H, T, D/H)`."""
         return [y.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2) for y in apply_all(layers, x)]
 
     def forward(
@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, usually all of `hidden_states`; keys and values always from all.
-        `attention_mask` is boolean, `(B, 1, 1, T)`, true where a token may be attended to. Returns the new
-        vectors, `(B, P, D)`, and with `output_attentions` the attention weights, `(B, H, P, T)`, else `None`.
+        Queries come from `query_states`, keys and values from `hidden_states`; usually both are the same.
+        The boolean `attention_mask`, `(B, 1, 1, T)`, is true where a token may be attended to. Returns the
+        new vectors, `(B, P, D)`, and, if `output_attentions` is set, the attention weights, `(B, H, P, T)`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
-                # The most negative number, not minus infinity: the softmax of a row that is all padding is
-                # then uniform instead of 0/0.
+                # We use the most negative number instead of minus infinity, so the softmax of a row that
+                # is all padding is uniform and not 0/0.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -152,9 +152,9 @@ class BertOutput(nn.Module):
     r"""
     ## Dense, dropout, add, norm
 
-    Both halves of a block end in the same way: project back to $D$, apply dropout, add the half's input,
-    normalize. The sum gives the gradient a straight path to the first layer. BERT normalizes *after* the sum
-    (post-norm), so it needs learning rate warmup. (`transformers` calls the first of them `BertSelfOutput`.)
+    Both halves of a block end with the same steps: project to $D$, apply dropout, add the half's input, and
+    normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition (post-norm),
+    so it needs learning rate warmup. (`transformers` calls this class `BertSelfOutput` in the first half.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -164,7 +164,7 @@ class BertOutput(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
-        """`hidden_states` is `(B, P, in_features)`, `residual` `(B, P, D)`. Returns `(B, P, D)`."""
+        """`hidden_states` is `(B, P, in_features)`; `residual` and the result are `(B, P, D)`."""
         return self.LayerNorm(residual + self.dropout(self.dense(hidden_states)))  # (B, P, D)
 
 
@@ -172,12 +172,12 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    Attention only mixes vectors. Here each of them meets a nonlinearity, in a space four times as wide:
+    Attention only mixes vectors. This network puts each one through a nonlinearity, at four times the width:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    This is the exact form, with erf. The tanh approximation that GPT-2 uses differs by up to
-    $5 \cdot 10^{-4}$, enough to lose agreement with released weights. A `BertOutput` leads back to $D$.
+    This is the exact GELU. The tanh approximation in GPT-2 differs from it by up to $5 \cdot 10^{-4}$, enough
+    to change what published weights compute. Afterwards, a `BertOutput` projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
@@ -185,7 +185,7 @@ class BertIntermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """`(B, P, D)` to `(B, P, I)`."""
+        """Maps `(B, P, D)` to `(B, P, I)`."""
         return F.gelu(self.dense(hidden_states))  # (B, P, I)
 
 
@@ -193,8 +193,8 @@ class BertLayer(nn.Module):
     """
     ## One block
 
-    The two lines of the equation at the top of this page. The keys of the dictionary give the parameters
-    their names in published checkpoints, such as `attention.self.query.weight`.
+    A block computes the two lines of the equation at the top of this page. The keys of `parts` become part
+    of the parameter names, so that names like `attention.self.query.weight` match published checkpoints.
     """
 
     def __init__(self, config: BertConfig):
@@ -211,7 +211,7 @@ class BertLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Shapes as in `BertSelfAttention.forward`; `query_states` default to all of `hidden_states`."""
+        """Shapes are as in `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
         x = hidden_states if query_states is None else query_states  # (B, P, D)
         context, weights = self.attention["self"](x, hidden_states, attention_mask, output_attentions)
         a = self.attention["output"](context, x)  # (B, P, D)
@@ -222,8 +222,8 @@ class BertEncoder(nn.Module):
     """
     ## The stack
 
-    Every block has its own weights. Width and length never change on the way, so a block neither knows nor
-    cares how deep in the stack it is.
+    Every block has its own weights. The width and the length of its input are the same for all blocks, so a
+    block neither knows nor cares how deep in the stack it is.
     """
 
     def __init__(self, config: BertConfig):
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns `(B, T, D)`, or `(B, P, D)` for `output_positions`, `(B, P)`; and all attention weights."""
+        """Returns vectors, `(B, T, D)` or, at `output_positions`, `(B, P, D)`, and all attention weights."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -252,9 +252,9 @@ class BertPooler(nn.Module):
     """
     ## The pooler
 
-    One vector for the whole sequence: the first token, `[CLS]`, once more through a dense layer and a tanh.
-    It learns only if some loss uses it: next sentence prediction, or a classifier. A masked language model
-    alone leaves it untrained, and can leave it out.
+    The pooler makes one vector for the whole sequence: it takes the vector of the first token, `[CLS]`, and
+    applies a dense layer and a tanh. It learns only from losses that use its output, such as that of next
+    sentence prediction. The masked LM loss doesn't, so a model trained on that loss alone needs no pooler.
     """
 
     def __init__(self, config: BertConfig):
@@ -262,26 +262,26 @@ class BertPooler(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """`(B, T, D)` to `(B, D)`."""
+        """Maps `(B, T, D)` to `(B, D)`."""
         return torch.tanh(self.dense(hidden_states[:, 0]))  # (B, D)
 
 
 class BertModelOutput(NamedTuple):
-    """What `BertModel` returns, with the names of `transformers`."""
+    """What `BertModel` returns. The names are those of `transformers`."""
 
     last_hidden_state: Tensor
-    """One vector per token, `(B, T, D)`; with `output_positions`, `(B, P, D)`."""
+    """One vector per token, `(B, T, D)`, or per output position, `(B, P, D)`."""
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` without a pooler."""
     attentions: tuple[Tensor, ...] | None
-    """One `(B, H, T, T)` per layer, with `output_attentions`."""
+    """The attention weights of each layer, `(B, H, T, T)`. `None` without `output_attentions`."""
 
 
 class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Embeddings, the stack, the pooler. `BertModel(BertConfig())` has 109,482,240 parameters, as BERT base has.
+    Combines embeddings, stack and pooler. `BertModel(BertConfig())` is BERT base: 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -304,20 +304,20 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; by default there is
-        no padding. `output_positions`, `(B, P)`, are those at which you need the last layer, by default all.
-        Raises `ValueError` if the mask has another shape or is one to be added to the scores.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without
+        it, nothing is padding. `output_positions`, `(B, P)`, lists the positions at which you need the last
+        layer, by default all. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
-            # In a mask for adding, 0 means a token and a large negative number padding: the opposite of ours.
+            # Additive masks have 0 for a token and a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked as a *key*. It still has queries, and nobody reads what they return.
+            # Padding is masked only as a *key*. Its queries remain, but nothing uses their results.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
-            output_positions = F.pad(output_positions, (1, 0))  # (B, P + 1), the first for the pooler
+            output_positions = F.pad(output_positions, (1, 0))  # (B, P + 1), with [CLS] for the pooler
         x, attentions = self.encoder(cast_once(x), attention_mask, output_attentions, output_positions)
         if self.pooler is None:
             return BertModelOutput(x, None, attentions)
@@ -328,12 +328,13 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights come from a normal distribution cut off at two standard deviations. Biases start at zero,
-    LayerNorm as the identity. PyTorch would draw an embedding with standard deviation 1, not 0.02. If the
-    output layer is that same matrix, the first loss is then many times $\ln V$, and training starts by
-    undoing it.
+    Weights come from a normal distribution truncated at two standard deviations. Biases start at 0, and
+    LayerNorm weights at 1. By default, PyTorch initializes embeddings with a standard deviation of 1, not
+    0.02. If such an embedding is also the output layer, the first loss is many times $\ln V$, and training
+    has to undo that first.
 
-    Source: `create_initializer` in `modeling.py` of [google-research/bert](https://github.com/google-research/bert).
+    Source: `create_initializer` in `modeling.py` of
+    [google-research/bert](https://github.com/google-research/bert).
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -345,8 +346,8 @@ def main() -> None:
     """
     ## Try it
 
-    `python bert.py` teaches a small encoder to say whether the first two tokens of a sequence are equal. One
-    token alone doesn't tell, and attention is the only road from one position to another.
+    `python bert.py` teaches a small encoder to tell whether the first two tokens of a sequence are equal. The
+    encoder has to compare two positions, and only attention moves information from one to the other.
     """
     torch.manual_seed(0)
     model = BertModel(BertConfig(10, 32, 2, 4, 64, max_position_embeddings=8))
@@ -355,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # In half of the sequences the second token copies the first, so guessing gives an accuracy near 0.5.
+        # Half of the pairs are copies and a tenth of the rest match by chance, so a model has to beat 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -372,56 +373,56 @@ class Dropout(nn.Dropout):
     r"""
     ## What only makes it faster
 
-    The model is complete without the five tricks below. The gain says how many times as long a training step
-    takes if you leave one out. It is from `docs/runs/speed_ledger.json`: 4 layers of width 256, 32 sequences
-    of 128 characters, bfloat16 on two CPU cores.
+    The model works without the five tricks below. The gain of a trick is the time of a training step without
+    the trick, divided by the time with it. We measured the gains with 4 layers of width 256 and 32 sequences
+    of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
     | trick | gain |
     |---|---|
     | dropout from 16 bits: `Dropout` | 1.47 |
     | one matmul for query, key and value: `apply_all` | 1.02, within the noise |
     | attention written out instead of fused: `written_out_is_faster` | 1.61 |
-    | the last layer only where it is read: `select_positions` | 1.20 |
+    | the last layer only at the positions that are read: `select_positions` | 1.20 |
     | one cast for all layers: `cast_once` | 1.08 |
 
     Dropout sets each number to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    keeps the mean. On a CPU, `nn.Dropout` draws a random number per element, one after another. But 16 bits
-    are enough to decide something with probability 0.1: one 64-bit draw serves four elements, and the
-    probability differs from $p$ by at most $2^{-17}$. The factor allows for that.
+    preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But 16 bits
+    are enough to decide with probability 0.1, so one 64-bit draw is enough for four elements. The actual
+    probability then differs from $p$ by at most $2^{-17}$, and the factor uses the actual probability.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes and returns any shape."""
+        """Takes a tensor of any shape and returns one of the same shape."""
         if x.device.type != "cpu" or not self.training or self.p == 0:
             return F.dropout(x, self.p, self.training)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        # Even the smallest and the largest p drop something, but not everything.
+        # Even if p is close to 0 or 1, some elements are dropped and some are kept.
         dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= dropped - 2**15
-        # The bytes of a boolean are 0 and 1; read as integers, they convert five times faster.
+        # Booleans are stored as bytes, 0 or 1. Viewed as integers, they are converted five times faster.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """`[layer(x) for layer in layers]` with one large matmul, and one gradient to add to `x`'s, not three."""
+    """Computes every `layer(x)` in one large matmul, so `x` gets one gradient instead of three."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """On a CPU, dropout slows the fused kernel down, and its bfloat16 backward pass skips the matrix unit."""
+    """On a CPU, dropout slows the fused kernel, and its bfloat16 backward pass skips the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Picks `positions`, `(B, P)`, from `(B, T, D)`: `(B, P, D)`. No layer reads the rest of the last one."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. Nothing reads the other vectors."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """On a CPU, LayerNorm keeps the type of its input, so under autocast one cast saves one per matmul."""
+    """On a CPU, LayerNorm keeps its input's type, so casting once here saves a cast in every matmul."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

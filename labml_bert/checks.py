@@ -1,10 +1,10 @@
 """
-# What is refused before it starts
+# Checks of sizes and probabilities
 
-What can somebody type, or load from a file, that would fail deep inside a model, or train a wrong one? These
-functions are called where values enter: the options of a run, `config.json`, a checkpoint, a dataset. They
-raise `ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py` and `nsp.py` trust their
-callers, so that a reader meets the idea and not the armor.
+Which bad values would fail deep inside a model, or silently train a wrong one? These functions check values
+where they enter: in the options of a run, in `config.json`, in a checkpoint, in a data set. They raise
+`ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py` and `nsp.py` trust their callers,
+so you can read the ideas there without the armor.
 """
 
 import math
@@ -27,7 +27,7 @@ def check_config(config: BertConfig) -> None:
     """Raises `ValueError` if no model can have these sizes."""
     for name in (*COUNTS, "pad_token_id"):
         if type(getattr(config, name)) is not int:
-            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be a whole number")
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be an integer")
     for name in COUNTS:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
@@ -54,7 +54,7 @@ def check_length(length: int, config: BertConfig) -> None:
     limit = config.max_position_embeddings
     if length > limit:
         raise ValueError(
-            f"{length} tokens but max_position_embeddings is {limit}; cut the text or train more positions"
+            f"{length} tokens but max_position_embeddings is {limit}; use a shorter text or more positions"
         )
 
 
@@ -67,21 +67,21 @@ def check_masking(
     random_replace_prob: float = 0.1,
     max_predictions_per_seq: int | None = None,
 ) -> None:
-    """Takes the arguments of `TokenMasker`. Raises `ValueError` if it could not mask with them."""
+    """Takes the arguments of `TokenMasker`. Raises `ValueError` if it can't mask with them."""
     if not 0 <= mlm_probability <= 1:
         raise ValueError(f"mlm_probability is {mlm_probability}; it must be in [0, 1]")
-    # Written as `not …`, so that a NaN is refused too.
+    # The condition is negated so that NaN is refused too.
     if not (
         min(mask_replace_prob, random_replace_prob) >= 0 and mask_replace_prob + random_replace_prob <= 1
     ):
         raise ValueError(
             f"mask_replace_prob {mask_replace_prob} and random_replace_prob {random_replace_prob} "
-            "must not be negative, nor above 1 together"
+            "must not be negative, and their sum must be at most 1"
         )
     ids = {mask_token_id, *special_token_ids}
     specials = {i for i in ids if i is not None}
     if len(specials) < len(ids):
-        raise ValueError("a special token has no id; give a tokenizer that has [MASK] and all of the others")
+        raise ValueError("a special token has no id; use a tokenizer that has [MASK] and all the others")
     if min(specials) < 0 or max(specials) >= vocab_size:
         raise ValueError(
             f"special token ids {sorted(specials)} are not all inside the vocabulary of {vocab_size}"
@@ -93,7 +93,7 @@ def check_masking(
 
 
 def check_pairs(max_length: int, short_seq_prob: float = 0.1, random_next_prob: float = 0.5) -> None:
-    """Takes the arguments of `PairMaker`. Raises `ValueError` if no pair fits or a probability is none."""
+    """Takes arguments of `PairMaker`. Raises `ValueError` if no pair fits, or a value is out of range."""
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special ones need 5")
     for name, p in (("short_seq_prob", short_seq_prob), ("random_next_prob", random_next_prob)):

@@ -2,14 +2,14 @@ r"""
 # A model for other programs
 
 How do you run a model outside Python? A model is numbers and a list of tokens, and any program that can
-multiply matrices can run it. There are two ways out:
+multiply matrices can run it. There are two formats:
 
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to web
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to onnx
 
-The first is for a web page: a file with the weights as plain float16, which takes half the bytes, and a JSON
-file that describes it. The page has to implement the model. The second is [ONNX](https://onnx.ai/), a graph
-of operations that includes the weights, for the many programs that run such graphs. It keeps float32.
+The first is for a web page that implements the model itself: one file has the weights as float16, which takes
+half the bytes, and a JSON file describes it. The second is [ONNX](https://onnx.ai/), a graph of operations
+together with the weights. Many programs can run such graphs. ONNX keeps the weights in float32.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary.
 """
@@ -40,7 +40,7 @@ from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
-# The version of the format below; a page refuses any other.
+# The version of the web format. A page accepts only the version that it knows.
 FORMAT = 1
 SIZES = (
     "vocab_size",
@@ -52,7 +52,7 @@ SIZES = (
     "type_vocab_size",
     "layer_norm_eps",
 )
-# The largest difference in a logit: the graph and torch add the same numbers in a different order.
+# How much a logit may differ: the graph and torch add the same numbers in a different order.
 TOLERANCE = 1e-4
 
 
@@ -60,9 +60,9 @@ def to_float16(model: nn.Module) -> dict[str, Tensor]:
     r"""
     ## Half the bytes
 
-    The parameters as float16, tied ones once. With 11 bits of precision, a weight changes by at most
-    $2^{-11}$ of its value. What float16 lacks is range: the largest number is 65,504, and below
-    $6 \cdot 10^{-5}$ the precision drops.
+    Returns the parameters as float16, tied ones only once. With 11 bits of precision, a weight changes by at
+    most $2^{-11}$ of its value. What float16 lacks is range: the largest number is 65,504, and below $6 \cdot
+    10^{-5}$ the precision drops.
 
     Raises `ValueError` if a weight is too large.
     """
@@ -78,8 +78,8 @@ def to_float16(model: nn.Module) -> dict[str, Tensor]:
 
 def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """
-    Writes the float16 numbers of all parameters one after another: little-endian, row by row, without a
-    header. Returns what a reader has to know: the name of the file, its size in bytes and its sha256.
+    Writes all parameters as float16, one after another: little-endian, row by row, without a header. Returns
+    the name of the file, its size in bytes and its sha256.
 
     Raises `ValueError` if a weight is too large for float16.
     """
@@ -100,9 +100,9 @@ def write_web(
     ## The description of the weights
 
     Writes `model.json`: the sizes of the model, the tokens in order of their ids, the names and shapes of the
-    tensors in the order of the file of weights, and the files. `checkpoints` are checkpoints of one or more
-    runs of this model: what `write_weights` returned, with `arm`, `seconds`, `steps` and `loss`. `curves`
-    has a list of `[seconds, held-out loss]` for each arm.
+    tensors in their order in the weights file, and the checkpoints. `checkpoints` may be from several runs.
+    Each entry has what `write_weights` returned, and also `arm` (the name of the run), `seconds`, `steps` and
+    `loss`. `curves` has a list of `[seconds, held-out loss]` for each arm.
     """
     config = {name: getattr(model.config, name) for name in SIZES}
     # Only a model that was trained with [CLS] and [SEP] expects them.
@@ -127,8 +127,8 @@ def write_web(
 
 def read_history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
     """
-    The last checkpoint of a run and its learning curve, as in `write_web`. A folder in the format of
-    `transformers` has only a name.
+    Returns the last checkpoint of a run and its learning curve, in the form that `write_web` needs. For a
+    folder in the format of `transformers`, all that is known is its name.
     """
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, {}
@@ -148,14 +148,14 @@ def read_history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[fl
 
 @torch.no_grad()
 def rounding_error(model: BertForMaskedLM) -> float:
-    """The largest change of a probability, in a few rows of random tokens, if the weights are rounded."""
+    """How much rounding to float16 changes a probability, at most, on a few rows of random tokens."""
     length = min(64, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (8, length), generator=generator)  # (B, T)
     before = model(input_ids).logits.softmax(-1)  # (B, T, V)
-    halved = BertForMaskedLM(model.config).eval()
-    halved.load_state_dict(to_float16(model))
-    after = halved(input_ids).logits.softmax(-1)  # (B, T, V)
+    rounded_model = BertForMaskedLM(model.config).eval()
+    rounded_model.load_state_dict(to_float16(model))
+    after = rounded_model(input_ids).logits.softmax(-1)  # (B, T, V)
     return (before - after).abs().max().item()
 
 
@@ -163,8 +163,8 @@ class Graph(nn.Module):
     """
     ## ONNX
 
-    A graph takes tensors, none of them optional, and returns tensors. They have the names that `transformers`
-    gives them when it exports the same model.
+    A graph takes tensors and returns tensors, and none of its inputs is optional. They have the same names as
+    when `transformers` exports this model.
     """
 
     def __init__(self, model: BertForMaskedLM):
@@ -181,7 +181,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def check_onnx_is_here() -> None:
-    """Raises `ValueError` if a package is missing that the export needs."""
+    """Raises `ValueError` if a package that the export needs is missing."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -191,7 +191,7 @@ def check_onnx_is_here() -> None:
 
 
 def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Random tokens in two sentences. Every row but the first is padded at the end."""
+    """Returns random tokens in two segments. Every row but the first is padded at the end."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(model.config.vocab_size, (B, T), generator=generator)  # (B, T)
     ends = torch.randint(1, T + 1, (B, 1), generator=generator)  # (B, 1)
@@ -204,14 +204,14 @@ def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tup
 
 def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
     """
-    Writes the graph to one file. It takes any number of rows, of any length up to the number of positions. If
-    `onnxruntime` is installed, it runs the graph before the file is kept. Returns the largest difference
-    between its logits and those of torch, or `None`.
+    Writes the graph to one file. The graph takes any number of rows, of any length up to the number of
+    positions. If `onnxruntime` is installed, this function runs the graph and returns the largest difference
+    between its logits and those of torch; otherwise it returns `None`.
 
     Raises `ValueError` if a package is missing, or if a logit differs by more than `TOLERANCE`.
     """
     check_onnx_is_here()
-    # If a size is 1 in the example, the exporter assumes that it is always 1.
+    # If a size in the example is 1, the exporter assumes that it is always 1.
     longest = model.config.max_position_embeddings
     if longest < 3:
         raise ValueError(f"the model has {longest} positions; a graph for any length needs 3 or more")
@@ -229,7 +229,7 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
         assert program is not None
         proto = program.model_proto
         for node in proto.graph.node:
-            # The source line of each operation, which takes up a third of a small file.
+            # Remove the source line of each operation. They take up a third of a small file.
             del node.metadata_props[:]
         part.write_bytes(proto.SerializeToString(deterministic=True))
         if find_spec("onnxruntime") is None:
@@ -239,14 +239,14 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
         if not error <= TOLERANCE:
             raise ValueError(
                 f"onnxruntime and torch differ by {error:.2g} in a logit, more than {TOLERANCE:g}; the graph "
-                "is not kept: use other versions of onnxscript and onnxruntime"
+                "was not saved, try other versions of onnxscript and onnxruntime"
             )
     return error
 
 
 @contextlib.contextmanager
 def silence_exporter() -> Iterator[None]:
-    """Hides the progress and the deprecation warnings of the exporter."""
+    """Suppresses the progress messages and the deprecation warnings of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -261,8 +261,8 @@ def silence_exporter() -> Iterator[None]:
 @torch.no_grad()
 def logit_differences(path: Path, model: BertForMaskedLM, shapes: list[tuple[int, int]]) -> Iterator[float]:
     """
-    The largest difference of a logit between `onnxruntime` and torch, for random tokens of each shape
-    `(B, T)`. Positions with padding don't count, because nobody reads their logits.
+    Yields the largest difference between a logit of `onnxruntime` and of torch, for random tokens of each
+    shape `(B, T)`. Padding doesn't count, because nobody reads its logits.
     """
     import onnxruntime
 
@@ -289,19 +289,19 @@ def prepare_folder(folder: Path, *names: str) -> Path:
         ) from None
     for name in names:
         if (folder / name).is_dir():
-            raise ValueError(f"{folder / name} is a folder; move it away, or choose another with --output")
+            raise ValueError(f"{folder / name} is a folder; move it, or choose another with --output")
     return folder
 
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, writes the files, and prints what they are."""
     parser = OneLineParser(
-        prog="python -m labml_bert.export", description="Write a model for a page or for other programs."
+        prog="python -m labml_bert.export", description="Export a model for a web page or for other programs."
     )
     parser.add_argument("run", type=Path, help="folder of a run or a model")
-    parser.add_argument("--to", choices=["web", "onnx"], required=True, help="for whom")
+    parser.add_argument("--to", choices=["web", "onnx"], required=True, help="the format")
     parser.add_argument(
-        "--output", type=Path, help="folder to write to (default: web or onnx in that of the run)"
+        "--output", type=Path, help="folder to write to (default: web or onnx in the run's folder)"
     )
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
@@ -315,16 +315,16 @@ def main(argv: list[str] | None = None) -> None:
             )
             write_web(folder, model, tokenizer, [{**checkpoint, **weights}], curves)
             error = f"{rounding_error(model):.1g}"
-            rows = {"rounding": f"moves a probability by {error} at most, on random text"}
+            rows = {"rounding": f"changes a probability by at most {error}, on random text"}
             path = folder / "weights.bin"
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
             difference = write_onnx(path, model)
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
-            rows = {"check": "none, as onnxruntime is not installed"}
+            rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:
-                rows = {"check": f"logits differ from torch's by {difference:.1g} at most"}
+                rows = {"check": f"logits differ from torch's by at most {difference:.1g}"}
         data = path.read_bytes()
     rows = {
         "file": display_path(path),

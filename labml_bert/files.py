@@ -2,11 +2,11 @@
 # Writing files atomically
 
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
-Here, nothing: you find either the old file or the new one, never half of one. The new file is written under a
-temporary name, flushed to disk, and then renamed, which is atomic.
+With these functions, you find either the old file or the new one, never half of one. The new file is written
+under a temporary name, flushed to disk, and then renamed, which is atomic.
 
-A disk can also return other bits than were written. So a file of tensors contains its own sha256, and reading
-the file checks it. That takes a twentieth of a second for 100 MB.
+A disk can also return wrong bits. So each file of tensors contains its own sha256, which is checked when you
+read the file. That takes a twentieth of a second for 100 MB.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. After the block it is renamed to `path`, on an error deleted."""
+    """Yields a temporary path to write to. The file is then renamed to `path`, or deleted on an error."""
     # Two programs that write the same file need different temporary names.
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -48,8 +48,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """
     ## Tensors
 
-    Writes a safetensors file atomically, with the sha256 of its contents in its metadata. The format stores
-    only numbers and text, so loading a file can't run code, as loading a pickle can.
+    Writes a safetensors file atomically, with the sha256 of its contents in its metadata. The format contains
+    only numbers and text, so loading a file can't run code, unlike loading a pickle.
 
     Raises `OSError` if the file can't be written.
     """
@@ -63,8 +63,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
-    The tensors of a safetensors file by name, and its metadata. Files from other programs have no sha256 and
-    aren't checked.
+    Returns the tensors of a safetensors file by name, and its metadata. Files from other programs have no
+    sha256, so they aren't checked.
 
     Raises `ValueError` if the file can't be read or doesn't match its sha256.
     """
@@ -73,10 +73,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error})") from None
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None
     expected = metadata.pop("sha256", None)
     if expected is not None and expected != fingerprint(tensors, metadata):
-        raise ValueError(f"{path} is damaged (it does not have the sha256 that it was written with)")
+        raise ValueError(f"{path} is damaged (it does not have the sha256 that it was saved with)")
     return tensors, metadata
 
 
@@ -95,10 +95,11 @@ def lock(
     """
     ## One process at a time
 
-    Two programs that write into the same folder would undo each other's work. So each takes the folder's lock
-    first and holds it until the returned object is closed by a `with` block or deleted, or until the process
-    ends, in whatever way. If another program has the lock, this calls `on_wait` and waits. A different `name`
-    is a different lock, for one of several things in the folder.
+    Two programs that write to the same folder would overwrite each other's files. So each one takes the
+    folder's lock first. It keeps the lock until it leaves a `with` block on the returned object, until it
+    deletes the object, or until the process ends for any reason. If another program has the lock, this
+    function calls `on_wait` and waits. A different `name` is a different lock, for one of several files in
+    the folder.
 
     Raises `BlockingIOError` if another program has the lock and there is no `on_wait`, and `OSError` if the
     lock file can't be written or is a symbolic link.

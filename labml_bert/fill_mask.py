@@ -1,13 +1,13 @@
 """
 # Filling a mask
 
-What does a trained model predict in a sentence that it has never seen? Write `[MASK]` for each token that it
-should predict:
+What does a trained model predict in a sentence that it has never seen? Put a `[MASK]` in the place of each
+token that it should predict:
 
     python -m labml_bert.fill_mask "The function ret[MASK]rns a list."
 
-The model predicts each mask on its own, given everything else. It doesn't weigh pairs of answers for two
-masks: it gives the probability of every token at every masked position.
+The model predicts each mask independently, given the rest of the text. With two masks it doesn't compare
+pairs of answers: for every masked position, it computes the probability of every token.
 """
 
 if __name__ == "__main__":
@@ -36,7 +36,7 @@ class Guess(NamedTuple):
     token: str
     probability: float
     sequence: str
-    """The whole text with this token in the position of the mask. Other masks stay."""
+    """The whole text with this token instead of the mask. Other masks stay."""
 
 
 def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
@@ -44,7 +44,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
     Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`. The model is
     on the CPU, in eval mode.
 
-    Raises `ValueError` if the folder is neither, or if the model and the tokenizer don't belong together.
+    Raises `ValueError` if the folder has neither, or if the model and the tokenizer don't belong together.
     """
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         model = BertForMaskedLM.from_pretrained(folder)
@@ -54,7 +54,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
             config = BertConfig(**metadata["configuration"]["model"])
             check_config(config)
         except (KeyError, TypeError):
-            raise ValueError(f"{folder} is not a run of a masked language model; give another run") from None
+            raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
         model = BertForMaskedLM(config)
         load_weights(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
     return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
@@ -63,10 +63,10 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
 @torch.no_grad()
 def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
     """
-    For each `[MASK]` in `text`, in order, the `top_k` most probable tokens, best first. Special tokens are
-    left out. The probabilities are over the whole vocabulary, so they don't sum to 1.
+    Returns the `top_k` most probable tokens for each `[MASK]` in `text`, in order, best first. Special tokens
+    are left out. The probabilities are over the whole vocabulary, so those in the result don't sum to 1.
 
-    Raises `ValueError` if there is no mask, or if the text is longer than the model has positions.
+    Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
@@ -77,10 +77,10 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     mask = tokenizer.token_to_id("[MASK]")
     positions = [t for t, token in enumerate(encoding.ids) if token == mask]
     if not positions:
-        raise ValueError("no [MASK] in the text; write [MASK] for each token to guess")
+        raise ValueError("no [MASK] in the text; write [MASK] for each token to predict")
     special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     if len(special) == model.config.vocab_size:
-        raise ValueError("the model knows no token but special ones; train one on text")
+        raise ValueError("the vocabulary has only special tokens; train a model on text")
     check_length(input_ids.size(1), model.config)
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
@@ -88,7 +88,7 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
     guesses: list[list[Guess]] = []
     for position in positions:
         guesses.append([])
-        # The offsets of the mask in the text: a tokenizer may change the rest, so don't decode the ids.
+        # Insert the token into the text itself. Decoding the ids could change the rest of the text.
         start, end = encoding.offsets[position]
         best = probabilities[position].topk(min(top_k, probabilities.size(-1) - len(special)))
         for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
@@ -99,22 +99,23 @@ def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: in
 
 def newest_run(runs: Path) -> Path:
     """
-    The folder of the run under `runs` whose checkpoint is the newest.
+    Returns the folder of the run under `runs` with the newest checkpoint.
 
     Raises `ValueError` if there is no run.
     """
     checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
     if not checkpoints:
-        raise ValueError(f"no run under {runs}; train one with: make train")
+        raise ValueError(f"no run under {runs}; train a model with: make train")
     return checkpoints[-1].parent
 
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line and prints a table for each mask."""
-    parser = OneLineParser(prog="python -m labml_bert.fill_mask", description="Guess the [MASK]s in a text.")
-    parser.add_argument("text", help="text with one [MASK] or more")
+    description = "Predict the [MASK] tokens in a text."
+    parser = OneLineParser(prog="python -m labml_bert.fill_mask", description=description)
+    parser.add_argument("text", help="a text with at least one [MASK]")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: the newest run)")
-    parser.add_argument("--top-k", type=int, default=5, help="answers for each mask (default: 5)")
+    parser.add_argument("--top-k", type=int, default=5, help="predictions for each mask (default: 5)")
     options = parser.parse_args(argv)
     with bad_input_ends_here():
         run_path = options.run or newest_run(Path("logs"))
@@ -125,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
             table = Table(box=None, padding=(0, 2), header_style="dim")
             table.add_column(f"mask {number}" if len(answers) > 1 else "token")
             table.add_column("probability", justify="right")
-            table.add_column("in its place", overflow="fold")
+            table.add_column("text", overflow="fold")
             for guess in guesses:
                 token = repr(guess.token) if not guess.token.strip() else printable(guess.token)
                 table.add_row(token, f"{guess.probability:.1%}", printable(guess.sequence))
@@ -134,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
         pieces = options.text.split("[MASK]")
         best = [guesses[0].token for guesses in answers] + [""]
         filled = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
-        console.print(f"  all in place: {printable(filled)}\n", soft_wrap=False)
+        console.print(f"  all filled in: {printable(filled)}\n", soft_wrap=False)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ class BertForSequenceClassification(BertPreTrainedModel):
             folder, new_parameters=NEW_PARAMETERS, labels=["bad", "good"]
         )
 
-    A model that was pretrained on masked LM alone has no pooler, and it has never seen a token of the
-    second segment. Then the pooler and the embedding of that segment start untrained, and the few labels
-    have to teach them too.
+    A model that was pretrained on masked LM alone has no pooler, and has never seen a token of the second
+    segment. The pooler and the embedding of that segment then start untrained, so the few labels have to
+    train them too.
 
     Raises `ValueError` if there are fewer than two labels, or if two are the same.
 
@@ -77,7 +77,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
         if not all(isinstance(label, str) for label in labels):
             raise ValueError(f"the labels are {list(labels)}; each must be a string")
         if len(labels) < 2 or len({*labels}) < len(labels):
-            raise ValueError(f"the labels are {list(labels)}; give two or more, all different")
+            raise ValueError(f"the labels are {list(labels)}; use two or more, all different")
         self.labels = list(labels)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, len(labels))
@@ -106,7 +106,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def from_pretrained(
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
-        """As `BertPreTrainedModel.from_pretrained`. The default of `labels` is those saved in the folder."""
+        """As `BertPreTrainedModel.from_pretrained`. By default, `labels` are those saved in the folder."""
         if "labels" not in arguments:
             arguments["labels"] = read_labels(Path(folder))
         return super().from_pretrained(folder, new_parameters, **arguments)
@@ -114,8 +114,8 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 def read_labels(folder: Path) -> list[str]:
     """
-    Returns the names of the classes in `config.json`. `transformers` omits the names `LABEL_0` and
-    `LABEL_1` of a model with two classes, so they are the default.
+    Returns the names of the classes in `config.json`. For a model with two classes called `LABEL_0` and
+    `LABEL_1`, `transformers` omits the names, so these two are the default.
 
     Raises `ValueError` if the ids are not 0, 1, 2, …, or if the model doesn't choose one of several classes.
     """
@@ -136,9 +136,9 @@ def encode_examples(
     """
     ## From texts to ids
 
-    A text becomes `[CLS] A [SEP]` and a pair `[CLS] A [SEP] B [SEP]`, of at most `max_length` tokens,
-    special tokens included. A longer text loses its end. In a pair, the longer of the two is shortened
-    first, and both from the end. The label is stored where pretraining stores *is next*.
+    A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
+    tokens, special tokens included. A text that is too long loses its end. In a pair, the longer text is
+    shortened first. The label goes to the field where pretraining stores *is next*.
 
     Raises `ValueError` if `max_length` leaves no room for text.
     """
@@ -155,8 +155,8 @@ def encode_examples(
             rows.append(SentencePair(ids, [0] * len(ids), example.label))
             continue
         room = max_length - 3
-        # The same as removing one token at a time from the longer text: a short text stays whole, and two
-        # long ones get half of the room each.
+        # This has the same effect as removing one token at a time from the longer text: a short text stays
+        # whole, and two long ones get half of the room each.
         a = a[: max(room - len(b), (room + 1) // 2)]
         b = b[: room - len(a)]
         ids = [cls_id, *a, sep_id, *b, sep_id]
@@ -170,10 +170,10 @@ def shuffle_batches(
     """
     ## Batches of similar length
 
-    Yields one epoch: the indices of all rows, each once, in random batches. Every row of a batch is padded
-    to the longest, and a padded position costs as much as a token. So rows are sorted by length within each
-    group of eight batches before the group is split. Sorting all rows at once would save a little more
-    padding, but would put nearly the same texts together in every epoch.
+    Yields one epoch: the indices of all rows, each once, in random batches. Every row of a batch is padded to
+    the length of the longest, and padding costs as much time as tokens. So we draw the rows of eight batches
+    at a time and sort them by length before we split them into batches. Sorting all rows at once would save a
+    little more padding, but nearly the same texts would be in a batch together in every epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
     batches = []
@@ -185,7 +185,7 @@ def shuffle_batches(
 
 
 def collate_rows(rows: Sequence[SentencePair], device: torch.device) -> dict[str, Tensor]:
-    """Returns the arguments of the model for `rows`, padded to the longest row."""
+    """Returns the model's arguments for `rows`, padded to the longest row."""
     batch = {key: value.to(device) for key, value in collate(rows).items()}
     batch["labels"] = batch.pop("next_sentence_label")  # (B)
     return batch
@@ -204,22 +204,22 @@ def fine_tune(
     """
     ## The recipe
 
-    This is the recipe of the paper, appendix A.3: 2 to 4 epochs in batches of 16 or 32 with Adam and
-    dropout 0.1, which is part of the model. The learning rate rises over the first tenth of the steps and
-    then falls to zero. Three things are different here:
+    The recipe in appendix A.3 of the paper is 2 to 4 epochs with Adam, in batches of 16 or 32, with dropout
+    0.1, which is part of the model. The learning rate warms up over the first tenth of the steps and then
+    decays to zero. Three things are different here:
 
     - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
-      models need more: the [compact BERTs](https://arxiv.org/abs/1908.08962) were tuned with up to 3e-4.
-      The models of this project are smaller still, and were pretrained at 1e-3 and above. Let
+      models need a higher one: the [compact BERTs](https://arxiv.org/abs/1908.08962) were fine-tuned with up
+      to 3e-4. The models of this project are smaller still, and were pretrained at 1e-3 and above. Let
       `choose_hyperparameter` pick one.
     - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
       learn anything. Training longer makes fine-tuning on few texts
       [stable](https://arxiv.org/abs/2006.04884).
-    - Adam corrects its bias, which the original omitted. The same paper shows that the omission is the other
-      cause of instability.
+    - Adam has its bias correction, which the original omits. [Leaving it
+      out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
-    Returns the loss of each step, in nats. Afterwards the model is in eval mode. If `bfloat16` is `None`, the
-    hardware decides on the precision.
+    Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
+    hardware decides.
 
     Raises `ValueError` if there are no rows or a number is below 1, and `NonFiniteLossError` if the loss or
     its gradient explodes.
@@ -232,7 +232,7 @@ def fine_tune(
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
     arguments = TrainingArguments(steps=steps, learning_rate=learning_rate, warmup_ratio=0.1)
-    # Fine-tuning takes a minute, so it has no run folder and no checkpoints.
+    # Fine-tuning takes only a minute, so it has no run folder and no checkpoints.
     trainer = Trainer(model, arguments, generator, device, bfloat16)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
     batches = itertools.chain.from_iterable(epoch_batches)
@@ -260,8 +260,8 @@ def predict(
     model: BertForSequenceClassification, rows: Sequence[SentencePair], batch_size: int = 64
 ) -> Tensor:
     """
-    Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little is
-    spent on padding.
+    Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little time
+    goes to padding.
     """
     was_training = model.training
     model.eval()

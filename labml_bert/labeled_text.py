@@ -1,8 +1,8 @@
 r"""
-# Labeled texts, and how well they are classified
+# Labeled texts and scores for a classifier
 
-What a classifier of any kind needs, whether it is a network or a count of words: examples, a score for its
-predictions, and a way to choose a hyperparameter without looking at the test set.
+What does any classifier need, whether it is a network or counts words? It needs labeled examples, a score for
+its predictions, and a way to choose a hyperparameter without looking at the test set.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Example(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How good predictions are, if each is the class with the largest logit."""
+    """How good the predictions are. A prediction is the class with the largest logit."""
 
     accuracy: float
     macro_f1: float
@@ -33,8 +33,8 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     r"""
     ## Accuracy and macro F1
 
-    `logits` is `(N, K)`, `labels` `(N)`. For one class with `tp` true positives, `fp` false positives and
-    `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
+    Scores `logits`, `(N, K)`, against `labels`, `(N)`. For a class with `tp` true positives, `fp` false
+    positives and `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
     """
     predictions = logits.argmax(-1)  # (N)
     f1 = []
@@ -60,7 +60,7 @@ def choose_hyperparameter(
     Raises `ValueError` if there are fewer than five examples.
     """
     if len(examples) < 5:
-        raise ValueError(f"{len(examples)} labeled texts cannot be split into four fifths and one; give 5")
+        raise ValueError(f"{len(examples)} labeled texts cannot be split for validation; use at least 5")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(examples), generator=generator).tolist()
     size = len(examples) // 5

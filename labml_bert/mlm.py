@@ -1,19 +1,19 @@
 r"""
 # Masked language modeling
 
-How does a model that sees both sides of every word learn anything, when the word to predict is in plain view?
-Hide it. Some tokens of a text are masked, and the model is asked what they were:
+How can a model learn to predict words if it sees the whole text, with every answer in plain view? We hide the
+answers: some tokens of the text are masked, and the model predicts what they were:
 
-$$\mathcal L = - \frac{1}{|M|} \sum_{t \in M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
+$$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $M$ are the chosen positions, about 15% of all, and $\tilde w$ is the text after masking.
+Here $\tilde w$ is the masked text, and $\mathcal M$ holds the $M$ masked positions, about 15% of all.
 
-Three parts follow: choosing and masking the tokens, the head that turns a hidden vector into a distribution
-over the vocabulary, and the model that joins an encoder to both. Any encoder will do: the one in `bert.py`,
-one of `transformers`, your own. This file needs only PyTorch. What only makes it faster is at the end.
+This file has three parts: the masking, the head that turns a hidden state into a distribution over the
+vocabulary, and the model that connects an encoder to the head. Any encoder will do: the one in `bert.py`, one
+from `transformers` or your own. The file needs only PyTorch. Code that only makes training faster comes last.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M`
-labeled positions in the whole batch, `P` output positions of a sequence.
+masked positions in the whole batch, `P` output positions in a sequence.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = -100  # the label of a position that takes no part in the loss; the default of `F.cross_entropy`
+IGNORE = -100  # the label of a position that doesn't count in the loss; the default of `F.cross_entropy`
 
 
 class MaskedTokens(NamedTuple):
@@ -33,7 +33,7 @@ class MaskedTokens(NamedTuple):
     input_ids: Tensor
     """`(B, T)`, what the model sees."""
     labels: Tensor
-    """`(B, T)`, the true token at each chosen position, -100 everywhere else."""
+    """`(B, T)`, the true token at each chosen position and -100 everywhere else."""
 
 
 @dataclass
@@ -41,15 +41,15 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    Of the candidates, 15% are chosen, and each chosen token meets one of three fates:
+    The masker chooses 15% of the candidate tokens, and each of these meets one of three fates:
 
     | fraction | what the model sees | why |
     |---|---|---|
     | 80% | `[MASK]` | the task itself |
-    | 10% | a random token | any token may be wrong, so each one must be checked against its context |
-    | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens must get good vectors too |
+    | 10% | a random token | any token may be wrong, so the model must check each one against its context |
+    | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens need good vectors too |
 
-    The rule is about these three only. A token that was not chosen has no label and no loss.
+    All chosen tokens have a label and count in the loss. A token that isn't chosen does neither.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
     `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert).
@@ -58,17 +58,17 @@ class TokenMasker:
     vocab_size: int
     mask_token_id: int
     special_token_ids: Collection[int]
-    """Never chosen, and never drawn as the random token. `[MASK]` is one of them, listed or not."""
+    """Never chosen and never used as the random token. `[MASK]` is always one of them, even if not listed."""
     mlm_probability: float = 0.15
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If given, each row gets a fixed count instead of a coin flip per token: 15% of its candidates, rounded, at
-    least one and at most this many, as in the original. Rows of one length then give tensors of one shape.
+    If set, each row gets a fixed number of chosen tokens, not a coin flip per token: 15% of its candidates,
+    rounded, at least one and at most this many, as in the original. So equal lengths give equal shapes.
     """
     generator: torch.Generator | None = None
-    """Makes the choice repeatable apart from the program's other random numbers; on the batches' device."""
+    """Makes the masks independent of the program's other random numbers. Must be on the batches' device."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)
@@ -79,9 +79,9 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` number
-        the words of a row from 0 to `T - 1`: tokens of one word are chosen or left together, and those of -1
-        never chosen. Raises `ValueError` for ids outside the vocabulary and for masks of another convention.
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` numbers
+        the words of a row from 0 to at most `T - 1`; a word's tokens are chosen together or not at all, those
+        of word -1 never. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -96,9 +96,9 @@ class TokenMasker:
         is_chosen = self.choose(is_candidate, word_ids)  # (B, T)
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
-        # One draw decides between the three fates, so they cannot overlap. A second draw for the random token
-        # that overwrites the masks gives 72% masked, 10% random and 18% kept. Two draws, one for keeping and
-        # one for the random token, as in labml-nn's `MLM`, give 81%, 10% and 9%.
+        # One draw decides among the three fates, so they can't overlap. If a second draw for random tokens
+        # overwrote masks, we would get 72% masked, 10% random and 18% kept. If random and kept tokens were
+        # drawn independently, as in labml-nn's `MLM`, we would get 81% masked, 10% random and 9% kept.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -109,19 +109,19 @@ class TokenMasker:
         return MaskedTokens(torch.where(is_random, random_ids, masked_ids), labels)
 
     def rand(self, like: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1), of the shape and on the device of `like`."""
+        """Draws uniform numbers in [0, 1), with the shape and device of `like`."""
         return torch.rand(like.shape, generator=self.generator, device=like.device)
 
     def choose(self, is_candidate: Tensor, word_ids: Tensor | None = None) -> Tensor:
         """
         ### Which tokens
 
-        Returns a boolean `(B, T)`, a subset of `is_candidate`. Every token draws a number, and the lowest are
-        chosen: those below 0.15, or a fixed count of them.
+        Draws a random number for every token and chooses the candidates with the lowest: either all below
+        0.15, or a fixed number of them. Returns a boolean `(B, T)`, true at the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
-            # All tokens of a word use the draw at one position, the one that its number is the index of.
+            # All tokens of word w use the same draw, the one at index w.
             draw = draw.gather(1, word_ids.clamp(min=0))  # (B, T)
         if self.max_predictions_per_seq is None:
             return is_candidate & (draw < self.mlm_probability)  # (B, T)
@@ -136,12 +136,13 @@ class TokenMasker:
         """
         ### Which words, up to a count
 
-        The words of each row are visited in random order. A word is chosen if all its tokens still fit under
-        the row's `count`; if not, a shorter one may fit later. So a row can end below its count, never above.
+        Goes through the words of each row in random order and chooses a word if all of its tokens still fit
+        within the row's `count`. If not, a shorter word may fit later. So a row can end up with fewer chosen
+        tokens than its count, but never with more.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Word number w has its draw at index w. A number that no word has gets size 0 and changes nothing.
+        # The draw of word w is at index w. An index without a word has size 0 and changes nothing.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -155,11 +156,11 @@ class TokenMasker:
 
 class BertPredictionHeadTransform(nn.Module):
     """
-    ## From the encoder's space to the embeddings'
+    ## From the encoder's space to that of the embeddings
 
-    The vector at a masked position left the encoder after many layers, in a space shaped by what the *next*
-    layer could use. This dense layer turns it into the space of the token embeddings, so that the encoder
-    need not end there. A fine-tuned task takes the vector before it and throws all of this away.
+    The head compares hidden states with token embeddings. This dense layer maps hidden states to the space of
+    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning drops the whole head and uses the
+    hidden states from before this layer.
     """
 
     def __init__(self, hidden_size: int, layer_norm_eps: float = 1e-12):
@@ -170,7 +171,7 @@ class BertPredictionHeadTransform(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """`(..., D)` to `(..., D)`."""
+        """Maps `(..., D)` to `(..., D)`."""
         return self.LayerNorm(F.gelu(self.dense(hidden_states)))
 
 
@@ -178,16 +179,16 @@ class BertLMPredictionHead(nn.Module):
     r"""
     ## The head
 
-    A hidden vector is $D$ wide, and the answer is one of $V$ tokens. The matrix that goes from one to the
-    other is already there: the token embedding $E$, $(V, D)$, read the other way. The score of a token is the
-    dot product of the hidden vector with that token's own embedding:
+    A hidden state has $D$ dimensions, and the answer is one of $V$ tokens. We already have a matrix with both
+    sizes: the token embedding $E$, $(V, D)$. The score of a token is the dot product of the transformed
+    hidden state and that token's embedding, plus a bias:
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    This is weight tying. Nothing is inverted; each row of $E$ is used as a direction to compare with. So the
-    head adds only $D^2 + D$ numbers for the dense layer, $2D$ for the norm and $V$ for the bias $b_2$: at
-    $D = 768$, 590,592 and 1,536 and $V$. The name is that of `transformers`. Its "decoder" is this product
-    with $E$, not a second transformer.
+    This is called weight tying. We don't invert $E$: each row is a direction to compare hidden states with.
+    The head adds only $D^2 + D$ parameters for the dense layer, $2D$ for the norm and $V$ for the bias $b_2$.
+    At $D = 768$, these are 590,592, 1,536 and $V$ parameters. What `transformers` calls the "decoder" is this
+    multiplication by $E$, not a second transformer.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """
@@ -199,8 +200,8 @@ class BertLMPredictionHead(nn.Module):
 
     def forward(self, hidden_states: Tensor, embedding: Tensor) -> Tensor:
         """
-        From `(..., D)` to the logits `(..., V)`. `embedding`, `(V, D)`, is the weight of the token embedding.
-        It is an argument, not a member, so that it has one owner and tying cannot come undone.
+        Maps `(..., D)` to logits, `(..., V)`. `embedding`, `(V, D)`, is the weight of the token embedding.
+        The head gets it as an argument and stores no copy, so the two can't come untied.
         """
         return F.linear(self.transform(hidden_states), embedding, self.bias)
 
@@ -209,21 +210,21 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     r"""
     ## The loss
 
-    The mean of $-\log p$ over the labeled positions, in nats. `logits` is `(M, V)`, `labels` `(M)`, and
-    positions labeled -100 do not count. If nothing was chosen, the sum is empty, and the loss is 0 with a
-    gradient of zeros; a plain mean would be 0/0, and one such batch would end a run.
+    Returns the mean of $-\log p$ over the labeled positions, in nats. `logits` is `(M, V)` and `labels` is
+    `(M)`; positions labeled -100 don't count. If no position is labeled, the loss and its gradients are 0. A
+    plain mean would then be 0/0, and a single batch of this kind would end a run.
 
-    For one micro-batch of several, `num_items_in_batch` counts the labeled positions of the whole batch, and
-    the losses of the micro-batches add up to the loss of the batch.
+    If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
+    `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    # In float32 whatever the logits are: a bfloat16 holds a loss near 2 only to the nearest 1/128.
+    # In float32 even for bfloat16 logits, because bfloat16 numbers between 2 and 4 are 1/64 apart.
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
     return total / count.clamp(min=1)
 
 
 def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
-    """The fraction of labeled positions where the first guess is right. Arguments as in `masked_lm_loss`."""
+    """The fraction of labeled positions predicted correctly. See `masked_lm_loss` for the arguments."""
     is_right = (logits.argmax(-1) == labels) & (labels != IGNORE)
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
     return is_right.sum() / count.clamp(min=1)
@@ -233,26 +234,26 @@ class MaskedLMOutput(NamedTuple):
     """What `MaskedLM` returns."""
 
     loss: Tensor | None
-    """A scalar, nats per labeled position. `None` without labels."""
+    """A scalar, in nats per labeled position. `None` without labels."""
     logits: Tensor
-    """`(M, V)` at the labeled positions in reading order; without labels `(B, T, V)` at every position."""
+    """`(M, V)` at the labeled positions, in reading order. Without labels, `(B, T, V)` at all positions."""
     labels: Tensor | None
-    """`(M)`, the true tokens that belong to `logits`. `None` without labels."""
+    """`(M)`, the true tokens at the positions of `logits`. `None` without labels."""
 
 
 class MaskedLM(nn.Module):
     """
     ## Encoder and head
 
-    `encoder(input_ids, ...)` returns `(B, T, D)`, or a tuple that begins with it. Its token embedding is
-    `embedding`, which the head reads the other way.
+    `encoder(input_ids, ...)` returns a tensor `(B, T, D)` or a tuple that begins with one. `embedding` is its
+    token embedding, which the head also uses as its output matrix.
     """
 
     def __init__(self, encoder: nn.Module, embedding: nn.Embedding, layer_norm_eps: float = 1e-12):
         super().__init__()
         self.encoder = encoder
         self.head = BertLMPredictionHead(embedding.embedding_dim, embedding.num_embeddings, layer_norm_eps)
-        # The list hides the module from PyTorch, which would count and save its weight twice.
+        # The list hides the module from PyTorch, which would otherwise save its weight a second time.
         self._embedding = [embedding]
 
     def forward(
@@ -262,7 +263,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`input_ids` and `labels` are `(B, T)`, as from a `TokenMasker`. The rest goes to the encoder."""
+        """`input_ids` and `labels`, `(B, T)`, come from a `TokenMasker`. The encoder gets all the rest."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)
@@ -275,14 +276,14 @@ def main() -> None:
     """
     ## Try it
 
-    `python mlm.py` trains on text that counts: a row starts at any number and goes up by one, so a masked
-    number is known from any neighbor that is in view. The encoder is a recurrent network, to show how little
-    this file asks of one: tokens in, one vector per token out.
+    `python mlm.py` trains on rows that count up from a random number, so any visible neighbor gives a masked
+    number away. The encoder is a recurrent network, to show how little this file asks of an encoder: it takes
+    tokens and returns one vector per token.
     """
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
     embedding = nn.Embedding(V, 64)
-    # Tied, it is also the output layer. With entries of size 1 the first loss would be far above ln V.
+    # The embedding is also the output layer. With a std of 1, the first loss would be far above ln V.
     nn.init.normal_(embedding.weight, std=0.02)
     encoder = nn.Sequential(embedding, nn.GRU(64, 32, batch_first=True, bidirectional=True))
     model = MaskedLM(encoder, embedding)
@@ -303,10 +304,10 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     """
     ## What only makes it faster
 
-    Keeps the labeled positions, `(M, D)` and `(M)`, of `(B, T, D)` and `(B, T)`. With a large vocabulary the
-    head is most of the model's work, and at 15% this saves five sixths of it. A training step without it
-    takes 2.01 times as long with a vocabulary of 8,192, and 1.24 times with 100. The figures here are from
-    `docs/runs/speed_ledger.json`: 4 layers of width 256, 32 sequences of 128, bfloat16 on two CPU cores.
+    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, most of the model's work is
+    in the head; with 15% masked, this saves five sixths of that work. Without it, a step takes 2.01 times as
+    long at a vocabulary of 8,192, and 1.24 times as long at 100. We measured these times with 4 layers of
+    width 256 and 32 sequences of 128 tokens, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
     """
     if labels is None:
         return hidden_states, None
@@ -316,9 +317,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    The labeled positions of each row, `(B, P)`, in reading order; rows with fewer than `P` are filled up with
-    others. Only the head reads the encoder's last layer, so an encoder that takes `output_positions` can skip
-    the rest of it. A training step without this takes 1.20 times as long with a vocabulary of 100.
+    Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
+    unlabeled positions fill it up. An encoder that takes `output_positions` can skip all others in its last
+    layer, which only the head reads. Without this, a step takes 1.20 times as long at a vocabulary of 100.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

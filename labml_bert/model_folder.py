@@ -1,9 +1,9 @@
 """
-# Model folders, ours and those of transformers
+# Model folders, in the format of transformers
 
-A folder with `config.json` and `model.safetensors` is how models travel. This file reads one: the sizes,
-the weights under the names of this project, and every way in which the two might not fit together.
-`models.py` builds models from it, and writes it."""
+People share a model as a folder with two files: `config.json` has the sizes, and `model.safetensors` the
+weights. This file reads such a folder, translates the weights to the names of this project, and checks that
+sizes and weights fit together. `models.py` builds models from such folders, and writes them."""
 
 import json
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder
 
 def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> None:
     """
-    Checks the tensors that were read from the file `path` against `config`.
+    Checks the tensors from the file `path` against `config`.
 
-    Raises `ValueError` if the encoder has other sizes, or if a tensor holds integers, NaN or infinity.
+    Raises `ValueError` if the encoder has other sizes, or if a tensor contains integers, NaN or infinity.
     """
     layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
     if len(layers) != config.num_hidden_layers:
@@ -60,17 +60,17 @@ def load_weights(
     model: nn.Module, tensors: dict[str, Tensor], path: Path, new_parameters: Sequence[str] = ()
 ) -> None:
     """
-    Copies `tensors` into the parameters of the same names. `path` is the file they come from, for the error
-    message. `new_parameters` is that of `BertPreTrainedModel.from_pretrained`.
+    Copies `tensors` into the parameters with the same names. `path` is the file that they come from, for the
+    error message. `new_parameters` is as in `BertPreTrainedModel.from_pretrained`.
 
-    Raises `ValueError` if a tensor is missing or has another shape; the model is then unchanged.
+    Raises `ValueError` if a tensor is missing or has another shape. The model is then unchanged.
     """
     parameters = dict(model.named_parameters())
     missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
     if missing:
         raise ValueError(
-            f"{path} has no {missing[0]}, which {type(model).__name__} needs; it was saved from another kind "
-            "of model"
+            f"{path} has no {missing[0]}, which {type(model).__name__} needs; it belongs to another kind of "
+            "model"
         )
     shared = parameters.keys() & tensors.keys()
     for name in sorted(shared):
@@ -86,7 +86,7 @@ def load_weights(
 
 def read_json(folder: Path) -> dict[str, Any]:
     """
-    Returns the whole content of `config.json`.
+    Returns the contents of `config.json`.
 
     Raises `ValueError` if the file is missing or isn't a JSON object.
     """
@@ -97,7 +97,7 @@ def read_json(folder: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply to be read; save the model again") from None
     except OSError:
-        raise ValueError(f"there is no model in {folder} (no config.json); give the folder of one") from None
+        raise ValueError(f"there is no model in {folder} (no config.json); use another folder") from None
     except (ValueError, AttributeError):
         raise ValueError(f"{path} is not a JSON object; save the model again") from None
     return content
@@ -105,8 +105,8 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path) -> BertConfig:
     """
-    Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they say that the
-    model computes something that is not implemented here.
+    Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they change the
+    model in a way that isn't implemented here.
 
     Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
     """
@@ -129,12 +129,12 @@ def read_config(folder: Path) -> BertConfig:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
-    Returns the tensors of `model.safetensors`, under the names that they have in this project. The names
-    differ in two cases: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`,
-    and an encoder saved by itself has no `bert.` in front of its names.
+    Returns the tensors in `model.safetensors`, with the names that they have in this project. Two kinds of
+    names differ: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`, and an
+    encoder saved by itself has no `bert.` in front of its names.
 
     Raises `ValueError` if the file is missing or damaged, or if the weights are in a pickle. Opening a pickle
-    can run any code, so this project never does.
+    can run any code, so this project never opens one.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
@@ -146,14 +146,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             )
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
-        raise ValueError(f"there are no weights in {folder} (no model.safetensors); give a model's folder")
+        raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
     try:
         saved, _ = files.read_tensors(path)
     except ValueError as error:
         raise ValueError(f"{error}; save it again") from None
     tensors = {}
     for name, tensor in saved.items():
-        # Old files also hold the constant 0, 1, 2, ….
+        # Old files also contain the constant 0, 1, 2, ….
         if name.endswith("embeddings.position_ids"):
             continue
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -168,8 +168,8 @@ def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
     """
     Removes the second names of tied tensors from `state`.
 
-    Raises `ValueError` if a tensor and its alias differ: the model isn't tied, and loading it here would drop
-    its output layer.
+    Raises `ValueError` if a tensor and its alias differ. Then the model isn't tied, and without its alias it
+    would lose its output layer.
     """
     for alias, owner in ALIASES.items():
         second = state.pop(prefix + alias, None)

@@ -2,18 +2,18 @@ r"""
 # Whole models, and their weights in files
 
 How do the parts become a model that any BERT program can load? This file puts the heads of `mlm.py` and
-`nsp.py` on the encoder of `bert.py` and adds their two losses, as the paper does:
+`nsp.py` on the encoder of `bert.py` and adds up their two losses, as the paper does:
 
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
 Every parameter has the same name and shape as in `transformers`, so each library can read a folder that the
-other wrote. The folder holds `config.json` with the sizes and `model.safetensors` with the weights.
+other wrote. Such a folder contains the sizes in `config.json` and the weights in `model.safetensors`.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` predicted positions in the row
-that has the most, `D` hidden size, `V` vocabulary, `M` masked positions in the batch.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions in a sequence,
+`D` hidden size, `V` vocabulary, `M` masked positions in the whole batch.
 """
 
 import json
@@ -54,7 +54,7 @@ class BertOnlyMLMHead(nn.Module):
 
 
 class BertPreTrainingHeads(BertOnlyNSPHead):
-    """Both heads. Their parameters are called `cls.predictions.…` and `cls.seq_relationship.…`."""
+    """Contains both heads. Their parameters are called `cls.predictions.…` and `cls.seq_relationship.…`."""
 
     def __init__(self, config: BertConfig):
         super().__init__(config.hidden_size)
@@ -65,8 +65,7 @@ class BertPreTrainedModel(nn.Module):
     """
     ## The base class
 
-    Every model has an encoder called `bert` and a configuration, and can be saved to a folder and loaded from
-    one.
+    Every model has a configuration and an encoder called `bert`. Models can be saved to a folder and loaded.
 
     Source: `modeling_utils.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -80,8 +79,9 @@ class BertPreTrainedModel(nn.Module):
         self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
-        Returns the encoder's output and the labels that belong to it. Given `labels` of `(B, T)`, both are
-        `(B, P, …)`: the labeled positions of each row, padded with unlabeled ones to the same number.
+        Returns the encoder's output and the labels at the same positions. With `labels`, `(B, T)`, these are
+        only the labeled positions of each row, `(B, P, …)`. Rows that have fewer than `P` are padded with
+        unlabeled positions.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -91,7 +91,7 @@ class BertPreTrainedModel(nn.Module):
 
     @property
     def extra_config(self) -> dict[str, Any]:
-        """What a subclass adds to `config.json`, such as the names of its classes."""
+        """The entries that a subclass adds to `config.json`, such as the names of the output classes."""
         return {}
 
     def save_pretrained(self, folder: Path | str) -> None:
@@ -109,17 +109,17 @@ class BertPreTrainedModel(nn.Module):
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
         """
-        Loads a model that `save_pretrained` wrote, this project's or that of `transformers`, and returns it
-        in eval mode. Tensors of other heads are ignored. `new_parameters` lists prefixes of the parameter
-        names that the file may lack; such a parameter keeps its random initial value. `arguments` go to the
-        constructor of the class.
+        Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
+        this project or of `transformers`. Tensors of heads that this class doesn't have are ignored.
+        `new_parameters` lists prefixes of parameter names: parameters with such a name may be missing from
+        the file and then keep their random initial values. `arguments` go to the constructor of the class.
 
-        Raises `ValueError` if a file is missing or damaged, if the tensors don't have the sizes in
+        Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
         `config.json`, or if the model is of a kind that this class doesn't implement.
         """
         folder = Path(folder)
         config, tensors = read_config(folder), read_tensors(folder)
-        # A wrong config could ask for a model that doesn't fit in memory, so check before building it.
+        # A wrong `config.json` could describe a model that doesn't fit in memory, so check it first.
         check_sizes(config, tensors, folder / "model.safetensors")
         model = cls(config, **arguments)
         load_weights(model, tensors, folder / "model.safetensors", new_parameters)
@@ -127,9 +127,10 @@ class BertPreTrainedModel(nn.Module):
 
     def resize_token_embeddings(self, vocab_size: int) -> None:
         """
-        Changes the vocabulary to `vocab_size` tokens, by adding or removing the last rows of the embedding.
-        New rows get random initial values. The bias of the masked LM head, if there is one, is resized too;
-        forgetting it is a [well-known bug](https://github.com/huggingface/transformers/issues/2480).
+        Changes the size of the vocabulary to `vocab_size` tokens, by adding rows at the end of the embedding
+        or removing the last ones. New rows get random initial values. If the model has a masked LM head, its
+        bias is resized too; forgetting that is a
+        [well-known bug](https://github.com/huggingface/transformers/issues/2480).
 
         Raises `ValueError` if the padding token would be removed.
         """
@@ -158,10 +159,10 @@ def tie_embeddings(model: nn.Module) -> None:
     """
     ## How the embeddings stay tied
 
-    The output matrix is the token embedding itself. The embedding owns it, and the head gets it as an
-    argument of each call, so copying, moving, saving or resizing the model cannot separate the two. Only
-    the `state_dict` lists the tensor twice, because that of `transformers` does. Loading checks that the
-    two agree and drops the second.
+    The output matrix is the token embedding itself. The embedding module owns it, and the head gets it as an
+    argument in each call, so the two stay tied when you copy, move, save or resize the model. The
+    `state_dict` still lists the tensor under two names, because that of `transformers` does. Loading checks
+    that the two entries agree and drops the second.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)
     model.register_load_state_dict_pre_hook(drop_aliases_on_load)
@@ -174,7 +175,7 @@ def add_aliases_on_save(module: nn.Module, state: dict[str, Any], prefix: str, m
 
 
 def drop_aliases_on_load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Removes the second names again. `rest` is what else PyTorch passes to such a hook."""
+    """Removes the second names again. `rest` are the other arguments that PyTorch passes to the hook."""
     drop_aliases(state, prefix)
 
 
@@ -182,7 +183,7 @@ class BertForMaskedLM(BertPreTrainedModel):
     """
     ## Encoder and masked LM head
 
-    This model has no pooler: the masked LM loss doesn't depend on one, so it would never be trained.
+    This model has no pooler. The masked LM loss doesn't depend on one, so a pooler would never be trained.
 
     Source: `modeling_bert.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -201,9 +202,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `num_items_in_batch` is that of `masked_lm_loss`; `inputs` are
-        those of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions only;
-        without, `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`. `num_items_in_batch` is explained at `masked_lm_loss`; `inputs`
+        are other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled
+        positions only. Without labels, they are `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -215,18 +216,18 @@ class BertForMaskedLM(BertPreTrainedModel):
 
 
 class PreTrainingOutput(NamedTuple):
-    """What `BertForPreTraining` returns. Each loss is `None` unless its labels were given."""
+    """What `BertForPreTraining` returns. A loss is `None` if you don't pass its labels."""
 
     loss: Tensor | None
     """The sum of the losses below, in nats."""
     masked_lm_loss: Tensor | None
     next_sentence_loss: Tensor | None
     prediction_logits: Tensor
-    """`(M, V)` with labels, `(B, T, V)` without."""
+    """`(M, V)` with labels, `(B, T, V)` without them."""
     labels: Tensor | None
     """`(M)`, the true tokens at the positions of `prediction_logits`."""
     seq_relationship_logits: Tensor
-    """`(B, 2)`: *is next*, *is random*."""
+    """`(B, 2)`, the scores of *next* and *random*."""
 
 
 class BertForPreTraining(BertPreTrainedModel):
@@ -255,9 +256,10 @@ class BertForPreTraining(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> PreTrainingOutput:
         """
-        `labels` is `(B, T)`, and `next_sentence_label` `(B)` with 0 for *is next*. If these rows are a
-        micro-batch, `num_items_in_batch` and `num_pairs_in_batch` count the labels of the whole batch; see
-        `masked_lm_loss` and `next_sentence_loss`. `inputs` are those of `BertModel.forward`.
+        `labels` is `(B, T)`. `next_sentence_label` is `(B)`, with 0 for *next* and 1 for *random*. If these
+        rows are only a micro-batch, pass the numbers of labels in the whole batch as `num_items_in_batch` and
+        `num_pairs_in_batch`, as explained at `masked_lm_loss` and `next_sentence_loss`. `inputs` are other
+        arguments of `BertModel.forward`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -279,7 +281,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     ## Where the parameters are
 
     Returns a row `(part, number of parameters)` for each part of the model, and a last row with the sum. All
-    blocks share a row, and so do the weight and the bias of a layer. A tied tensor counts once.
+    blocks share one row. The weight and the bias of a layer also share one. A tied tensor counts once.
     """
     rows: dict[str, int] = {}
     for name, parameter in model.named_parameters():

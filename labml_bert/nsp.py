@@ -1,19 +1,19 @@
 r"""
 # Next sentence prediction
 
-Can a model learn how sentences hang together, and not only words? BERT was shown two pieces of text at a time
-and asked whether the second follows the first. Half the time it does; else it comes from another document:
+Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
+whether the second follows the first. In half of the pairs it does; the others mix two documents:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
-Here $p$ is the pooled vector of the pair, and $y$ its label: 0 for *next*, 1 for *random*. Mind the 0: it is
-a class like the other, not a label to ignore.
+Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1 for *random*. Don't ignore
+label 0: it's a class like label 1.
 
-Later work found the task too easy, since a change of subject gives the answer away, and left it out
-([RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2). But two texts are still given to a BERT in pairs
-like these. This file needs only PyTorch, so you can copy it into your own project.
+Later work drops the task: [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse without it.
+The task may be too easy: a new topic gives the answer away ([ALBERT](https://arxiv.org/abs/1909.11942)).
+But tasks with two input texts still use such pairs. This file needs only PyTorch, so you can copy it.
 
-Letters for sizes: `B` pairs in the batch, `T` tokens in the longest, `D` hidden size.
+Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
 """
 
 import random
@@ -31,13 +31,13 @@ IS_NEXT, IS_RANDOM = 0, 1
 
 
 class SentencePair(NamedTuple):
-    """`[CLS] A [SEP] B [SEP]` as ids, before padding."""
+    """The token ids of `[CLS] A [SEP] B [SEP]`, before padding."""
 
     input_ids: list[int]
     token_type_ids: list[int]
     """0 up to and including the first `[SEP]`, 1 after it."""
     next_sentence_label: int
-    """0 if B follows A, 1 if it comes from another document."""
+    """0 if B follows A, 1 if B comes from a different document."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class PairMaker:
     """
     ## Making pairs
 
-    Sentences of a document are collected until they fill a sequence. This chunk is cut in two at a random
-    sentence. The first part is A; B is the rest of the chunk, or as much text from another document. Source:
+    Fills a chunk with sentences of a document and cuts the chunk in two after a random sentence. The first
+    part is A. B is the rest of the chunk, or as much text from a different document. Source:
     `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert).
     """
 
@@ -54,26 +54,26 @@ class PairMaker:
     cls_token_id: int
     sep_token_id: int
     max_length: int = 128
-    """Tokens in a pair, with the three special tokens."""
+    """Maximum number of tokens in a pair, including the three special tokens."""
     short_seq_prob: float = 0.1
-    """Fraction of documents whose pairs aim at a random shorter length, so that short inputs are familiar."""
+    """Fraction of documents with pairs of a random shorter length, so the model sees short inputs too."""
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    As in the original: a chunk of one sentence cannot be cut, so its B is random, and more than
-    `random_next_prob` of all pairs are. With `False` a chunk has two sentences or more, and a lone one at the
-    end of a document is left out.
+    If `True`, as in the original, a chunk can be a single sentence. It can't be cut, so its B is always
+    random, and the fraction of random pairs exceeds `random_next_prob`. If `False`, every chunk has at least
+    two sentences, and a single sentence left at the end of a document isn't used.
     """
 
     def __post_init__(self) -> None:
         documents = [[s for s in document if len(s)] for document in self.documents]
         self.documents = [document for document in documents if document]
-        # Text from the same document, labeled random, could be the very text that follows A.
+        # With only one document, a *random* B could be the very text that follows A.
         if (n := len(self.documents)) < 2:
-            raise ValueError(f"PairMaker needs two documents at least, and there is {n}; split the text")
+            raise ValueError(f"PairMaker needs at least two documents, not {n}; split the text")
 
     def __call__(self, generator: random.Random) -> Iterator[SentencePair]:
-        """One pass over all documents, in their order."""
+        """Yields the pairs of one pass over all documents, in order."""
         for index in range(len(self.documents)):
             yield from self.pairs_of(index, generator)
 
@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        Every sentence of the document is used once as A, or as B after its own A. If B is random, the
-        sentences that would have been B are the beginning of the next chunk.
+        Uses every sentence of the document once, in an A or in the B that follows it. If B is random, the
+        next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -103,14 +103,14 @@ class PairMaker:
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:
-        """Draws how many tokens of text the pairs of a document aim at, once for each, as in the original."""
+        """Draws the number of text tokens to aim for. As in the original, each document has one."""
         most = self.max_length - 3
         return generator.randint(2, most) if generator.random() < self.short_seq_prob else most
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
-        Sentences of another document, from a random one on: `length` tokens, or up to the document's end. The
-        original draws a document up to ten times and may still get the same one; this function never does.
+        Returns sentences of a different document, from a random one on, until they have `length` tokens or
+        the document ends. The original draws up to ten times and may still get the same one; we never do.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        Sentences are collected whole, so a pair can be too long. It loses tokens one by one from the longer
-        side, and a coin decides at which end. Always cutting the end would teach that texts only ever begin.
+        Sentences are collected whole, so a pair can be too long. Then we remove tokens from the longer side,
+        each at a random end. If we always cut the last token, the model would rarely see how a text ends.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -140,8 +140,8 @@ def collate(pairs: Sequence[SentencePair], pad_token_id: int = 0) -> dict[str, T
     """
     ## Pairs to tensors
 
-    Pads to the longest pair. Returns `input_ids`, `attention_mask` (0 at padding) and `token_type_ids`, each
-    `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
+    Pads all pairs to the length of the longest. Returns int64 tensors: `input_ids`, `attention_mask` (0 at
+    padding) and `token_type_ids`, each `(B, T)`, and `next_sentence_label`, `(B)`.
     """
     T = max(len(pair.input_ids) for pair in pairs)
 
@@ -160,7 +160,7 @@ class BertOnlyNSPHead(nn.Module):
     """
     ## The head
 
-    One linear layer from the pooled vector to two scores: $2D + 2$ numbers. The pooler does the work.
+    One linear layer maps the pooled vector to two scores, with $2D + 2$ parameters. The pooler does the rest.
     """
 
     def __init__(self, hidden_size: int):
@@ -170,7 +170,7 @@ class BertOnlyNSPHead(nn.Module):
         nn.init.zeros_(self.seq_relationship.bias)
 
     def forward(self, pooled_output: Tensor) -> Tensor:
-        """`(B, D)` to `(B, 2)`: the scores of *next* and of *random*."""
+        """Maps `(B, D)` to `(B, 2)`, the scores of *next* and *random*."""
         return self.seq_relationship(pooled_output)  # (B, 2)
 
 
@@ -178,10 +178,10 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     """
     ## The loss
 
-    The mean over all pairs, in nats; `logits` is `(B, 2)`, `labels` `(B)`. If you ignore label 0 here because
-    your masked loss does, the model never learns that anything is *next*. A pair labeled -100 does not count,
-    as in `transformers`; if none counts, the loss is 0, not 0/0. For one micro-batch of several,
-    `num_pairs_in_batch` counts the whole batch's pairs, and the micro-batches' losses add up to its loss.
+    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. If label 0 were
+    ignored, the model would never learn to predict *next*. As in `transformers`, pairs labeled -100 don't
+    count; if no others are left, the loss is 0, not 0/0. For a micro-batch, pass the number of pairs in the
+    whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up to that of the batch.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
@@ -192,8 +192,8 @@ def main() -> None:
     """
     ## Try it
 
-    `python nsp.py` tells next from random. Each document has five words of its own, so a random pair shares
-    none. The encoder only averages each part and compares. It shows how little the task may ask for.
+    `python nsp.py` trains a model to tell *next* from *random*. Each document has its own five words, so the
+    parts of a random pair have none in common. Comparing the mean vectors of the two parts is enough.
     """
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -1,8 +1,8 @@
 """
 # The terminal that everything is printed to
 
-One console for the whole project. It takes text and paths as they are: a name with brackets isn't markup,
-and a character that the terminal doesn't have becomes a `?` instead of ending a run."""
+The whole project uses one console. It prints text and paths as they are: a name with brackets isn't markup,
+and a character that the terminal can't show becomes a `?` instead of an error."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-# Under torchrun, only the process of rank zero prints.
+# Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=is_silent)
 
@@ -22,19 +22,19 @@ for stream in (sys.stdout, sys.stderr):
 
 
 def plain() -> bool:
-    """Whether only ASCII can be printed."""
+    """Whether the terminal can only show ASCII."""
     return not (console.encoding or "ascii").lower().startswith("utf")
 
 
 def display_path(path: Path) -> str:
-    """The path relative to the working directory if it is below it, else as it is."""
+    """The path relative to the working directory if it's inside, otherwise unchanged."""
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
 
 
 def printable(token: str | None) -> str:
-    """One token on one line: a line end or an unprintable character becomes visible, no token becomes `?`."""
+    """A token in printable characters: line ends become visible, and what can't be shown becomes `?`."""
     token = "?" if token is None else token
     if plain():
         token = token.encode("ascii", "replace").decode()

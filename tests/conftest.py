@@ -1,4 +1,4 @@
-"""What all tests run with, and the fixtures that several need."""
+"""Settings for all tests, and the fixtures that several files share."""
 
 import signal
 import urllib.request
@@ -13,12 +13,12 @@ from tests.support.processes import ProcessGuard
 from tests.support.runs import small_text
 from tests.support.server import Server
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every program that they
-# start, and be waited for in vain.
+# A shell that starts the tests in the background makes them ignore Ctrl-C. Every program they start would
+# inherit that, and a test that interrupts one would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples each time; for others, and many: --hypothesis-profile=long
+# The quick profile runs the same examples every time. For many new ones: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("quick")
@@ -38,9 +38,9 @@ def corpus_file(tmp_path: Path) -> Path:
 
 @pytest.fixture()
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    # It has no certificate; everybody else needs one.
+    # The test server has no certificate, so allow plain HTTP, which `corpora` otherwise refuses.
     monkeypatch.setattr(corpora, "HANDLERS", [*corpora.HANDLERS, urllib.request.HTTPHandler])
-    running = Server()
-    yield running
-    running.server.shutdown()
-    running.server.server_close()
+    test_server = Server()
+    yield test_server
+    test_server.server.shutdown()
+    test_server.server.server_close()

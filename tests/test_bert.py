@@ -1,4 +1,4 @@
-"""The encoder against `transformers`: same weights in, same numbers out."""
+"""The encoder against `transformers`: the same weights and inputs give the same outputs."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from labml_bert.models import BertForMaskedLM, BertForPreTraining
 TOLERANCE = 1e-5
 
 
-def random_sizes(seed: int) -> BertConfig:
+def random_config(seed: int) -> BertConfig:
     r = random.Random(seed)
     heads = r.choice([1, 2, 3, 4, 6])
     return BertConfig(
@@ -33,7 +33,8 @@ def random_sizes(seed: int) -> BertConfig:
 def reference_of(config: BertConfig, implementation: str) -> transformers.BertForMaskedLM:
     hf = transformers.BertConfig(**dataclasses.asdict(config), attn_implementation=implementation)
     model = transformers.BertForMaskedLM(hf).eval()
-    # Far from the initial values, biases and norms included, so that no error hides behind a zero.
+    # Move all parameters, biases and norms included, far from their initial values, so that no error hides
+    # behind a zero.
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
@@ -43,16 +44,16 @@ def reference_of(config: BertConfig, implementation: str) -> transformers.BertFo
     return model
 
 
-def our_name(theirs: str) -> str:
+def name_in_masked_lm(reference_name: str) -> str:
     """The name in `MaskedLM` of a parameter of `transformers.BertForMaskedLM`."""
-    return theirs.replace("bert.", "encoder.").replace("cls.predictions.", "head.")
+    return reference_name.replace("bert.", "encoder.").replace("cls.predictions.", "head.")
 
 
-def ours_like(reference: transformers.BertForMaskedLM, config: BertConfig) -> MaskedLM:
+def copy_weights(reference: transformers.BertForMaskedLM, config: BertConfig) -> MaskedLM:
     encoder = BertModel(config, add_pooling_layer=False)
     model = MaskedLM(encoder, encoder.embeddings.word_embeddings, config.layer_norm_eps).eval()
     state = {
-        our_name(name): value
+        name_in_masked_lm(name): value
         for name, value in reference.state_dict().items()
         if not name.startswith("cls.predictions.decoder.")
     }
@@ -81,41 +82,41 @@ def random_batch(config: BertConfig, seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("seed", range(6))
-def test_parity_with_transformers(seed: int, implementation: str) -> None:
+def test_outputs_and_gradients_match_transformers(seed: int, implementation: str) -> None:
     """Hidden states, pooled output, logits, loss and every gradient, with padding and token types."""
     torch.manual_seed(seed)
-    config = random_sizes(seed)
+    config = random_config(seed)
     reference = reference_of(config, implementation)
-    model = ours_like(reference, config)
+    model = copy_weights(reference, config)
     batch = random_batch(config, seed)
 
     theirs = reference(**batch)
     ours = model(**batch)
-    places = batch["labels"] != IGNORE
-    assert (ours.logits - theirs.logits[places]).abs().max() < TOLERANCE
+    is_labeled = batch["labels"] != IGNORE
+    assert (ours.logits - theirs.logits[is_labeled]).abs().max() < TOLERANCE
     assert abs(ours.loss - theirs.loss) < TOLERANCE
     ours.loss.backward()
     theirs.loss.backward()
-    grads = {our_name(name): p.grad for name, p in reference.named_parameters()}
+    grads = {name_in_masked_lm(name): p.grad for name, p in reference.named_parameters()}
     grads.pop("head.decoder.weight", None)
-    mine = dict(model.named_parameters())
-    assert set(mine) == set(grads)
-    for name, parameter in mine.items():
+    our_parameters = dict(model.named_parameters())
+    assert set(our_parameters) == set(grads)
+    for name, parameter in our_parameters.items():
         assert parameter.grad is not None, name
         assert (parameter.grad - grads[name]).abs().max() < TOLERANCE, name
 
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    # Without labels: every position.
-    seen = batch["attention_mask"].bool()
-    assert (model(**inputs).logits - reference(**inputs).logits)[seen].abs().max() < TOLERANCE
+    # Without labels, the model returns logits at every position.
+    attended = batch["attention_mask"].bool()
+    assert (model(**inputs).logits - reference(**inputs).logits)[attended].abs().max() < TOLERANCE
     hidden = model.encoder(**inputs).last_hidden_state
-    assert (hidden - reference.bert(**inputs)[0])[seen].abs().max() < TOLERANCE
+    assert (hidden - reference.bert(**inputs)[0])[attended].abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_parity_of_the_pooler_and_the_attention_weights(seed: int) -> None:
+def test_the_pooler_and_the_attention_weights_match_transformers(seed: int) -> None:
     torch.manual_seed(seed)
-    config = random_sizes(seed)
+    config = random_config(seed)
     hf = transformers.BertConfig(**dataclasses.asdict(config), attn_implementation="eager")
     reference = transformers.BertModel(hf).eval()
     model = BertModel(config).eval()
@@ -123,13 +124,13 @@ def test_parity_of_the_pooler_and_the_attention_weights(seed: int) -> None:
     inputs = random_batch(config, seed)
     del inputs["labels"]
     theirs = reference(**inputs, output_attentions=True)
-    fused, written = model(**inputs), model(**inputs, output_attentions=True)
-    assert (written.pooler_output - theirs.pooler_output).abs().max() < TOLERANCE
+    fused, unfused = model(**inputs), model(**inputs, output_attentions=True)
+    assert (unfused.pooler_output - theirs.pooler_output).abs().max() < TOLERANCE
     assert (fused.pooler_output - theirs.pooler_output).abs().max() < TOLERANCE
     assert fused.attentions is None
-    assert len(written.attentions) == config.num_hidden_layers
-    for mine, other in zip(written.attentions, theirs.attentions, strict=True):
-        assert (mine - other).abs().max() < TOLERANCE
+    assert len(unfused.attentions) == config.num_hidden_layers
+    for our_weights, their_weights in zip(unfused.attentions, theirs.attentions, strict=True):
+        assert (our_weights - their_weights).abs().max() < TOLERANCE
 
 
 LARGE = {
@@ -154,15 +155,18 @@ FORUM = {"vocab_size": 20_000, "num_hidden_layers": 6}
     ids=["base", "large", "masked LM base", "the forum's masked LM", "both heads", "both heads, large"],
 )
 def test_parameter_counts(build, sizes: dict[str, int], count: int) -> None:
-    # On the meta device a model has shapes and no memory.
+    # On the meta device, a model has shapes but no memory.
     with torch.device("meta"):
         model = build(BertConfig(**sizes))
     assert sum(p.numel() for p in model.parameters()) == count
 
 
 @torch.no_grad()
-def test_the_first_loss_is_ln_v() -> None:
-    """An untrained model knows nothing, and says so; the last sizes are those of `mlm_tiny.py`."""
+def test_the_initial_loss_is_ln_v() -> None:
+    """
+    An untrained model predicts every token with about the same probability. The last sizes are those of
+    `mlm_tiny.py`.
+    """
     narrow = {"vocab_size": 115, "hidden_size": 128, "initializer_range": 0.04}
     for seed in range(3):
         torch.manual_seed(seed)
@@ -179,12 +183,13 @@ def test_the_first_loss_is_ln_v() -> None:
             expected = math.log(config.vocab_size)
             if config.initializer_range == 0.02:
                 assert abs(loss / expected - 1) < 0.02
-            # The scores are not quite zero: D products of a normed vector with a row of the embedding.
-            spread = 0.8796 * config.initializer_range
-            assert abs(loss - expected - config.hidden_size * spread**2 / 2) < 0.01 * expected
+            # The logits aren't quite zero: each is a sum of D products of a normalized vector and an
+            # embedding row.
+            std = 0.8796 * config.initializer_range
+            assert abs(loss - expected - config.hidden_size * std**2 / 2) < 0.01 * expected
 
 
-def test_initial_weights_are_a_normal_cut_at_two_sigma() -> None:
+def test_initial_weights_are_truncated_normal() -> None:
     torch.manual_seed(0)
     model = BertModel(
         BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
@@ -193,7 +198,7 @@ def test_initial_weights_are_a_normal_cut_at_two_sigma() -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             assert module.weight.abs().max() <= 0.04
         if isinstance(module, nn.Linear):
-            # A normal cut at two sigma has 0.8796 of its spread.
+            # A normal distribution truncated at two sigma has 0.8796 of the original standard deviation.
             assert abs(module.weight.std() / 0.02 - 0.8796) < 0.02
             assert not module.bias.any()
         if isinstance(module, nn.LayerNorm):
@@ -201,7 +206,7 @@ def test_initial_weights_are_a_normal_cut_at_two_sigma() -> None:
             assert module.eps == 1e-12
 
 
-def small() -> BertConfig:
+def small_config() -> BertConfig:
     return BertConfig(
         vocab_size=50,
         hidden_size=16,
@@ -212,22 +217,22 @@ def small() -> BertConfig:
     )
 
 
-def test_padding_changes_nothing_for_the_tokens_beside_it() -> None:
+def test_padding_does_not_affect_the_other_tokens() -> None:
     torch.manual_seed(0)
-    model = BertModel(small()).eval()
+    model = BertModel(small_config()).eval()
     ids = torch.randint(1, 50, (2, 7))
     padded = torch.cat([ids, torch.randint(1, 50, (2, 4))], 1)
     mask = torch.tensor([[1] * 7 + [0] * 4] * 2)
     for attentions in (False, True):
         alone = model(ids, output_attentions=attentions).last_hidden_state
-        beside = model(padded, mask, output_attentions=attentions).last_hidden_state[:, :7]
-        assert (alone - beside).abs().max() < 1e-6
+        with_padding = model(padded, mask, output_attentions=attentions).last_hidden_state[:, :7]
+        assert (alone - with_padding).abs().max() < 1e-6
 
 
-def test_the_lookup_of_padding_sends_no_gradient() -> None:
-    """Also where nobody gave an attention mask."""
+def test_the_padding_embedding_gets_no_gradient() -> None:
+    """Even without an attention mask."""
     torch.manual_seed(0)
-    model = BertModel(small())
+    model = BertModel(small_config())
     ids = torch.randint(1, 50, (2, 6))
     ids[:, 4:] = 0
     model(ids).last_hidden_state.square().sum().backward()
@@ -236,9 +241,9 @@ def test_the_lookup_of_padding_sends_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("attentions", [False, True])
-def test_a_row_of_padding_only_gives_finite_numbers_and_gradients(attentions: bool) -> None:
+def test_a_row_of_nothing_but_padding_gives_finite_outputs_and_gradients(attentions: bool) -> None:
     torch.manual_seed(0)
-    model = BertModel(small())
+    model = BertModel(small_config())
     mask = torch.ones(2, 6)
     mask[1] = 0
     output = model(torch.randint(1, 50, (2, 6)), mask, output_attentions=attentions)
@@ -248,10 +253,10 @@ def test_a_row_of_padding_only_gives_finite_numbers_and_gradients(attentions: bo
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
-def test_positions_can_be_given() -> None:
-    """A sequence placed at an offset uses those rows of the position table and no others."""
+def test_position_ids_select_rows_of_the_position_table() -> None:
+    """A sequence with an offset uses the rows of the position table at that offset and no others."""
     torch.manual_seed(0)
-    model = BertModel(small())
+    model = BertModel(small_config())
     ids = torch.randint(1, 50, (2, 4))
     offsets = torch.tensor([[3], [7]])
     model(ids, position_ids=offsets + torch.arange(4)).last_hidden_state.square().sum().backward()
@@ -259,46 +264,49 @@ def test_positions_can_be_given() -> None:
     assert used.nonzero().flatten().tolist() == [*range(3, 11)]
 
 
-def test_bfloat16_agrees_with_float32_to_its_own_precision() -> None:
+def test_bfloat16_agrees_with_float32_up_to_its_precision() -> None:
     torch.manual_seed(0)
-    model = BertModel(small()).eval()
+    model = BertModel(small_config()).eval()
     ids, mask = torch.randint(1, 50, (3, 12)), torch.ones(3, 12)
     mask[1, 5:] = 0
     exact = model(ids, mask).last_hidden_state
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(ids, mask).last_hidden_state.float()
-    # Values are of size 1 after a LayerNorm, and a bfloat16 keeps 8 bits.
+    # After LayerNorm, values have a size of about 1, and bfloat16 has 8 bits of precision.
     assert (exact - rounded).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("pooler", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_places_asked_for_are_those_of_the_whole(pooler: bool, training: bool) -> None:
-    """Computing the last layer at some places gives what the whole layer has there, and its gradients."""
+def test_output_positions_select_from_the_full_output(pooler: bool, training: bool) -> None:
+    """
+    Computing the last layer at some positions only gives the same outputs and gradients as computing it
+    everywhere.
+    """
     torch.manual_seed(0)
-    config = dataclasses.replace(random_sizes(3), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(random_config(3), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = BertModel(config, pooler).train(training)
     ids = torch.randint(1, config.vocab_size, (3, 9))
     mask = torch.ones(3, 9)
     mask[1, 6:] = 0
     positions = torch.tensor([[4, 2], [0, 5], [8, 8]])
     results = []
-    for wanted in (None, positions):
+    for output_positions in (None, positions):
         model.zero_grad()
-        output = model(ids, mask, output_positions=wanted)
+        output = model(ids, mask, output_positions=output_positions)
         x = output.last_hidden_state
-        if wanted is None:
+        if output_positions is None:
             x = x[torch.arange(3)[:, None], positions]
         loss = (x * torch.arange(x.numel()).view(x.shape)).sum() / 100
         if pooler:
             loss = loss + output.pooler_output.square().sum()
         loss.backward()
         results.append((x.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
-    (whole, whole_gradients), (part, part_gradients) = results
-    torch.testing.assert_close(part, whole, atol=1e-5, rtol=1e-5)
-    assert part_gradients.keys() == whole_gradients.keys()
-    for name, gradient in whole_gradients.items():
-        torch.testing.assert_close(part_gradients[name], gradient, atol=1e-4, rtol=1e-4)
+    (full_output, full_gradients), (partial_output, partial_gradients) = results
+    torch.testing.assert_close(partial_output, full_output, atol=1e-5, rtol=1e-5)
+    assert partial_gradients.keys() == full_gradients.keys()
+    for name, gradient in full_gradients.items():
+        torch.testing.assert_close(partial_gradients[name], gradient, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -309,13 +317,13 @@ def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> Non
     x = torch.ones(n, dtype=dtype, requires_grad=True)
     y = Dropout(p).train()(x)
     y.sum().backward()
-    share = (y == 0).double().mean().item()
-    assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 2**-17
+    dropped_fraction = (y == 0).double().mean().item()
+    assert abs(dropped_fraction - p) < 5 * math.sqrt(p * (1 - p) / n) + 2**-17
     factor = 1 / (1 - round(p * 2**16) / 2**16)
     assert factor == pytest.approx(1 / (1 - p), rel=1e-4)
     assert set(y.detach().unique().tolist()) == {0.0, torch.tensor(factor, dtype=dtype).item()}
     assert torch.equal(x.grad, y.detach())
-    # Neighbors share a draw of 64 bits and must not share a fate.
+    # Neighboring elements share a random draw of 64 bits, but must be dropped independently.
     dropped = (y == 0).double()
     for distance in (1, 2, 3, 4):
         both = (dropped[:-distance] * dropped[distance:]).mean().item()
@@ -323,7 +331,7 @@ def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> Non
     assert torch.equal(Dropout(p).eval()(x), x) and torch.equal(Dropout(0.0).train()(x), x)
 
 
-def test_masked_lm_positions_are_those_with_labels() -> None:
+def test_masked_lm_positions_are_the_labeled_ones() -> None:
     labels = torch.tensor([[-100, 5, -100, 6], [7, -100, -100, -100], [-100] * 4])
     positions = masked_lm_positions(labels)
     assert positions.shape == (3, 2)

@@ -1,4 +1,4 @@
-"""Each value that cannot work is refused in one line, by the function that stands where values enter."""
+"""Each invalid value is rejected with one line, by the function where the value enters."""
 
 import pytest
 
@@ -15,13 +15,13 @@ from labml_bert.checks import check_config, check_length, check_masking, check_p
         ({"pad_token_id": 30522}, "pad_token_id 30522"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused(sizes: dict, words: str) -> None:
+def test_invalid_sizes_are_rejected(sizes: dict, words: str) -> None:
     check_config(BertConfig())
     with pytest.raises(ValueError, match=words):
         check_config(BertConfig(**sizes))
 
 
-def test_more_tokens_than_positions_are_refused() -> None:
+def test_more_tokens_than_positions_are_rejected() -> None:
     config = BertConfig(max_position_embeddings=12)
     check_length(12, config)
     with pytest.raises(ValueError, match="13 tokens but max_position_embeddings is 12"):
@@ -33,7 +33,7 @@ def test_more_tokens_than_positions_are_refused() -> None:
     [
         ({"mlm_probability": 1.5}, "mlm_probability is 1.5"),
         ({"mlm_probability": -0.1}, "mlm_probability is -0.1"),
-        ({"mask_replace_prob": 0.95}, "above 1 together"),
+        ({"mask_replace_prob": 0.95}, "at most 1"),
         ({"random_replace_prob": -0.1}, "must not be negative"),
         ({"special_token_ids": [-1]}, "not all inside the vocabulary"),
         ({"special_token_ids": [40]}, "not all inside the vocabulary"),
@@ -42,11 +42,11 @@ def test_more_tokens_than_positions_are_refused() -> None:
         ({"mask_token_id": None}, "a special token has no id"),
     ],
 )
-def test_masking_that_cannot_work_is_refused(arguments: dict, words: str) -> None:
-    good = {"vocab_size": 40, "mask_token_id": 4, "special_token_ids": range(5)}
-    check_masking(**good)
+def test_invalid_masking_is_rejected(arguments: dict, words: str) -> None:
+    valid_arguments = {"vocab_size": 40, "mask_token_id": 4, "special_token_ids": range(5)}
+    check_masking(**valid_arguments)
     with pytest.raises(ValueError, match=words):
-        check_masking(**{**good, **arguments})
+        check_masking(**{**valid_arguments, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_masking_that_cannot_work_is_refused(arguments: dict, words: str) -> Non
         ((128, 0.1, -0.1), "random_next_prob is -0.1"),
     ],
 )
-def test_pairs_that_cannot_be_made_are_refused(arguments: tuple, words: str) -> None:
+def test_invalid_pair_settings_are_rejected(arguments: tuple, words: str) -> None:
     check_pairs(5, 1.0, 0.0)
     with pytest.raises(ValueError, match=words):
         check_pairs(*arguments)

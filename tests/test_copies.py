@@ -1,4 +1,4 @@
-"""`bert.py`, `mlm.py` and `nsp.py` are lean, and each runs and trains alone in an empty folder."""
+"""`bert.py`, `mlm.py` and `nsp.py` are short, and each runs and trains on its own in an empty folder."""
 
 import ast
 import json
@@ -12,9 +12,9 @@ import pytest
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
 
-# Lets the copy import the standard library, torch and what torch itself needs, and nothing else of ours or of
-# the packages that the project installs.
-ALONE = """
+# The copy may import the standard library, torch and what torch needs, but nothing else of ours and no other
+# dependency of the project.
+RUN_ISOLATED = """
 import runpy, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -80,27 +80,28 @@ assert losses[1] < losses[0], losses
 
 @pytest.mark.processes
 @pytest.mark.parametrize("file", TRAIN_A_STEP)
-def test_a_copy_works_alone(file: str, tmp_path: Path) -> None:
+def test_a_copy_works_on_its_own(file: str, tmp_path: Path) -> None:
     shutil.copy(SOURCES / file, tmp_path)
     (tmp_path / "step.py").write_text(TRAIN_A_STEP[file])
     outputs = []
     for script in (file, "step.py"):
-        # -P and -E: neither this folder nor the environment lends it a module; its own folder it may see.
-        here = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-        run = subprocess.run(
-            [sys.executable, "-E", "-P", "-c", f"{here}\n{ALONE}", script],
+        # With -P and -E, neither this folder nor the environment adds modules; the copy's own folder is added
+        # by hand.
+        add_own_folder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+        process = subprocess.run(
+            [sys.executable, "-E", "-P", "-c", f"{add_own_folder}\n{RUN_ISOLATED}", script],
             cwd=tmp_path,
             capture_output=True,
             text=True,
         )
-        assert run.returncode == 0, run.stderr
-        outputs.append(run.stdout)
+        assert process.returncode == 0, process.stderr
+        outputs.append(process.stdout)
     losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", outputs[0])]
     assert losses[-1] < losses[0] / 2, outputs[0]
 
 
 @pytest.mark.parametrize("file", TRAIN_A_STEP)
-def test_it_imports_torch_and_the_standard_library_only(file: str) -> None:
+def test_it_imports_only_torch_and_the_standard_library(file: str) -> None:
     tree = ast.parse((SOURCES / file).read_text())
     modules = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     modules |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
@@ -109,45 +110,45 @@ def test_it_imports_torch_and_the_standard_library_only(file: str) -> None:
 
 @pytest.mark.parametrize(("file", "most"), [("bert.py", 430), ("mlm.py", 330), ("nsp.py", 220)])
 def test_it_is_short_and_has_few_checks(file: str, most: int) -> None:
-    """At most one line in 20 refuses input; the rest of the checks are in `checks.py`."""
+    """At most one line in 20 checks its input; all other checks are in `checks.py`."""
     source = (SOURCES / file).read_text()
     count = len(source.splitlines())
     assert count <= most
-    refusals = [
+    checks = [
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Assert)
         or (isinstance(node, ast.If) and any(isinstance(statement, ast.Raise) for statement in node.body))
     ]
-    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in refusals)
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in checks)
     assert 0 < lines <= count / 20
 
 
-# Where a figure is quoted, and the trick and the shape of the record that it is from.
-GAINS = {
+# Text in the file that quotes a speedup, with the trick and the shape in the record that it comes from.
+SPEEDUPS = {
     "bert.py": [
         ("dropout from 16 bits", "dropout by 16 bits", "characters"),
         ("one matmul for query, key and value", "one product for query, key and value", "characters"),
         ("attention written out", "attention in two products", "characters"),
-        ("the last layer only where it is read", "last layer only where a label is", "characters"),
+        ("the last layer only at the positions", "last layer only where a label is", "characters"),
         ("one cast for all layers", "one cast after the embeddings", "characters"),
     ],
     "mlm.py": [
         ("takes", "logits only where a label is", "words"),
         ("and", "logits only where a label is", "characters"),
-        ("without this takes", "last layer only where a label is", "characters"),
+        ("Without this, a step takes", "last layer only where a label is", "characters"),
     ],
 }
 
 
-@pytest.mark.parametrize("file", GAINS)
-def test_the_gain_of_each_trick_is_that_of_the_record(file: str) -> None:
-    record = json.loads((SOURCES.parent / "docs" / "runs" / "speed_ledger.json").read_text())
-    gains = {
+@pytest.mark.parametrize("file", SPEEDUPS)
+def test_the_quoted_speedups_are_those_of_the_record(file: str) -> None:
+    record = json.loads((SOURCES.parent / "docs" / "runs" / "speed_ablation.json").read_text())
+    speedups = {
         (row["name"], table["shape"]["name"]): row["worth"]
-        for table in record["ledger"]
+        for table in record["ablation"]
         for row in table["rows"]
     }
     text = " ".join((SOURCES / file).read_text().split())
-    for words, trick, shape in GAINS[file]:
-        assert re.search(rf"{words}[^|.]*?\|? ?{gains[trick, shape]:.2f}\b", text), (words, trick, shape)
+    for words, trick, shape in SPEEDUPS[file]:
+        assert re.search(rf"{words}[^|.]*?\|? ?{speedups[trick, shape]:.2f}\b", text), (words, trick, shape)

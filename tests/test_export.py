@@ -1,4 +1,4 @@
-"""What leaves Python is what was in the model: the bytes of the page, and the graph."""
+"""Exported models equal the original: the weights for the web page, and the ONNX graph."""
 
 import hashlib
 import json
@@ -25,7 +25,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
 
 def random_model(**sizes: int) -> BertForMaskedLM:
-    """With weights as large as those of a trained one: nothing is near zero, and no two heads are alike."""
+    """
+    A model with weights as large as trained ones, so that nothing is near zero and no two heads are alike.
+    """
     torch.manual_seed(0)
     options = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     options |= {"vocab_size": len(LETTERS) + 5, "max_position_embeddings": 24}
@@ -36,8 +38,8 @@ def random_model(**sizes: int) -> BertForMaskedLM:
     return model
 
 
-def saved(model: BertForMaskedLM, folder: Path) -> Path:
-    """In the format of `transformers`."""
+def save_model(model: BertForMaskedLM, folder: Path) -> Path:
+    """Saves the model in the format of `transformers`, with a tokenizer."""
     model.save_pretrained(folder)
     character_tokenizer([LETTERS]).save(str(folder / "tokenizer.json"))
     return folder
@@ -54,64 +56,68 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_web(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
-    """As a page does it: nothing but the JSON says where a tensor is."""
-    about = json.loads((folder / "model.json").read_text("utf-8"))
-    (checkpoint,) = about["checkpoints"]
+    """Reads the files as the web page does: only the JSON says where each tensor is."""
+    metadata = json.loads((folder / "model.json").read_text("utf-8"))
+    (checkpoint,) = metadata["checkpoints"]
     data = (folder / checkpoint["file"]).read_bytes()
     assert len(data) == checkpoint["bytes"]
     assert hashlib.sha256(data).hexdigest() == checkpoint["sha256"]
-    found, at = {}, 0
-    for tensor in about["tensors"]:
+    tensors, offset = {}, 0
+    for tensor in metadata["tensors"]:
         size = int(np.prod(tensor["shape"]))
-        found[tensor["name"]] = np.frombuffer(data, "<f2", size, at).reshape(tensor["shape"])
-        at += 2 * size
-    assert at == len(data), "nothing is left over"
-    return about, found
+        tensors[tensor["name"]] = np.frombuffer(data, "<f2", size, offset).reshape(tensor["shape"])
+        offset += 2 * size
+    assert offset == len(data), "there are no extra bytes"
+    return metadata, tensors
 
 
-def test_the_bytes_of_the_page_are_the_weights_of_the_run(
+def test_the_exported_bytes_are_the_weights_of_the_run(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export.main([str(run_folder), "--to", "web", "--output", str(tmp_path / "web")])
     out = capsys.readouterr().out
-    about, found = read_web(tmp_path / "web")
+    metadata, tensors = read_web(tmp_path / "web")
     model, tokenizer = load_model(run_folder)
     weights = dict(model.named_parameters())
-    assert list(found) == list(weights), "each once, the tied one too"
+    assert list(tensors) == list(weights), "each tensor once, including the tied one"
     for name, tensor in weights.items():
-        assert np.array_equal(found[name], tensor.detach().numpy().astype(np.float16)), name
-    assert about["checkpoints"][0]["sha256"] in out
-    assert about["format"] == 1 and about["dtype"] == "float16"
+        assert np.array_equal(tensors[name], tensor.detach().numpy().astype(np.float16)), name
+    assert metadata["checkpoints"][0]["sha256"] in out
+    assert metadata["format"] == 1 and metadata["dtype"] == "float16"
     assert (
-        about["config"].items() >= {"hidden_size": 16, "num_attention_heads": 2, "hidden_act": "gelu"}.items()
+        metadata["config"].items()
+        >= {"hidden_size": 16, "num_attention_heads": 2, "hidden_act": "gelu"}.items()
     )
-    assert about["tokens"] == [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)]
-    assert about["tokens"][about["mask_id"]] == "[MASK]" and about["tokens"][about["unk_id"]] == "[UNK]"
-    assert about["cls_id"] is about["sep_id"] is None, "characters are learned without a frame"
-    checkpoint = about["checkpoints"][0]
+    assert metadata["tokens"] == [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)]
+    assert (
+        metadata["tokens"][metadata["mask_id"]] == "[MASK]"
+        and metadata["tokens"][metadata["unk_id"]] == "[UNK]"
+    )
+    assert metadata["cls_id"] is metadata["sep_id"] is None, "character models use no [CLS] and [SEP]"
+    checkpoint = metadata["checkpoints"][0]
     assert (checkpoint["arm"], checkpoint["steps"]) == ("mlm_tiny", 4)
-    assert about["curves"]["mlm_tiny"][-1][1] == checkpoint["loss"] > 0
-    assert checkpoint["seconds"] == pytest.approx(about["curves"]["mlm_tiny"][-1][0], abs=0.2)
+    assert metadata["curves"]["mlm_tiny"][-1][1] == checkpoint["loss"] > 0
+    assert checkpoint["seconds"] == pytest.approx(metadata["curves"]["mlm_tiny"][-1][0], abs=0.2)
 
 
-def test_the_rounding_that_is_printed_is_that_of_the_file(
+def test_the_printed_rounding_error_is_that_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = random_model()
-    export.main([str(saved(model, tmp_path / "model")), "--to", "web"])
-    printed = float(re.search(r"by (\S+) at most", capsys.readouterr().out)[1])
-    about, found = read_web(tmp_path / "model" / "web")
-    assert about["checkpoints"][0]["seconds"] is None and about["curves"] == {}
-    again = random_model()
-    again.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in found.items()})
+    export.main([str(save_model(model, tmp_path / "model")), "--to", "web"])
+    printed_error = float(re.search(r"at most (\S+?),", capsys.readouterr().out)[1])
+    metadata, tensors = read_web(tmp_path / "model" / "web")
+    assert metadata["checkpoints"][0]["seconds"] is None and metadata["curves"] == {}
+    reloaded = random_model()
+    reloaded.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in tensors.items()})
     ids = torch.randint(33, (8, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        moved = (again(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)).abs().max().item()
-    assert 0 < moved < 0.02
-    assert printed == float(f"{moved:.1g}")
+        error = (reloaded(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)).abs().max().item()
+    assert 0 < error < 0.02
+    assert printed_error == float(f"{error:.1g}")
 
 
-def test_a_model_of_pairs_leaves_its_other_head_behind(tmp_path: Path) -> None:
+def test_exporting_a_pair_model_drops_its_other_head(tmp_path: Path) -> None:
     tokenizer = wordpiece_tokenizer([small_text(50)], 60)
     config = BertConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -123,39 +129,44 @@ def test_a_model_of_pairs_leaves_its_other_head_behind(tmp_path: Path) -> None:
     )
     torch.manual_seed(0)
     tensors = {f"model.{name}": p for name, p in BertForPreTraining(config).named_parameters()}
-    about = {
+    metadata = {
         "step": 7,
         "seconds": 1.25,
         "configuration": {"experiment": "bert_tiny", "model": asdict(config)},
     }
     (tmp_path / "run").mkdir()
-    write_tensors(tmp_path / "run" / CHECKPOINT, tensors, {"about": json.dumps(about)})
+    write_tensors(tmp_path / "run" / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
     tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
     export.main([str(tmp_path / "run"), "--to", "web"])
-    written, found = read_web(tmp_path / "run" / "web")
-    assert not [name for name in found if "pooler" in name or "seq_relationship" in name]
-    assert found["bert.embeddings.token_type_embeddings.weight"].shape == (2, 16)
-    assert [written["tokens"][written[key]] for key in ("cls_id", "sep_id")] == ["[CLS]", "[SEP]"]
-    assert written["checkpoints"][0].items() >= {"arm": "bert_tiny", "steps": 7, "loss": None}.items()
+    exported_metadata, exported_tensors = read_web(tmp_path / "run" / "web")
+    assert not [name for name in exported_tensors if "pooler" in name or "seq_relationship" in name]
+    assert exported_tensors["bert.embeddings.token_type_embeddings.weight"].shape == (2, 16)
+    assert [exported_metadata["tokens"][exported_metadata[key]] for key in ("cls_id", "sep_id")] == [
+        "[CLS]",
+        "[SEP]",
+    ]
+    assert (
+        exported_metadata["checkpoints"][0].items() >= {"arm": "bert_tiny", "steps": 7, "loss": None}.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("weight", "fits"), [(65504.0, True), (-65519.0, True), (65520.0, False), (-7e4, False)]
 )
-def test_a_weight_beyond_float16_is_refused(
+def test_a_weight_beyond_float16_is_rejected(
     weight: float, fits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = random_model()
     with torch.no_grad():
         model.cls.predictions.bias[3] = weight
-    folder = saved(model, tmp_path / "model")
+    folder = save_model(model, tmp_path / "model")
     if fits:
         export.main([str(folder), "--to", "web"])
         assert abs(read_web(folder / "web")[1]["cls.predictions.bias"][3]) == 65504
         return
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         export.main([str(folder), "--to", "web"])
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     assert re.fullmatch("error: cls.predictions.bias has a weight beyond 65504.+\n", capsys.readouterr().err)
     assert not (folder / "web").exists()
 
@@ -165,28 +176,28 @@ TRACES = pytest.mark.slow("torch.onnx traces the model for seconds")
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[BertForMaskedLM, Path]:
-    """A model, and its graph in a folder with nothing else."""
+    """A model, and a folder with nothing but its exported graph."""
     folder = tmp_path_factory.mktemp("onnx")
     model = random_model()
-    export.main([str(saved(model, folder / "model")), "--to", "onnx", "--output", str(folder / "graph")])
+    export.main([str(save_model(model, folder / "model")), "--to", "onnx", "--output", str(folder / "graph")])
     return model, folder / "graph"
 
 
-def answers(path: Path, *inputs: Tensor) -> Tensor:
-    """Of `onnxruntime`."""
+def run_graph(path: Path, *inputs: Tensor) -> Tensor:
+    """The logits that `onnxruntime` computes."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = ["input_ids", "attention_mask", "token_type_ids"]
     assert [entry.name for entry in session.get_inputs()] == names
-    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)})
-    return torch.from_numpy(found)
+    (outputs,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)})
+    return torch.from_numpy(outputs)
 
 
 @TRACES
 @pytest.mark.parametrize("B", [1, 2, 7])
 @pytest.mark.parametrize("T", [1, 2, 5, 23, 24])
-def test_the_graph_and_torch_agree(graph: tuple[BertForMaskedLM, Path], B: int, T: int) -> None:
+def test_the_graph_agrees_with_torch(graph: tuple[BertForMaskedLM, Path], B: int, T: int) -> None:
     model, folder = graph
     generator = torch.Generator().manual_seed(100 * B + T)
     ids = torch.randint(33, (B, T), generator=generator)
@@ -195,21 +206,23 @@ def test_the_graph_and_torch_agree(graph: tuple[BertForMaskedLM, Path], B: int, 
     mask = (torch.arange(T) < lengths[:, None]).long()
     with torch.no_grad():
         expected = model(ids, attention_mask=mask, token_type_ids=types).logits
-    found = answers(folder / "model.onnx", ids, mask, types)
-    here = mask.bool()
-    assert found.shape == expected.shape == (B, T, 33)
-    assert expected[here].abs().max() > 1, "there is something to agree on"
-    assert torch.allclose(found[here], expected[here], atol=1e-4, rtol=0)
-    # What stands at padding is nobody's business, and what kind a token is of is.
-    other = torch.where(here, ids, (ids + 1) % 33)
-    assert torch.allclose(answers(folder / "model.onnx", other, mask, types)[here], expected[here], atol=1e-4)
+    logits = run_graph(folder / "model.onnx", ids, mask, types)
+    is_token = mask.bool()
+    assert logits.shape == expected.shape == (B, T, 33)
+    assert expected[is_token].abs().max() > 1, "the logits are not all near zero"
+    assert torch.allclose(logits[is_token], expected[is_token], atol=1e-4, rtol=0)
+    # Tokens at padded positions don't change the result; token types do.
+    other_padding = torch.where(is_token, ids, (ids + 1) % 33)
+    assert torch.allclose(
+        run_graph(folder / "model.onnx", other_padding, mask, types)[is_token], expected[is_token], atol=1e-4
+    )
     assert not torch.allclose(
-        answers(folder / "model.onnx", ids, mask, 1 - types)[here], expected[here], atol=1e-2
+        run_graph(folder / "model.onnx", ids, mask, 1 - types)[is_token], expected[is_token], atol=1e-2
     )
 
 
 @TRACES
-def test_the_graph_is_one_file_that_names_nobody(graph: tuple[BertForMaskedLM, Path]) -> None:
+def test_the_graph_is_one_file_without_private_paths(graph: tuple[BertForMaskedLM, Path]) -> None:
     _, folder = graph
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
     data = (folder / "model.onnx").read_bytes()
@@ -217,50 +230,50 @@ def test_the_graph_is_one_file_that_names_nobody(graph: tuple[BertForMaskedLM, P
 
 
 @TRACES
-def test_a_graph_that_disagrees_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_disagrees_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(num_hidden_layers=1)
     exported = export.Graph(random_model(num_hidden_layers=1))
     with torch.no_grad():
         exported.model.cls.predictions.bias += 2e-4
-    original = export.Graph
-    # The first is the one that is exported, those after it are torch.
+    original_class = export.Graph
+    # The first graph is exported; the later ones compute the expected logits.
     graphs: Iterator[nn.Module] = iter([exported])
-    monkeypatch.setattr(export, "Graph", lambda model: next(graphs, None) or original(model))
+    monkeypatch.setattr(export, "Graph", lambda model: next(graphs, None) or original_class(model))
     with pytest.raises(ValueError, match=r"differ by 0\.0002 in a logit"):
         export.write_onnx(tmp_path / "model.onnx", model)
     assert list(tmp_path.iterdir()) == []
 
 
 @TRACES
-def test_without_the_program_that_checks_it_says_so(
+def test_without_onnxruntime_the_export_says_it_was_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = saved(random_model(num_hidden_layers=1), tmp_path / "model")
-    hide(monkeypatch, "onnxruntime")
+    folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
+    pretend_missing(monkeypatch, "onnxruntime")
     export.main([str(folder), "--to", "onnx"])
-    assert "none, as onnxruntime is not installed" in capsys.readouterr().out
+    assert "none, because onnxruntime is not installed" in capsys.readouterr().out
     assert (folder / "onnx" / "model.onnx").is_file()
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """As if it were not installed."""
-    found = export.find_spec
-    monkeypatch.setattr(export, "find_spec", lambda name: None if name == package else found(name))
+def pretend_missing(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Makes the package look as if it weren't installed."""
+    find_spec = export.find_spec
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == package else find_spec(name))
 
 
-# What is typed, and words of the one line that answers.
+# The arguments, and a part of the error message.
 BAD_INPUT = {
     "no run": (["nowhere", "--to", "web"], "there is no run at nowhere"),
     "a folder without a model": (["folder", "--to", "onnx"], "there is no run at folder"),
-    "for nobody": (["model"], "the following arguments are required: --to"),
-    "for somebody else": (["model", "--to", "coreml"], "invalid choice: 'coreml'"),
+    "no format": (["model"], "the following arguments are required: --to"),
+    "unknown format": (["model", "--to", "coreml"], "invalid choice: 'coreml'"),
     "no tokenizer": (["mute", "--to", "web"], "no tokenizer at mute"),
-    "half a file of weights": (["half", "--to", "web"], "is damaged"),
+    "truncated weights": (["half", "--to", "web"], "is damaged"),
     "a tokenizer of another model": (["other", "--to", "web"], "do not belong together"),
     "output that is a file": (["model", "--to", "web", "--output", "file"], "cannot write to file"),
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
     "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
-    "a card that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
+    "metadata that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
     "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
 }  # fmt: skip
 
@@ -273,8 +286,8 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "taken" / "weights.bin").mkdir(parents=True)
     (folder / "taken2" / "model.json").mkdir(parents=True)
     for name in ("model", "mute", "half", "other"):
-        saved(random_model(), folder / name)
-    saved(random_model(max_position_embeddings=2), folder / "short")
+        save_model(random_model(), folder / name)
+    save_model(random_model(max_position_embeddings=2), folder / "short")
     (folder / "mute" / "tokenizer.json").unlink()
     weights = folder / "half" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -282,15 +295,17 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit) as stopped:
+def assert_rejected(
+    arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files_before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as exit_info:
         export.main(arguments)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert words in error and re.fullmatch("error: .+\n", error)
-    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert after == before, "something was written or lost"
+    files_after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert files_after == files_before, "a file was written, changed or removed"
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
@@ -298,14 +313,14 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     case: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(bad_files)
-    refused(*BAD_INPUT[case], bad_files, capsys)
+    assert_rejected(*BAD_INPUT[case], bad_files, capsys)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
-def test_a_missing_package_gets_one_line_too(
+def test_a_missing_package_is_a_one_line_error(
     package: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(bad_files)
-    hide(monkeypatch, package)
+    pretend_missing(monkeypatch, package)
     words = f"--to onnx needs the package {package}; install it with: pip install onnx"
-    refused(["model", "--to", "onnx"], words, bad_files, capsys)
+    assert_rejected(["model", "--to", "onnx"], words, bad_files, capsys)

@@ -1,4 +1,4 @@
-"""Damaged files are refused, and a lock is for one process. Full disks are in `training/test_faults.py`."""
+"""Damaged files are rejected, and only one process holds a lock. For full disks see `test_faults.py`."""
 
 import os
 import subprocess
@@ -9,29 +9,32 @@ import pytest
 import torch
 
 from labml_bert.files import lock, read_tensors, write_tensors
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 
 
-def test_no_flipped_bit_and_no_cut_gets_through(tmp_path: Path) -> None:
-    """Of a small file every byte, its header too; a flip that changes nothing that is read may pass."""
+def test_flipped_bits_and_truncation_are_detected(tmp_path: Path) -> None:
+    """
+    Every byte of a small file is flipped, header included. A flip may pass only if it changes nothing that is
+    read.
+    """
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2]), "c": torch.tensor(0.5)}
     path = tmp_path / "x.safetensors"
     write_tensors(path, tensors, {"about": "{}"})
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     harmless = 0
-    for at in range(len(whole)):
-        path.write_bytes(flipped(whole, at))
+    for offset in range(len(intact)):
+        path.write_bytes(flip_bit(intact, offset))
         try:
-            found, metadata = read_tensors(path)
+            loaded, metadata = read_tensors(path)
         except ValueError as error:
             assert "damaged" in str(error)
             continue
         harmless += 1
-        assert metadata["about"] == "{}" and found.keys() == tensors.keys()
-        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
+        assert metadata["about"] == "{}" and loaded.keys() == tensors.keys()
+        assert all(torch.equal(loaded[key], tensors[key]) for key in tensors)
     assert harmless < 10
-    for size in range(0, len(whole), 7):
-        path.write_bytes(whole[:size])
+    for size in range(0, len(intact), 7):
+        path.write_bytes(intact[:size])
         with pytest.raises(ValueError, match="damaged"):
             read_tensors(path)
 
@@ -40,7 +43,7 @@ def test_no_flipped_bit_and_no_cut_gets_through(tmp_path: Path) -> None:
 
 ROOT = Path(__file__).parents[1]
 
-HOLD = """
+HOLD_LOCK = """
 import sys
 from pathlib import Path
 from labml_bert.files import lock
@@ -50,10 +53,10 @@ with lock(Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that has the lock of the folder until it is killed or its input ends."""
+def start_lock_holder(folder: Path) -> subprocess.Popen[str]:
+    """Starts a process that holds the lock of the folder until it is killed or its input ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, folder],
+        [sys.executable, "-c", HOLD_LOCK, folder],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -64,47 +67,47 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.processes
-def test_another_process_is_refused_or_waits(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+def test_a_second_process_fails_or_waits(tmp_path: Path) -> None:
+    with start_lock_holder(tmp_path) as process:
         with pytest.raises(BlockingIOError, match="locked by another process"):
             lock(tmp_path)
-        # Another thing in the same folder is free.
+        # A lock with another name in the same folder is free.
         with lock(tmp_path, name=".other.lock"):
             pass
-        waits = []
+        polls = []
 
         def on_wait() -> None:
-            waits.append(process.poll())
+            polls.append(process.poll())
             assert process.stdin is not None
             process.stdin.close()
 
         with lock(tmp_path, on_wait):
-            assert waits == [None]
+            assert polls == [None]
             assert process.wait() == 0
 
 
 @pytest.mark.processes
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+    with start_lock_holder(tmp_path) as process:
         process.kill()
     with lock(tmp_path):
         pass
 
 
-def test_a_lock_is_free_after_its_block_and_after_its_object(tmp_path: Path) -> None:
+def test_a_lock_is_released_with_its_block_or_its_object(tmp_path: Path) -> None:
     for _ in range(2):
         with lock(tmp_path), pytest.raises(BlockingIOError):
             lock(tmp_path)
     lock(tmp_path)
-    held = lock(tmp_path)
+    lock_object = lock(tmp_path)
     with pytest.raises(BlockingIOError):
         lock(tmp_path)
-    del held
+    del lock_object
     with lock(tmp_path):
         pass
 
 
-def test_the_target_of_a_link_is_left_alone(tmp_path: Path) -> None:
+def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("kept")
     (tmp_path / ".lock").symlink_to(target)

@@ -1,4 +1,4 @@
-"""Questions to a trained model that cannot be answered."""
+"""Invalid input to `fill_mask`."""
 
 from pathlib import Path
 
@@ -28,21 +28,23 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["[MASK]", "--run", "nowhere"], "there is no run at nowhere"),
     ],
 )
-def test_bad_questions(
+def test_bad_input_gives_a_one_line_error(
     run_folder: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.chdir(run_folder.parent.parent.parent)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         fill_mask.main(arguments)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
 
 
-def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_without_a_run_the_error_suggests_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         fill_mask.main(["[MASK]"])
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     assert "make train" in capsys.readouterr().err

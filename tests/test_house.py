@@ -1,4 +1,4 @@
-"""What holds for every file of the project: who may import whom, how long a file is, what is never opened."""
+"""Rules for all files: which imports are allowed, how long a file may be, and what must never be opened."""
 
 import ast
 import importlib.metadata
@@ -35,12 +35,12 @@ SCRIPTS = {module_name(path): path for path in EXPERIMENTS}
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of the file's syntax tree, its own first."""
+    """All nodes of the file's syntax tree, starting with the root."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 class Import(NamedTuple):
-    """One import in a file, inside a function too."""
+    """One import in a file, possibly inside a function."""
 
     path: Path
     line: int
@@ -51,7 +51,7 @@ class Import(NamedTuple):
 
 
 def imports(path: Path) -> Iterator[Import]:
-    """Every import of the file. `from package import module` is an import of the module."""
+    """Every import of the file. `from package import module` counts as an import of the module."""
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (Import(path, node.lineno, alias.name) for alias in node.names)
@@ -63,20 +63,20 @@ def imports(path: Path) -> Iterator[Import]:
 
 
 def own_imports(path: Path) -> Iterator[Import]:
-    """The imports of modules of the package."""
-    return (found for found in imports(path) if found.module in MODULES)
+    """The file's imports of modules of the package."""
+    return (imported for imported in imports(path) if imported.module in MODULES)
 
 
-def report(found: Iterable[object]) -> None:
-    """Fails with one line for each."""
-    lines = dict.fromkeys(map(str, found))
+def assert_none(problems: Iterable[object]) -> None:
+    """Fails if there are problems, and lists one per line."""
+    lines = dict.fromkeys(map(str, problems))
     assert not lines, "\n" + "\n".join(lines)
 
 
 # Who may import whom
 
 STANDALONE = {f"labml_bert.{name}" for name in ("bert", "mlm", "nsp", "modern")}
-# What each room may import, besides itself. What people do with a trained model may import everything.
+# What each part of the package may import besides itself. Uses of a trained model may import everything.
 BASE = {"stand-alone", "files", "checks", "stdout", "labeled_text"}
 MAY_IMPORT: dict[str, set[str]] = {
     "stand-alone": set(),
@@ -93,45 +93,45 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 
-def room_of(module: str) -> str:
+def part_of(module: str) -> str:
     if module in STANDALONE:
         return "stand-alone"
     name = module.split(".")[1] if "." in module else ""
     return name if name in MAY_IMPORT else "uses of a model"
 
 
-def test_no_import_goes_upwards() -> None:
+def test_imports_respect_the_layers() -> None:
     """
-    The stand-alone files import nothing of the project, `models` imports those, `training` knows no data set,
-    `data` and `baselines` know neither `training` nor `run`.
+    The stand-alone files import nothing from the project, `models` imports only them and helpers, `training`
+    doesn't depend on any dataset, and `data` and `baselines` depend on neither `training` nor `run`.
     """
-    found = []
+    violations = []
     for module, path in MODULES.items():
-        room = room_of(module)
+        part = part_of(module)
         for target in own_imports(path):
-            other = room_of(target.module)
-            # Each stand-alone file has to work without the others.
-            inside = room == other and room != "stand-alone"
-            if room in MAY_IMPORT and not inside and other not in MAY_IMPORT[room]:
-                found.append(target)
-    report(found)
+            other_part = part_of(target.module)
+            # The stand-alone files must work without each other as well.
+            inside = part == other_part and part != "stand-alone"
+            if part in MAY_IMPORT and not inside and other_part not in MAY_IMPORT[part]:
+                violations.append(target)
+    assert_none(violations)
 
 
-def test_the_package_imports_no_experiment_and_nothing_imports_the_site() -> None:
+def test_the_package_imports_no_experiment_and_no_code_imports_the_site() -> None:
     experiments = {"experiments"} | {path.stem for path in EXPERIMENTS}
-    found = [i for path in PACKAGE for i in imports(path) if i.module.split(".")[0] in experiments]
-    found += [
+    violations = [i for path in PACKAGE for i in imports(path) if i.module.split(".")[0] in experiments]
+    violations += [
         i for path in (*PACKAGE, *EXPERIMENTS) for i in imports(path) if i.module.split(".")[0] == "docs"
     ]
-    report(found)
+    assert_none(violations)
 
 
 def test_experiments_never_import_each_other() -> None:
-    """The files of one folder are one experiment."""
-    # A script finds what is in its own folder by the bare name, too.
+    """The files of one folder count as one experiment."""
+    # A script can also import the files in its own folder by their bare names.
     scripts = SCRIPTS | {path.stem: path for path in EXPERIMENTS}
     folder = ROOT / "experiments"
-    report(
+    assert_none(
         i
         for path in EXPERIMENTS
         for i in imports(path)
@@ -139,78 +139,78 @@ def test_experiments_never_import_each_other() -> None:
     )
 
 
-def test_no_import_goes_in_a_circle() -> None:
-    """Imports inside functions count too: they hide a circle and don't open it."""
+def test_imports_have_no_cycle() -> None:
+    """Imports inside functions count as well: they hide a cycle, but don't break it."""
     graph = {module: list(own_imports(path)) for module, path in MODULES.items()}
     finished: set[str] = set()
 
-    def visit(module: str, way: list[Import]) -> None:
-        circle = [i for i in way if i.path == MODULES[module]]
-        if circle:
-            found.append("\n".join(map(str, way[way.index(circle[0]) :])) + "\n")
+    def visit(module: str, chain: list[Import]) -> None:
+        cycle = [i for i in chain if i.path == MODULES[module]]
+        if cycle:
+            cycles.append("\n".join(map(str, chain[chain.index(cycle[0]) :])) + "\n")
         elif module not in finished:
             for i in graph[module]:
-                visit(i.module, [*way, i])
+                visit(i.module, [*chain, i])
             finished.add(module)
 
-    found: list[object] = []
+    cycles: list[object] = []
     for module in graph:
         visit(module, [])
-    report(found)
+    assert_none(cycles)
 
 
 def is_program(path: Path) -> bool:
     return 'if __name__ == "__main__":' in path.read_text(encoding="utf-8").splitlines()
 
 
-def test_no_module_of_the_package_is_there_for_one_experiment_only() -> None:
-    """Such a module belongs to the experiment, unless it is a program that people start themselves."""
+def test_no_module_of_the_package_serves_only_one_experiment() -> None:
+    """Such a module belongs to the experiment, unless it is a program that users start themselves."""
     used_inside = {i.module for path in PACKAGE for i in own_imports(path)}
     users: dict[str, set[str]] = {module: set() for module in MODULES}
     for path in EXPERIMENTS:
         for i in own_imports(path):
             users[i.module].add(path.relative_to(ROOT / "experiments").parts[0])
-    report(
+    assert_none(
         [
             f"{MODULES[module].relative_to(ROOT)}:1 is used by experiments/{next(iter(names))} only"
             for module, names in users.items()
             if len(names) == 1
             and module not in used_inside
             and not is_program(MODULES[module])
-            # A baseline stands beside the others, however many use it.
-            and room_of(module) != "baselines"
+            # The baselines stay together, even if only one experiment uses one of them.
+            and part_of(module) != "baselines"
         ]
     )
 
 
-def test_no_test_imports_another() -> None:
-    found = []
+def test_no_test_imports_another_test() -> None:
+    violations = []
     for path in (ROOT / "tests").rglob("*.py"):
         for i in imports(path):
             parts = i.module.split(".")
             if parts[0] == "tests" and parts[1:2] not in (["support"], ["tools"]):
-                found.append(i)
-    report(found)
+                violations.append(i)
+    assert_none(violations)
 
 
 @pytest.mark.parametrize("path", [path for path in PACKAGE if path.name == "__init__.py"], ids=module_name)
-def test_importing_the_package_does_no_work(path: Path) -> None:
-    """It sets the variable of the threads, and no more."""
+def test_importing_the_package_runs_no_code(path: Path) -> None:
+    """Except for setting an environment variable for the threads."""
     name = path.relative_to(ROOT).as_posix()
     statements = ["import os", 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")']
     allowed = {"labml_bert/__init__.py": [ast.unparse(ast.parse(line)) for line in statements]}
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    found = [
+    statements_run = [
         node for node in body if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant)
     ]
-    report(
+    assert_none(
         f"{name}:{node.lineno} does {line}"
-        for node in found
+        for node in statements_run
         if (line := ast.unparse(node)) not in allowed.get(name, [])
     )
 
 
-# How long a file is
+# How long a file may be
 
 LONGEST = {
     "labml_bert/bert.py": 430,
@@ -226,7 +226,7 @@ LONGEST = {
 def test_no_file_is_too_long() -> None:
     limits = {path.relative_to(ROOT).as_posix(): 450 for path in PACKAGE} | LONGEST
     lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in limits}
-    report(
+    assert_none(
         [
             f"{name}:{length} is line {length} of at most {limits[name]}"
             for name, length in lengths.items()
@@ -235,11 +235,11 @@ def test_no_file_is_too_long() -> None:
     )
 
 
-# What an experiment leaves alone
+# What experiments must not change
 
 
 def from_the_package(path: Path) -> set[str]:
-    """The names that the file gets from the package."""
+    """The names that a file imports from the package."""
     return {
         alias.asname or alias.name.split(".")[0]
         for node in nodes_of(path)
@@ -258,24 +258,24 @@ def root_name(node: ast.expr) -> str:
 
 
 def test_no_experiment_subclasses_a_class_of_the_package() -> None:
-    """Except for the options, which each experiment adds its own values to."""
-    found = []
+    """Except for the options, to which each experiment adds its own."""
+    violations = []
     for path in EXPERIMENTS:
         names = from_the_package(path) - {"RunOptions"}
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and names & set(map(root_name, node.bases)):
                 bases = ", ".join(map(ast.unparse, node.bases))
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} subclasses {bases}")
-    report(found)
+                violations.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} subclasses {bases}")
+    assert_none(violations)
 
 
 def test_no_experiment_changes_what_it_imports() -> None:
-    """No `mock.patch`, no `setattr` and no assignment to a module or a class of the package."""
-    found = []
+    """An experiment uses no `mock.patch` and no `setattr`, and assigns to no attribute of the package."""
+    violations = []
     for path in EXPERIMENTS:
         names = from_the_package(path)
-        place = path.relative_to(ROOT)
-        found += [i for i in imports(path) if i.module.split(".")[0] in ("mock", "unittest", "pytest")]
+        relative_path = path.relative_to(ROOT)
+        violations += [i for i in imports(path) if i.module.split(".")[0] in ("mock", "unittest", "pytest")]
         for node in nodes_of(path):
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
@@ -286,15 +286,15 @@ def test_no_experiment_changes_what_it_imports() -> None:
                 targets = [ast.Attribute(node.args[0])]
             for target in targets:
                 if isinstance(target, ast.Attribute | ast.Subscript) and root_name(target) in names:
-                    found.append(f"{place}:{node.lineno} changes {root_name(target)}")
-    report(found)
+                    violations.append(f"{relative_path}:{node.lineno} changes {root_name(target)}")
+    assert_none(violations)
 
 
 # What a test without the marker `processes` must not do
 
 
-def fork(by: Callable[[], object]) -> None:
-    """Ends the child at once if there is one."""
+def exit_child_of(by: Callable[[], object]) -> None:
+    """Calls a function that forks, and ends the child at once."""
     if by() == 0:
         os._exit(0)
 
@@ -303,8 +303,8 @@ STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run([sys.executable, "-c", ""]),
     "system": lambda: os.system("true"),
     "posix_spawn": lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}),
-    "fork": lambda: fork(os.fork),
-    "pty": lambda: fork(lambda: pty.fork()[0]),
+    "fork": lambda: exit_child_of(os.fork),
+    "pty": lambda: exit_child_of(lambda: pty.fork()[0]),
     "multiprocessing fork": lambda: multiprocessing.get_context("fork").Process(target=int).start(),
     "multiprocessing spawn": lambda: multiprocessing.get_context("spawn").Process(target=int).start(),
 }
@@ -316,12 +316,12 @@ def test_a_test_without_the_marker_starts_no_process(name: str) -> None:
         STARTS[name]()
 
 
-# What is never opened
+# What must never be opened
 
 
-def test_no_pickle_and_no_archive_is_opened() -> None:
-    """Neither by an import nor by a call, in the package, the experiments and the builder of the site."""
-    refused = {
+def test_no_code_opens_pickles_or_archives() -> None:
+    """Neither with an import nor with a call, in the package, the experiments and the site builder."""
+    forbidden_modules = {
         "pickle",
         "cPickle",
         "dill",
@@ -332,51 +332,53 @@ def test_no_pickle_and_no_archive_is_opened() -> None:
         "joblib",
         "cloudpickle",
     }
-    calls = {"torch.load", "np.load", "numpy.load", "shutil.unpack_archive", "yaml.load"}
-    found = []
+    forbidden_calls = {"torch.load", "np.load", "numpy.load", "shutil.unpack_archive", "yaml.load"}
+    violations = []
     folders = ("labml_bert", "experiments", "docs/literate", "docs/figures")
     for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
         for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if refused & {name.split(".")[0] for name in names}:
-                found.append((path.name, names))
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
-                found.append((path.name, ast.unparse(node.func)))
-    assert found == []
+            if forbidden_modules & {name.split(".")[0] for name in names}:
+                violations.append((path.name, names))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in forbidden_calls:
+                violations.append((path.name, ast.unparse(node.func)))
+    assert violations == []
 
 
-def test_every_package_that_is_installed_for_us_is_pinned() -> None:
-    """With its dependencies and theirs, as far as they are here; constraints.txt is what CI installs by."""
+def test_all_dependencies_are_pinned() -> None:
+    """
+    Including indirect dependencies, as far as they are installed here. CI installs with constraints.txt.
+    """
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {plain_name(line.split("==")[0]) for line in lines if "==" in line}
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
+    requirements = [
         *table["dependencies"],
         *(w for extra in table["optional-dependencies"].values() for w in extra),
     ]
-    waiting, seen, here = [plain_name(word) for word in wanted], set(), set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
+    queue, visited, installed = [plain_name(word) for word in requirements], set(), set()
+    while queue:
+        name = queue.pop()
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         try:
-            needs = importlib.metadata.requires(name) or []
+            dependencies = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
-            # Of an extra that is not here.
+            # It belongs to an extra that isn't installed.
             continue
-        here.add(name)
-        for need in map(Requirement, needs):
-            # What is for another system or an older Python may lie about inside some other package.
-            if need.marker is None or need.marker.evaluate({"extra": ""}):
-                waiting.append(plain_name(need.name))
-    assert len(here) > 20
-    assert here - pinned == set()
+        installed.add(name)
+        for dependency in map(Requirement, dependencies):
+            # Requirements for other systems or older versions of Python may be vendored by another package.
+            if dependency.marker is None or dependency.marker.evaluate({"extra": ""}):
+                queue.append(plain_name(dependency.name))
+    assert len(installed) > 20
+    assert installed - pinned == set()
 
 
 def plain_name(requirement: str) -> str:
     """`Foo_bar>=1; python_version > "3"` is `foo-bar`."""
-    found = re.match(r"[\w.-]+", requirement)
-    assert found is not None
-    return re.sub(r"[-_.]+", "-", found[0]).lower()
+    match = re.match(r"[\w.-]+", requirement)
+    assert match is not None
+    return re.sub(r"[-_.]+", "-", match[0]).lower()

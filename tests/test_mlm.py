@@ -1,4 +1,4 @@
-"""Masking as a distribution, the head on encoders of others, and the loss in its corners."""
+"""The distribution of masks, the head on foreign encoders, and edge cases of the loss."""
 
 import copy
 import math
@@ -22,83 +22,89 @@ V, MASK = 40, 4
 SPECIALS = [0, 1, 2, 3, MASK]
 
 
-def masker(**options) -> TokenMasker:
+def new_masker(**options) -> TokenMasker:
     return TokenMasker(V, MASK, SPECIALS, generator=torch.Generator().manual_seed(0), **options)
 
 
 def within(count: int, trials: int, p: float) -> bool:
-    """Whether a count is within five standard errors of a coin's expectation."""
+    """Whether a count is within five standard errors of the expectation for probability `p`."""
     return abs(count - trials * p) < 5 * math.sqrt(trials * p * (1 - p))
 
 
 @pytest.mark.parametrize("p", [0.15, 0.4])
-def test_rates_on_a_million_tokens(p: float) -> None:
+def test_masking_probabilities_on_a_million_tokens(p: float) -> None:
     ids = torch.randint(0, V, (1000, 1000), generator=torch.Generator().manual_seed(1))
-    before = ids.clone()
-    seen, labels = masker(mlm_probability=p)(ids)
-    assert torch.equal(ids, before)
+    original = ids.clone()
+    masked_ids, labels = new_masker(mlm_probability=p)(ids)
+    assert torch.equal(ids, original)
     special = ids < 5
     chosen = labels != IGNORE
     assert not (chosen & special).any()
     assert torch.equal(labels[chosen], ids[chosen])
-    assert torch.equal(seen[~chosen], ids[~chosen])
+    assert torch.equal(masked_ids[~chosen], ids[~chosen])
     assert within(int(chosen.sum()), int((~special).sum()), p)
 
     n = int(chosen.sum())
-    masked = chosen & (seen == MASK)
-    assert within(int(masked.sum()), n, 0.8)
-    drawn = seen[chosen & ~masked]
-    assert (drawn >= 5).all()
-    # A random token is the token itself once in 35, so it looks kept.
-    other = int((drawn != ids[chosen & ~masked]).sum())
-    assert within(other, n, 0.1 * 34 / 35)
-    # All 35 ordinary tokens are drawn, each as often as the next.
-    replaced = drawn[drawn != ids[chosen & ~masked]]
+    is_mask = chosen & (masked_ids == MASK)
+    assert within(int(is_mask.sum()), n, 0.8)
+    random_ids = masked_ids[chosen & ~is_mask]
+    assert (random_ids >= 5).all()
+    # One replacement in 35 is the original token itself and looks unchanged.
+    changed = int((random_ids != ids[chosen & ~is_mask]).sum())
+    assert within(changed, n, 0.1 * 34 / 35)
+    # All 35 ordinary tokens are equally likely as replacements.
+    replaced = random_ids[random_ids != ids[chosen & ~is_mask]]
     counts = torch.bincount(replaced, minlength=V)[5:]
     assert all(within(int(count), len(replaced), 1 / 35) for count in counts)
 
 
-def test_the_three_fates_are_disjoint() -> None:
-    """With no `[MASK]` left over, exactly a half may be random; a second draw would give fewer."""
+def test_masked_random_and_unchanged_tokens_are_disjoint() -> None:
+    """
+    Half are masked and half random, so none is left unchanged on purpose; separate draws would leave some.
+    """
     ids = torch.full((1000, 1000), 7)
-    seen, labels = masker(mlm_probability=1.0, mask_replace_prob=0.5, random_replace_prob=0.5)(ids)
+    masked_ids, labels = new_masker(mlm_probability=1.0, mask_replace_prob=0.5, random_replace_prob=0.5)(ids)
     assert (labels == 7).all()
-    kept = int((seen == 7).sum())
-    assert within(int((seen == MASK).sum()), 10**6, 0.5)
-    assert within(kept, 10**6, 0.5 / 35)
+    unchanged = int((masked_ids == 7).sum())
+    assert within(int((masked_ids == MASK).sum()), 10**6, 0.5)
+    assert within(unchanged, 10**6, 0.5 / 35)
 
 
-def test_the_values_of_the_original() -> None:
-    """15, 80 and 10%, unless told, and labels that `F.cross_entropy` passes over."""
-    seen, labels = TokenMasker(V, MASK, SPECIALS)(torch.full((1000, 1000), 7))
+def test_the_defaults_are_those_of_the_original() -> None:
+    """15% are chosen, 80% of these masked and 10% random, and `F.cross_entropy` ignores all other labels."""
+    masked_ids, labels = TokenMasker(V, MASK, SPECIALS)(torch.full((1000, 1000), 7))
     chosen = labels != -100
     assert set(labels.flatten().tolist()) == {-100, 7}
     assert within(int(chosen.sum()), 10**6, 0.15)
     n = int(chosen.sum())
-    assert within(int((seen[chosen] == MASK).sum()), n, 0.8)
-    assert within(int((seen[chosen] == 7).sum()), n, 0.1 + 0.1 / 35)
+    assert within(int((masked_ids[chosen] == MASK).sum()), n, 0.8)
+    assert within(int((masked_ids[chosen] == 7).sum()), n, 0.1 + 0.1 / 35)
 
 
 @pytest.mark.parametrize("value", [0.0, 1 - 2**-24])
-def test_never_and_always_hold_for_the_smallest_and_the_largest_number(value: float) -> None:
-    class Fixed(TokenMasker):
+def test_probabilities_of_zero_and_one_hold_for_extreme_random_numbers(value: float) -> None:
+    class FixedMasker(TokenMasker):
         def rand(self, like: Tensor) -> Tensor:
             return torch.full(like.shape, value)
 
     ids = torch.full((2, 3), 7)
-    assert (Fixed(V, MASK, SPECIALS, 0.0)(ids).labels == IGNORE).all()
-    assert (Fixed(V, MASK, SPECIALS, 1.0)(ids).labels == 7).all()
-    for masked, drawn, expected in ((0.0, 0.0, {7}), (1.0, 0.0, {MASK}), (0.0, 1.0, set(range(5, V)))):
-        seen = Fixed(V, MASK, SPECIALS, 1.0, masked, drawn)(ids).input_ids
-        assert set(seen.flatten().tolist()) <= expected
+    assert (FixedMasker(V, MASK, SPECIALS, 0.0)(ids).labels == IGNORE).all()
+    assert (FixedMasker(V, MASK, SPECIALS, 1.0)(ids).labels == 7).all()
+    for mask_prob, random_prob, expected in (
+        (0.0, 0.0, {7}),
+        (1.0, 0.0, {MASK}),
+        (0.0, 1.0, set(range(5, V))),
+    ):
+        masked_ids = FixedMasker(V, MASK, SPECIALS, 1.0, mask_prob, random_prob)(ids).input_ids
+        assert set(masked_ids.flatten().tolist()) <= expected
 
 
 def test_padding_is_never_chosen() -> None:
     ids = torch.randint(5, V, (50, 40))
     attention_mask = torch.arange(40) < torch.randint(0, 41, (50, 1))
-    seen, labels = masker(mlm_probability=1.0)(ids, attention_mask)
+    masked_ids, labels = new_masker(mlm_probability=1.0)(ids, attention_mask)
     assert torch.equal(labels != IGNORE, attention_mask)
-    assert torch.equal(seen[~attention_mask], ids[~attention_mask])
+    assert torch.equal(masked_ids[~attention_mask], ids[~attention_mask])
 
 
 @pytest.mark.parametrize("cap", [3, 20])
@@ -106,18 +112,18 @@ def test_a_fixed_count(cap: int) -> None:
     ids = torch.randint(5, V, (200, 64))
     ids[:50, 10:] = 0
     ids[50:60] = 0
-    labels = masker(max_predictions_per_seq=cap)(ids).labels
+    labels = new_masker(max_predictions_per_seq=cap)(ids).labels
     count = (labels != IGNORE).sum(1)
     available = (ids >= 5).sum(1)
     expected = [min(n, cap, max(1, round(0.15 * n))) for n in available.tolist()]
     assert count.tolist() == expected
-    # Every place is as likely as the next.
-    places = (labels[60:] != IGNORE).sum(0)
-    assert all(within(int(n), 140, min(10, cap) / 64) for n in places)
+    # Every position is equally likely.
+    counts = (labels[60:] != IGNORE).sum(0)
+    assert all(within(int(n), 140, min(10, cap) / 64) for n in counts)
 
 
 def random_words(rows: int, T: int, seed: int) -> Tensor:
-    """Word numbers with words of one to four tokens, and -1 at both ends."""
+    """Word ids of words with one to four tokens, and -1 at both ends."""
     g = torch.Generator().manual_seed(seed)
     word_ids = torch.full((rows, T), -1)
     for row in word_ids:
@@ -130,10 +136,10 @@ def random_words(rows: int, T: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cap", [None, 9])
-def test_whole_words_stand_or_fall_together(cap: int | None) -> None:
+def test_a_word_is_masked_completely_or_not_at_all(cap: int | None) -> None:
     word_ids = random_words(400, 64, 0)
     ids = torch.randint(5, V, (400, 64))
-    labels = masker(max_predictions_per_seq=cap)(ids, word_ids=word_ids).labels
+    labels = new_masker(max_predictions_per_seq=cap)(ids, word_ids=word_ids).labels
     chosen = labels != IGNORE
     assert not chosen[word_ids < 0].any()
     words = 0
@@ -147,69 +153,73 @@ def test_whole_words_stand_or_fall_together(cap: int | None) -> None:
     else:
         count = chosen.sum(1)
         assert count.max() == 9
-        # A word of at most four tokens leaves at most three places unused while shorter ones remain.
+        # Words have at most four tokens, so at most three positions stay unused while shorter words are left.
         assert count.min() >= 6
 
 
-def test_whole_words_fill_the_count_as_the_original_does() -> None:
-    """Against the loop of the original: words in random order, each taken if it still fits."""
+def test_whole_words_are_chosen_as_in_the_original() -> None:
+    """Compared with the original loop: words in random order, each taken if it still fits."""
     word_ids = random_words(100, 40, 1)
     ids = torch.randint(5, V, (100, 40))
-    m = masker(max_predictions_per_seq=6)
+    token_masker = new_masker(max_predictions_per_seq=6)
     candidates = (word_ids >= 0) & (ids >= 5)
-    state = m.generator.get_state()
-    chosen = m.choose(candidates, word_ids)
-    m.generator.set_state(state)
-    draw = m.rand(candidates)
+    state = token_masker.generator.get_state()
+    chosen = token_masker.choose(candidates, word_ids)
+    token_masker.generator.set_state(state)
+    draw = token_masker.rand(candidates)
     for row in range(100):
         words = sorted(range(int(word_ids[row].max()) + 1), key=lambda w: draw[row, w].item())
         expected: set[int] = set()
         for word in words:
-            places = (word_ids[row] == word).nonzero().flatten().tolist()
-            if len(expected) + len(places) <= min(6, round(0.15 * int(candidates[row].sum()))):
-                expected |= set(places)
+            positions = (word_ids[row] == word).nonzero().flatten().tolist()
+            if len(expected) + len(positions) <= min(6, round(0.15 * int(candidates[row].sum()))):
+                expected |= set(positions)
         assert set(chosen[row].nonzero().flatten().tolist()) == expected
 
 
-def test_each_word_is_as_likely_as_the_next() -> None:
-    """Special tokens that bear the number of a word, or none, lend no chance to any other."""
+def test_every_word_is_equally_likely() -> None:
+    """Special tokens don't change the probabilities of other words, with or without a word id."""
     ids = torch.tensor([[7, 8, 9, 10] + [0] * 8]).expand(2000, 12)
     word_ids = torch.arange(12).expand(2000, 12)
-    for numbers in (word_ids, word_ids.masked_fill(ids == 0, -1)):
-        chosen = masker(max_predictions_per_seq=1)(ids, word_ids=numbers).labels != IGNORE
+    for ids_of_words in (word_ids, word_ids.masked_fill(ids == 0, -1)):
+        chosen = new_masker(max_predictions_per_seq=1)(ids, word_ids=ids_of_words).labels != IGNORE
         assert all(within(int(n), 2000, 1 / 4) for n in chosen.sum(0)[:4])
         assert not chosen[:, 4:].any()
 
 
-def test_one_token_that_is_no_word() -> None:
-    seen, labels = masker(max_predictions_per_seq=1)(torch.tensor([[0]]), word_ids=torch.tensor([[-1]]))
-    assert seen.tolist() == [[0]]
+def test_a_single_token_outside_any_word_is_not_masked() -> None:
+    masked_ids, labels = new_masker(max_predictions_per_seq=1)(
+        torch.tensor([[0]]), word_ids=torch.tensor([[-1]])
+    )
+    assert masked_ids.tolist() == [[0]]
     assert labels.tolist() == [[IGNORE]]
 
 
 def test_the_same_generator_gives_the_same_masks() -> None:
     ids = torch.randint(0, V, (8, 32))
     torch.manual_seed(0)
-    first = masker()(ids)
+    first = new_masker()(ids)
     torch.manual_seed(1)
-    second = masker()(ids)
+    second = new_masker()(ids)
     assert torch.equal(first.input_ids, second.input_ids)
     assert torch.equal(first.labels, second.labels)
 
 
-def test_the_loss_is_the_mean_over_labeled_places() -> None:
+def test_the_loss_is_the_mean_over_labeled_positions() -> None:
     logits, labels = torch.randn(6, V), torch.tensor([3, IGNORE, 7, IGNORE, 0, 39])
-    by_hand = [-math.log(logits[i].softmax(0)[labels[i]]) for i in (0, 2, 4, 5)]
-    assert abs(masked_lm_loss(logits, labels) - sum(by_hand) / 4) < 1e-5
-    guessed = logits.clone()
-    guessed[0, 3] = guessed[4, 0] = 100.0
-    guessed[2, 8] = guessed[5, 8] = 100.0
-    # An ignored place that looks right must not count.
-    assert masked_accuracy(guessed, labels) == 0.5
+    expected_losses = [-math.log(logits[i].softmax(0)[labels[i]]) for i in (0, 2, 4, 5)]
+    assert abs(masked_lm_loss(logits, labels) - sum(expected_losses) / 4) < 1e-5
+    confident_logits = logits.clone()
+    confident_logits[0, 3] = confident_logits[4, 0] = 100.0
+    confident_logits[2, 8] = confident_logits[5, 8] = 100.0
+    # Ignored positions must not count.
+    assert masked_accuracy(confident_logits, labels) == 0.5
 
 
-def test_the_head_starts_as_all_of_bert() -> None:
-    """A normal cut at two sigma, which has 0.8796 of its spread, and the eps of the original."""
+def test_the_head_is_initialized_like_bert() -> None:
+    """
+    The weights are normal, truncated at two sigma (0.8796 of the standard deviation); eps is the original.
+    """
     torch.manual_seed(0)
     dense = BertLMPredictionHead(256, 9).transform.dense
     assert 0.0399 < dense.weight.max() <= 0.04
@@ -224,8 +234,8 @@ def test_the_head_starts_as_all_of_bert() -> None:
         assert transform.LayerNorm.eps == 1e-12
 
 
-class Stranger(nn.Module):
-    """An encoder as `labml_nn` has it: sequence first, a layer and a count, a tensor out."""
+class ForeignEncoder(nn.Module):
+    """An encoder with the interface of `labml_nn`: sequence first, and a plain tensor as output."""
 
     def __init__(self, d: int = 16):
         super().__init__()
@@ -237,30 +247,30 @@ class Stranger(nn.Module):
         return self.encoder(self.embedding(x.T)).transpose(0, 1)
 
 
-def test_any_encoder_will_do() -> None:
-    """One that is not ours learns under our head, and its tied embedding takes part."""
+def test_a_foreign_encoder_learns() -> None:
+    """An encoder that isn't ours learns under our head, and the output trains its tied embedding."""
     torch.manual_seed(0)
-    encoder = Stranger()
+    encoder = ForeignEncoder()
     model = MaskedLM(encoder, encoder.embedding)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     ids = (torch.arange(12) + torch.randint(5, 20, (32, 1))).clamp(max=V - 1)
-    m = masker()
+    token_masker = new_masker()
     losses = []
     for _ in range(60):
-        loss = model(*m(ids)).loss
+        loss = model(*token_masker(ids)).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
-    # Every row gets a gradient from the softmax; from the lookup alone only the tokens present would.
+    # The softmax gives every row a gradient; the input lookup alone would reach only the tokens in the batch.
     assert (encoder.embedding.weight.grad.abs().sum(1) > 0).all()
 
 
-def test_nothing_chosen_gives_zero_and_finite_gradients() -> None:
-    encoder = Stranger()
+def test_without_labels_the_loss_is_zero_and_the_gradients_finite() -> None:
+    encoder = ForeignEncoder()
     model = MaskedLM(encoder, encoder.embedding)
-    output = model(*masker()(torch.zeros(3, 5, dtype=torch.long)))
+    output = model(*new_masker()(torch.zeros(3, 5, dtype=torch.long)))
     assert output.loss == 0
     assert output.logits.shape == (0, V)
     assert masked_accuracy(output.logits, output.labels) == 0
@@ -269,35 +279,35 @@ def test_nothing_chosen_gives_zero_and_finite_gradients() -> None:
     assert any(p.grad is not None for p in model.parameters())
 
 
-def test_logits_at_masked_places_are_those_of_the_full_output() -> None:
-    encoder = Stranger()
+def test_logits_at_masked_positions_match_the_full_output() -> None:
+    encoder = ForeignEncoder()
     model = MaskedLM(encoder, encoder.embedding).eval()
-    seen, labels = masker()(torch.randint(5, V, (4, 20)))
-    some, every = model(seen, labels), model(seen)
-    assert every.loss is None
-    assert every.logits.shape == (4, 20, V)
-    assert (some.logits - every.logits[labels != IGNORE]).abs().max() < 1e-6
-    assert torch.equal(some.labels, labels[labels != IGNORE])
+    masked_ids, labels = new_masker()(torch.randint(5, V, (4, 20)))
+    partial, full = model(masked_ids, labels), model(masked_ids)
+    assert full.loss is None
+    assert full.logits.shape == (4, 20, V)
+    assert (partial.logits - full.logits[labels != IGNORE]).abs().max() < 1e-6
+    assert torch.equal(partial.labels, labels[labels != IGNORE])
 
 
-def test_the_tie_survives_a_copy() -> None:
-    encoder = Stranger()
+def test_the_weights_stay_tied_in_a_copy() -> None:
+    encoder = ForeignEncoder()
     model = copy.deepcopy(MaskedLM(encoder, encoder.embedding))
-    seen = torch.randint(5, V, (2, 6))
-    before = model(seen).logits
+    input_ids = torch.randint(5, V, (2, 6))
+    logits_before = model(input_ids).logits
     with torch.no_grad():
         model.encoder.embedding.weight.mul_(2)
-        hidden = model.encoder(seen)
-    after = model(seen).logits
-    assert not torch.allclose(before, after)
-    x = model.head.transform.LayerNorm(F.gelu(model.head.transform.dense(hidden)))
-    assert torch.allclose(after, x @ model.encoder.embedding.weight.T + model.head.bias, atol=1e-5)
+        hidden_states = model.encoder(input_ids)
+    logits_after = model(input_ids).logits
+    assert not torch.allclose(logits_before, logits_after)
+    x = model.head.transform.LayerNorm(F.gelu(model.head.transform.dense(hidden_states)))
+    assert torch.allclose(logits_after, x @ model.encoder.embedding.weight.T + model.head.bias, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "vocab", "count"), [(768, 21_128, 590_592 + 1_536 + 21_128), (32, 7, 1_127)]
+    ("hidden_size", "vocab_size", "count"), [(768, 21_128, 590_592 + 1_536 + 21_128), (32, 7, 1_127)]
 )
-def test_what_the_head_adds(hidden: int, vocab: int, count: int) -> None:
-    head = BertLMPredictionHead(hidden, vocab)
+def test_the_parameter_count_of_the_head(hidden_size: int, vocab_size: int, count: int) -> None:
+    head = BertLMPredictionHead(hidden_size, vocab_size)
     assert sum(p.numel() for p in head.parameters()) == count
-    assert hidden * hidden + hidden + 2 * hidden + vocab == count
+    assert hidden_size * hidden_size + hidden_size + 2 * hidden_size + vocab_size == count

@@ -1,4 +1,4 @@
-"""What holds for any batch that is masked and any labels, compared with loops over Python lists."""
+"""Properties of masking for any batch and of the loss for any labels, compared with loops over lists."""
 
 import dataclasses
 import math
@@ -23,63 +23,63 @@ from tests.support.by_hand import cross_entropy_by_hand, head_by_hand, is_close,
 from tests.support.strategies import DTYPES, ID_DTYPES, PROBABILITY, draw_ids, logits_and_labels
 
 
-def rounded(x: float) -> int:
-    """To the nearest whole number, as `round` of the original."""
+def round_half_to_even(x: float) -> int:
+    """Rounds to the nearest integer, and ties to the even one, as the original does."""
     return round(x)
 
 
 @dataclasses.dataclass
-class ToMask:
-    """A masker and a batch for it."""
+class MaskingCase:
+    """A configuration of the masker and a batch for it."""
 
     vocab_size: int
     mask: int
     specials: set[int]
-    given: set[int]
+    listed_specials: set[int]
     p: float
-    masked: float
-    random: float
-    most: int | None
+    mask_prob: float
+    random_prob: float
+    max_predictions: int | None
     seed: int
     input_ids: Tensor
     attention_mask: Tensor | None
     word_ids: Tensor | None
 
-    def run(self) -> tuple[Tensor, Tensor]:
+    def mask_batch(self) -> tuple[Tensor, Tensor]:
         masker = TokenMasker(
             self.vocab_size,
             self.mask,
-            self.given,
+            self.listed_specials,
             mlm_probability=self.p,
-            mask_replace_prob=self.masked,
-            random_replace_prob=self.random,
-            max_predictions_per_seq=self.most,
+            mask_replace_prob=self.mask_prob,
+            random_replace_prob=self.random_prob,
+            max_predictions_per_seq=self.max_predictions,
             generator=torch.Generator().manual_seed(self.seed),
         )
         return masker(self.input_ids, self.attention_mask, self.word_ids)
 
 
 @st.composite
-def to_mask(draw: st.DrawFn) -> ToMask:
+def masking_cases(draw: st.DrawFn) -> MaskingCase:
     V = draw(st.integers(2, 9))
     specials = draw(st.sets(st.integers(0, V - 1), min_size=1, max_size=V - 1))
     mask = draw(st.sampled_from(sorted(specials)))
     B, T = draw(st.integers(0, 3)), draw(st.integers(0, 7))
-    masked = draw(PROBABILITY)
+    mask_prob = draw(PROBABILITY)
     attention_mask = word_ids = None
     if draw(st.booleans()):
         attention_mask = draw_ids(draw, B, T, st.integers(0, 1)).to(draw(st.sampled_from(DTYPES)))
     if draw(st.booleans()):
         word_ids = draw_ids(draw, B, T, st.integers(-2, T - 1))
-    return ToMask(
+    return MaskingCase(
         V,
         mask,
         specials,
-        # `[MASK]` is special whether or not it is listed.
+        # `[MASK]` counts as special even if it isn't listed.
         draw(st.sampled_from([specials, specials - {mask}])),
         draw(PROBABILITY),
-        masked,
-        (1 - masked) * draw(PROBABILITY),
+        mask_prob,
+        (1 - mask_prob) * draw(PROBABILITY),
         draw(st.none() | st.integers(1, 6)),
         draw(st.integers(0, 2**32)),
         draw_ids(draw, B, T, st.integers(0, V - 1)).to(draw(st.sampled_from(ID_DTYPES))),
@@ -88,9 +88,9 @@ def to_mask(draw: st.DrawFn) -> ToMask:
     )
 
 
-def candidates_of(case: ToMask, row: int) -> list[int]:
-    """The places of a row that may be chosen."""
-    found = []
+def candidates_of(case: MaskingCase, row: int) -> list[int]:
+    """The positions of a row that may be chosen."""
+    positions = []
     for t, token in enumerate(case.input_ids[row].tolist()):
         if token in case.specials:
             continue
@@ -98,68 +98,68 @@ def candidates_of(case: ToMask, row: int) -> list[int]:
             continue
         if case.word_ids is not None and case.word_ids[row, t] < 0:
             continue
-        found.append(t)
-    return found
+        positions.append(t)
+    return positions
 
 
-def words_of(case: ToMask, row: int, places: list[int]) -> list[list[int]]:
-    """The places by word; each its own where there are no words."""
+def words_of(case: MaskingCase, row: int, positions: list[int]) -> list[list[int]]:
+    """The positions grouped by word. Without word ids, each position is a word."""
     if case.word_ids is None:
-        return [[t] for t in places]
+        return [[t] for t in positions]
     words: dict[int, list[int]] = {}
-    for t in places:
+    for t in positions:
         words.setdefault(int(case.word_ids[row, t]), []).append(t)
     return list(words.values())
 
 
-@given(to_mask())
-def test_masking(case: ToMask) -> None:
-    """Which places may be chosen, how many must be, what may stand there then, and nothing else."""
-    before = case.input_ids.clone()
-    seen, labels = case.run()
-    assert torch.equal(case.input_ids, before)
-    assert seen.dtype == before.dtype
+@given(masking_cases())
+def test_masking(case: MaskingCase) -> None:
+    """Which positions may be chosen, how many, and which tokens may replace them; nothing else changes."""
+    original = case.input_ids.clone()
+    masked_ids, labels = case.mask_batch()
+    assert torch.equal(case.input_ids, original)
+    assert masked_ids.dtype == original.dtype
     assert labels.dtype == torch.int64
-    assert seen.shape == labels.shape == before.shape
-    for row, ids in enumerate(before.tolist()):
+    assert masked_ids.shape == labels.shape == original.shape
+    for row, ids in enumerate(original.tolist()):
         candidates = candidates_of(case, row)
         chosen = [t for t, label in enumerate(labels[row].tolist()) if label != IGNORE]
         assert set(chosen) <= set(candidates)
         for t, token in enumerate(ids):
-            shown = int(seen[row, t])
+            output_token = int(masked_ids[row, t])
             if t not in chosen:
-                assert shown == token
+                assert output_token == token
                 continue
             assert labels[row, t] == token
             possible = set()
-            if case.masked > 0:
+            if case.mask_prob > 0:
                 possible.add(case.mask)
-            if case.random > 0:
+            if case.random_prob > 0:
                 possible |= set(range(case.vocab_size)) - case.specials
-            if case.masked + case.random < 1:
+            if case.mask_prob + case.random_prob < 1:
                 possible.add(token)
-            assert shown in possible
+            assert output_token in possible
 
         words = words_of(case, row, candidates)
-        left = [word for word in words if not set(word) & set(chosen)]
-        assert all(set(word) <= set(chosen) for word in words if word not in left)
-        if case.most is None:
+        unmasked_words = [word for word in words if not set(word) & set(chosen)]
+        assert all(set(word) <= set(chosen) for word in words if word not in unmasked_words)
+        if case.max_predictions is None:
             if case.p == 0:
                 assert not chosen
             if case.p == 1:
-                assert not left
+                assert not unmasked_words
         else:
-            count = min(max(1, rounded(len(candidates) * case.p)), case.most)
+            count = min(max(1, round_half_to_even(len(candidates) * case.p)), case.max_predictions)
             assert len(chosen) <= count
-            # A word was passed over only because it did not fit any more.
-            assert all(len(word) > count - len(chosen) for word in left)
+            # A word was skipped only because it no longer fit.
+            assert all(len(word) > count - len(chosen) for word in unmasked_words)
 
 
-@given(to_mask())
-def test_the_state_of_the_generator_decides_all_of_the_masking(case: ToMask) -> None:
-    (first, labels), (again, same) = case.run(), case.run()
-    assert torch.equal(first, again)
-    assert torch.equal(labels, same)
+@given(masking_cases())
+def test_the_generator_state_determines_the_masking(case: MaskingCase) -> None:
+    (first_ids, first_labels), (second_ids, second_labels) = case.mask_batch(), case.mask_batch()
+    assert torch.equal(first_ids, second_ids)
+    assert torch.equal(first_labels, second_labels)
 
 
 ANY_FLOAT = st.sampled_from([0.0, 0.8, 1.0, math.nan, math.inf, -0.1]) | st.floats()
@@ -175,26 +175,30 @@ ANY_FLOAT = st.sampled_from([0.0, 0.8, 1.0, math.nan, math.inf, -0.1]) | st.floa
 @example(5, 4, [0], (0.15, math.nan, 0.1), None)
 @example(5, 4, [0], (0.15, 0.8, math.nan), None)
 @example(5, None, [0], (0.15, 0.8, 0.1), None)
-def test_a_masker_is_built_or_refused(
-    vocab_size: int, mask: Any, specials: Any, shares: tuple[float, float, float], most: int | None
+def test_a_masker_is_built_or_rejected(
+    vocab_size: int,
+    mask: Any,
+    specials: Any,
+    probabilities: tuple[float, float, float],
+    max_predictions: int | None,
 ) -> None:
-    p, masked, drawn = shares
-    every = {mask, *specials}
-    good = (
+    p, mask_prob, random_prob = probabilities
+    all_specials = {mask, *specials}
+    is_valid = (
         0 <= p <= 1
-        and masked >= 0
-        and drawn >= 0
-        and masked + drawn <= 1
-        and all(i is not None and 0 <= i < vocab_size for i in every)
-        and len(every) < vocab_size
-        and (most is None or most >= 1)
+        and mask_prob >= 0
+        and random_prob >= 0
+        and mask_prob + random_prob <= 1
+        and all(i is not None and 0 <= i < vocab_size for i in all_specials)
+        and len(all_specials) < vocab_size
+        and (max_predictions is None or max_predictions >= 1)
     )
-    if good:
-        check_masking(vocab_size, mask, specials, p, masked, drawn, most)
-        TokenMasker(vocab_size, mask, specials, p, masked, drawn, most)
+    if is_valid:
+        check_masking(vocab_size, mask, specials, p, mask_prob, random_prob, max_predictions)
+        TokenMasker(vocab_size, mask, specials, p, mask_prob, random_prob, max_predictions)
     else:
         with pytest.raises(ValueError, match=r"."):
-            check_masking(vocab_size, mask, specials, p, masked, drawn, most)
+            check_masking(vocab_size, mask, specials, p, mask_prob, random_prob, max_predictions)
 
 
 @given(
@@ -203,16 +207,16 @@ def test_a_masker_is_built_or_refused(
     st.integers(-2, 6),
     st.none() | st.integers(1, 2),
 )
-# PyTorch takes these for masks over the vocabulary, and this for its last token.
+# PyTorch would read the first two as masks over the vocabulary, and the -1 as the last token.
 @example(torch.bool, [5], 1, None)
 @example(torch.uint8, [5], 1, None)
 @example(torch.int64, [1, 3], -1, None)
 @example(torch.int64, [1, 3], 5, None)
 @example(torch.int64, [2, 3, 3], 1, 2)
-def test_ids_are_whole_numbers_of_the_vocabulary_in_rows_or_refused(
-    dtype: torch.dtype, shape: list[int], value: int, most: int | None
+def test_ids_are_rows_of_integers_in_the_vocabulary_or_rejected(
+    dtype: torch.dtype, shape: list[int], value: int, max_predictions: int | None
 ) -> None:
-    masker = TokenMasker(5, 4, [0], max_predictions_per_seq=most)
+    masker = TokenMasker(5, 4, [0], max_predictions_per_seq=max_predictions)
     ids = torch.zeros(shape).to(dtype)
     if ids.numel():
         ids.view(-1)[-1] = value
@@ -228,8 +232,10 @@ def test_ids_are_whole_numbers_of_the_vocabulary_in_rows_or_refused(
 @example(torch.float32, [2, 3], -1)
 @example(torch.int64, [2, 1, 3], 1)
 @example(torch.int64, [2, 1], 1)
-def test_a_mask_fits_the_ids_or_is_refused(dtype: torch.dtype, shape: list[int], value: int) -> None:
-    """One to be added to scores would hide all tokens and show the padding."""
+def test_an_attention_mask_fits_the_ids_or_is_rejected(
+    dtype: torch.dtype, shape: list[int], value: int
+) -> None:
+    """An additive mask, with large negative values, would otherwise hide the tokens and show the padding."""
     ids, attention_mask = torch.ones(2, 3, dtype=torch.long), torch.ones(shape).to(dtype)
     if attention_mask.numel() and (value >= 0 or dtype.is_floating_point):
         attention_mask.view(-1)[0] = value
@@ -244,12 +250,12 @@ def test_a_mask_fits_the_ids_or_is_refused(dtype: torch.dtype, shape: list[int],
 @given(logits_and_labels(5, st.integers(1, 5)))
 @example((torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
 @example((torch.zeros(2, 3), torch.tensor([IGNORE, IGNORE])))
-def test_the_masked_loss_and_the_accuracy(case: tuple[Tensor, Tensor]) -> None:
+def test_the_masked_loss_and_the_accuracy_match_loops(case: tuple[Tensor, Tensor]) -> None:
     logits, labels = case
     logits.requires_grad_()
-    counted = [m for m, label in enumerate(labels.tolist()) if label != IGNORE]
+    labeled = [m for m, label in enumerate(labels.tolist()) if label != IGNORE]
     rows = logits.tolist()
-    expected = sum(cross_entropy_by_hand(rows[m], int(labels[m])) for m in counted) / max(1, len(counted))
+    expected = sum(cross_entropy_by_hand(rows[m], int(labels[m])) for m in labeled) / max(1, len(labeled))
     loss = masked_lm_loss(logits, labels)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
@@ -257,18 +263,18 @@ def test_the_masked_loss_and_the_accuracy(case: tuple[Tensor, Tensor]) -> None:
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
     for m in range(len(rows)):
-        assert m in counted or not logits.grad[m].any()
+        assert m in labeled or not logits.grad[m].any()
 
-    # Among equal logits any may count as the first.
-    firsts = [m for m in counted if rows[m][labels[m]] == max(rows[m])]
-    sure = [m for m in firsts if rows[m].count(max(rows[m])) == 1]
-    right = masked_accuracy(logits, labels).item() * max(1, len(counted))
-    assert len(sure) - 1e-4 <= right <= len(firsts) + 1e-4
+    # When several logits are equal, any of them may count as the largest.
+    possibly_correct = [m for m in labeled if rows[m][labels[m]] == max(rows[m])]
+    surely_correct = [m for m in possibly_correct if rows[m].count(max(rows[m])) == 1]
+    correct = masked_accuracy(logits, labels).item() * max(1, len(labeled))
+    assert len(surely_correct) - 1e-4 <= correct <= len(possibly_correct) + 1e-4
 
 
 @given(st.sampled_from(DTYPES), st.integers(-3, 8))
-def test_labels_are_classes_or_refused(dtype: torch.dtype, label: int) -> None:
-    """-1 is no label to pass over, and no fraction is one. What PyTorch refuses it names itself."""
+def test_labels_are_classes_or_rejected(dtype: torch.dtype, label: int) -> None:
+    """-1 is not an ignored label, and a fraction is not a label at all. PyTorch raises the errors."""
     labels = torch.tensor([label]).to(dtype)
     if dtype in (torch.int64, torch.uint8) and 0 <= labels.item() < 5:
         assert masked_lm_loss(torch.zeros(1, 5), labels).item() == pytest.approx(math.log(5))
@@ -278,7 +284,7 @@ def test_labels_are_classes_or_refused(dtype: torch.dtype, label: int) -> None:
 
 
 @given(st.data())
-def test_the_head_works_where_there_is_a_label_and_nowhere_else(data: st.DataObject) -> None:
+def test_the_head_computes_logits_only_at_labeled_positions(data: st.DataObject) -> None:
     B, T, D, V = (data.draw(st.integers(*bounds)) for bounds in ((0, 3), (0, 4), (1, 3), (1, 4)))
     labels = draw_ids(data.draw, B, T, st.sampled_from([IGNORE, 0, V - 1]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -291,15 +297,15 @@ def test_the_head_works_where_there_is_a_label_and_nowhere_else(data: st.DataObj
         model.head, model._embedding[0].weight.data = head, embedding
     input_ids = torch.zeros(B, T)
     output = models[0](input_ids, labels)
-    places = [(b, t) for b in range(B) for t in range(T) if labels[b, t] != IGNORE]
-    every = [[head_by_hand(head, x, embedding) for x in row] for row in hidden.tolist()]
+    positions = [(b, t) for b in range(B) for t in range(T) if labels[b, t] != IGNORE]
+    full = [[head_by_hand(head, x, embedding) for x in row] for row in hidden.tolist()]
     assert output.labels is not None
     assert output.loss is not None
-    assert output.labels.tolist() == [int(labels[place]) for place in places]
-    assert is_close(output.logits, [every[b][t] for b, t in places])
-    total = sum(cross_entropy_by_hand(every[b][t], int(labels[b, t])) for b, t in places)
-    assert output.loss.item() == pytest.approx(total / max(1, len(places)), rel=1e-5, abs=1e-5)
-    # One class has nothing to learn. Else a place is moved if and only if it has a label.
+    assert output.labels.tolist() == [int(labels[position]) for position in positions]
+    assert is_close(output.logits, [full[b][t] for b, t in positions])
+    total = sum(cross_entropy_by_hand(full[b][t], int(labels[b, t])) for b, t in positions)
+    assert output.loss.item() == pytest.approx(total / max(1, len(positions)), rel=1e-5, abs=1e-5)
+    # With one class, there is nothing to learn. Otherwise only labeled positions have a gradient.
     output.loss.backward()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
@@ -311,6 +317,6 @@ def test_the_head_works_where_there_is_a_label_and_nowhere_else(data: st.DataObj
     assert without.loss is None
     assert without.labels is None
     assert without.logits.shape == (B, T, V)
-    assert is_close(without.logits, every)
-    # The encoder's output may also be the first of a tuple.
+    assert is_close(without.logits, full)
+    # The encoder may also return a tuple that starts with the hidden states.
     assert torch.equal(models[1](input_ids, labels).logits, output.logits)

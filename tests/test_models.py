@@ -1,4 +1,4 @@
-"""Whole models: what `transformers` reads of ours and we of theirs, and weights that stay tied."""
+"""Complete models: saving for and loading from `transformers`, and weights that stay tied."""
 
 import copy
 import dataclasses
@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 from tests.support.parity import (
     TOLERANCE,
     assert_same_gradients,
+    perturb_weights,
     random_batch,
-    random_sizes,
-    shake,
+    random_config,
     write_config,
 )
 
@@ -30,62 +30,64 @@ PAIRS = [
 ]
 
 
-def assert_same(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
-    """Logits, losses and every gradient."""
+def assert_same_outputs(ours, theirs, batch: dict[str, torch.Tensor]) -> None:
+    """Compares logits, losses and every gradient."""
     ours.eval(), theirs.eval()
     pairs = "next_sentence_label" in batch
-    mine, other = ours(**batch), theirs(**batch)
+    our_output, their_output = ours(**batch), theirs(**batch)
     inputs = {k: v for k, v in batch.items() if not k.endswith(("labels", "label"))}
-    everywhere, seen = ours(**inputs), batch["attention_mask"].bool()
-    logits = other.prediction_logits if pairs else other.logits
-    full = everywhere.prediction_logits if pairs else everywhere.logits
-    assert (full - logits)[seen].abs().max() < TOLERANCE
-    chosen = mine.prediction_logits if pairs else mine.logits
-    assert (chosen - logits[batch["labels"] != IGNORE]).abs().max() < TOLERANCE
-    assert abs(mine.loss - other.loss) < TOLERANCE
+    full_output, attended = ours(**inputs), batch["attention_mask"].bool()
+    logits = their_output.prediction_logits if pairs else their_output.logits
+    full = full_output.prediction_logits if pairs else full_output.logits
+    assert (full - logits)[attended].abs().max() < TOLERANCE
+    partial = our_output.prediction_logits if pairs else our_output.logits
+    assert (partial - logits[batch["labels"] != IGNORE]).abs().max() < TOLERANCE
+    assert abs(our_output.loss - their_output.loss) < TOLERANCE
     if pairs:
-        assert (mine.seq_relationship_logits - other.seq_relationship_logits).abs().max() < TOLERANCE
-        masked = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-        assert abs(mine.masked_lm_loss - masked) < TOLERANCE
-        assert abs(mine.next_sentence_loss - (other.loss - masked)) < TOLERANCE
-    mine.loss.backward()
-    other.loss.backward()
+        assert (
+            our_output.seq_relationship_logits - their_output.seq_relationship_logits
+        ).abs().max() < TOLERANCE
+        masked_loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert abs(our_output.masked_lm_loss - masked_loss) < TOLERANCE
+        assert abs(our_output.next_sentence_loss - (their_output.loss - masked_loss)) < TOLERANCE
+    our_output.loss.backward()
+    their_output.loss.backward()
     assert_same_gradients(ours, theirs)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_transformers_loads_what_we_save(ours, theirs, seed: int, tmp_path: Path) -> None:
-    config = random_sizes(seed)
+    config = random_config(seed)
     model = ours(config)
-    shake(model, seed)
+    perturb_weights(model, seed)
     model.save_pretrained(tmp_path)
     other, report = theirs.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     shapes = {name: tensor.shape for name, tensor in other.state_dict().items()}
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes
-    assert_same(model, other, random_batch(config, seed, ours is BertForPreTraining))
+    assert_same_outputs(model, other, random_batch(config, seed, ours is BertForPreTraining))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_we_load_what_transformers_saves(ours, theirs, seed: int, tmp_path: Path) -> None:
-    config = random_sizes(seed)
+    config = random_config(seed)
     other = theirs(transformers.BertConfig(**dataclasses.asdict(config)))
-    shake(other, seed)
+    perturb_weights(other, seed)
     other.save_pretrained(tmp_path)
     model = ours.from_pretrained(tmp_path)
     assert model.config == config
     assert not model.training
-    assert_same(model, other, random_batch(config, seed, ours is BertForPreTraining))
-    again = ours(config)
-    again.load_state_dict(other.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert_same_outputs(model, other, random_batch(config, seed, ours is BertForPreTraining))
+    reloaded = ours(config)
+    reloaded.load_state_dict(other.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reloaded.parameters(), strict=True))
     other.load_state_dict(model.state_dict())
 
 
-def test_both_write_the_same_tensors(tmp_path: Path) -> None:
-    config = random_sizes(1)
+def test_both_libraries_write_the_same_tensors(tmp_path: Path) -> None:
+    config = random_config(1)
     for ours, theirs in PAIRS:
         ours(config).save_pretrained(tmp_path / "a")
         theirs(transformers.BertConfig(**dataclasses.asdict(config))).save_pretrained(tmp_path / "b")
@@ -96,11 +98,11 @@ def test_both_write_the_same_tensors(tmp_path: Path) -> None:
         assert names[0] == names[1]
 
 
-def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
-    """A masked model is read from one with both heads, and a new head is put on a bare encoder."""
-    config = random_sizes(2)
+def test_loading_fewer_heads_or_adding_a_new_one(tmp_path: Path) -> None:
+    """A masked LM loads from a model with both heads, and a new head goes on a bare encoder."""
+    config = random_config(2)
     both = BertForPreTraining(config)
-    shake(both, 2)
+    perturb_weights(both, 2)
     both.save_pretrained(tmp_path / "both")
     masked = BertForMaskedLM.from_pretrained(tmp_path / "both")
     ids = random_batch(config, 2, False)["input_ids"]
@@ -110,14 +112,14 @@ def test_a_backbone_alone_and_heads_that_are_not_needed(tmp_path: Path) -> None:
     bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="has no cls"):
         BertForPreTraining.from_pretrained(tmp_path / "bare")
-    again = BertForPreTraining.from_pretrained(tmp_path / "bare", new_parameters=["cls."])
+    with_new_head = BertForPreTraining.from_pretrained(tmp_path / "bare", new_parameters=["cls."])
     theirs = bare.eval()(ids).last_hidden_state
-    assert (again.bert(ids).last_hidden_state - theirs).abs().max() < TOLERANCE
+    assert (with_new_head.bert(ids).last_hidden_state - theirs).abs().max() < TOLERANCE
 
 
-def test_the_old_names_of_a_layer_norm(tmp_path: Path) -> None:
-    model = BertForPreTraining(random_sizes(3))
-    shake(model, 3)
+def test_the_old_parameter_names_of_layer_norm(tmp_path: Path) -> None:
+    model = BertForPreTraining(random_config(3))
+    perturb_weights(model, 3)
     model.save_pretrained(tmp_path)
     tensors = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -127,18 +129,18 @@ def test_the_old_names_of_a_layer_norm(tmp_path: Path) -> None:
     }
     assert sum("gamma" in name for name in tensors) > 2
     save_file(tensors, tmp_path / "model.safetensors")
-    again = BertForPreTraining.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    reloaded = BertForPreTraining.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reloaded.parameters(), strict=True))
 
 
 def assert_tied(model) -> None:
-    """A change of the embedding reaches the scores, and the other way round, and the bias has its size."""
+    """Changing the embedding must change the logits as well, and the bias must have the right size."""
     weight = model.bert.embeddings.word_embeddings.weight
     before = model(torch.tensor([[1, 2, 3]]))
     before = (before.logits if isinstance(model, BertForMaskedLM) else before.prediction_logits).detach()
     assert before.shape[-1] == len(weight) == len(model.cls.predictions.bias) == model.config.vocab_size
     with torch.no_grad():
-        # A token that is not read: only the output can change.
+        # The input doesn't contain this token, so the change can only show in the output.
         weight[7] += 1
     after = model(torch.tensor([[1, 2, 3]]))
     after = after.logits if isinstance(model, BertForMaskedLM) else after.prediction_logits
@@ -153,50 +155,52 @@ def assert_tied(model) -> None:
 
 
 @pytest.mark.parametrize("kind", [BertForPreTraining, BertForMaskedLM])
-def test_tied_through_everything(kind, tmp_path: Path) -> None:
-    config = random_sizes(4)
+def test_weights_stay_tied_through_copying_saving_and_resizing(kind, tmp_path: Path) -> None:
+    config = random_config(4)
     model = kind(config).eval()
-    shake(model, 4)
-    copied = copy.deepcopy(model)
-    assert_tied(copied)
+    perturb_weights(model, 4)
+    clone = copy.deepcopy(model)
+    assert_tied(clone)
     assert torch.equal(
-        model.bert.embeddings.word_embeddings.weight[8], copied.bert.embeddings.word_embeddings.weight[8]
+        model.bert.embeddings.word_embeddings.weight[8],
+        clone.bert.embeddings.word_embeddings.weight[8],
     )
     assert not torch.equal(
-        model.bert.embeddings.word_embeddings.weight[7], copied.bert.embeddings.word_embeddings.weight[7]
+        model.bert.embeddings.word_embeddings.weight[7],
+        clone.bert.embeddings.word_embeddings.weight[7],
     )
-    copied.save_pretrained(tmp_path)
+    clone.save_pretrained(tmp_path)
     assert_tied(kind.from_pretrained(tmp_path))
-    loaded = kind(config).eval()
-    loaded.load_state_dict(copied.state_dict())
-    assert_tied(loaded)
-    assert_tied(pickle.loads(pickle.dumps(copied)).to(torch.float64))
+    reloaded = kind(config).eval()
+    reloaded.load_state_dict(clone.state_dict())
+    assert_tied(reloaded)
+    assert_tied(pickle.loads(pickle.dumps(clone)).to(torch.float64))
     for size in (config.vocab_size + 9, config.vocab_size - 6):
         resized = copy.deepcopy(model)
         resized.resize_token_embeddings(size)
-        kept = min(size, config.vocab_size)
+        rows = min(size, config.vocab_size)
         for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
-            assert torch.equal(resized.state_dict()[name][:kept], model.state_dict()[name][:kept])
-        assert not resized.cls.predictions.bias[kept:].any()
-        assert resized.bert.embeddings.word_embeddings.weight[kept:].abs().max() if size > kept else True
+            assert torch.equal(resized.state_dict()[name][:rows], model.state_dict()[name][:rows])
+        assert not resized.cls.predictions.bias[rows:].any()
+        assert resized.bert.embeddings.word_embeddings.weight[rows:].abs().max() if size > rows else True
         assert_tied(resized)
         resized.save_pretrained(tmp_path)
         assert_tied(kind.from_pretrained(tmp_path))
     assert model.config.vocab_size == config.vocab_size
 
 
-def test_a_resized_model_trains_its_new_rows() -> None:
-    model = BertForMaskedLM(random_sizes(5))
-    before = model.config.vocab_size
-    model.resize_token_embeddings(before + 3)
-    ids = torch.tensor([[before + 2, 5, 6]])
+def test_new_rows_of_a_resized_model_are_trained() -> None:
+    model = BertForMaskedLM(random_config(5))
+    old_size = model.config.vocab_size
+    model.resize_token_embeddings(old_size + 3)
+    ids = torch.tensor([[old_size + 2, 5, 6]])
     model(ids, ids).loss.backward()
-    assert model.bert.embeddings.word_embeddings.weight.grad[before + 2].abs().max() > 0
-    assert model.cls.predictions.bias.grad[before + 2].abs() > 0
+    assert model.bert.embeddings.word_embeddings.weight.grad[old_size + 2].abs().max() > 0
+    assert model.cls.predictions.bias.grad[old_size + 2].abs() > 0
 
 
-def test_an_untied_state_is_refused() -> None:
-    model = BertForMaskedLM(random_sizes(6))
+def test_an_untied_state_is_rejected() -> None:
+    model = BertForMaskedLM(random_config(6))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["cls.predictions.decoder.weight"] += 1
     with pytest.raises(ValueError, match="untied"):
@@ -204,20 +208,20 @@ def test_an_untied_state_is_refused() -> None:
 
 
 def test_each_loss_alone_and_both() -> None:
-    config = random_sizes(7)
+    config = random_config(7)
     model = BertForPreTraining(config).eval()
     batch = random_batch(config, 7, True)
     both = model(**batch)
     assert both.loss == both.masked_lm_loss + both.next_sentence_loss
     pairs = batch.pop("next_sentence_label")
-    alone = model(**batch)
-    assert alone.next_sentence_loss is None
-    assert alone.loss == both.masked_lm_loss
+    masked_only = model(**batch)
+    assert masked_only.next_sentence_loss is None
+    assert masked_only.loss == both.masked_lm_loss
     labels = batch.pop("labels")
     assert model(**batch, next_sentence_label=pairs).loss == both.next_sentence_loss
     assert model(**batch).loss is None
-    nothing = torch.full_like(labels, IGNORE)
-    output = model(**batch, labels=nothing, next_sentence_label=pairs)
+    no_labels = torch.full_like(labels, IGNORE)
+    output = model(**batch, labels=no_labels, next_sentence_label=pairs)
     assert output.masked_lm_loss == 0
     assert output.loss == both.next_sentence_loss
 
@@ -238,8 +242,8 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def spoil(folder: Path, value: float | None) -> None:
-    """One weight becomes `value`; without a value, all weights of a layer become whole numbers."""
+def damage_weights(folder: Path, value: float | None) -> None:
+    """Sets one weight to `value`, or without a value makes a whole tensor integer."""
     tensors = load_file(folder / "model.safetensors")
     name = "bert.embeddings.LayerNorm.bias"
     if value is None:
@@ -259,13 +263,13 @@ BAD_FOLDERS = {
     ),
     "a pickle under the right name": (
         lambda folder: torch.save({"a": torch.zeros(1)}, folder / "model.safetensors"),
-        "damaged or no safetensors",
+        "damaged or not a safetensors",
     ),
     "cut weights": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100),
-        "damaged or no safetensors",
+        "damaged or not a safetensors",
     ),
-    "a config that is no JSON": (
+    "a config that is not JSON": (
         lambda folder: (folder / "config.json").write_text("{"),
         "not a JSON object",
     ),
@@ -282,7 +286,7 @@ BAD_FOLDERS = {
         lambda folder: write_config(folder, num_hidden_layers=1),
         "2 layers and config.json says 1",
     ),
-    "heads that do not divide": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
+    "indivisible hidden size": (lambda folder: write_config(folder, num_attention_heads=7), "not divisible"),
     "a size that is text": (
         lambda folder: write_config(folder, hidden_size="wide"),
         "does not describe a BERT",
@@ -293,14 +297,17 @@ BAD_FOLDERS = {
         lambda folder: write_config(folder, position_embedding_type="relative_key"),
         "position_embedding_type",
     ),
-    "layers without end": (
+    "a billion layers": (
         lambda folder: write_config(folder, num_hidden_layers=10**9),
         "not from one model",
     ),
-    "a width beyond memory": (lambda folder: write_config(folder, hidden_size=2**62), "not from one model"),
-    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be a whole number"),
-    "a norm that divides by less": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
-    "a norm in words": (
+    "a width larger than memory": (
+        lambda folder: write_config(folder, hidden_size=2**62),
+        "not from one model",
+    ),
+    "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be an integer"),
+    "a negative epsilon": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
+    "an epsilon that is text": (
         lambda folder: write_config(folder, layer_norm_eps="small"),
         "does not describe a BERT",
     ),
@@ -312,20 +319,23 @@ BAD_FOLDERS = {
         lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
         "in several files",
     ),
-    "a weight that is no number": (
-        lambda folder: spoil(folder, float("nan")),
+    "a NaN weight": (
+        lambda folder: damage_weights(folder, float("nan")),
         "finite floating-point numbers",
     ),
-    "a weight without end": (lambda folder: spoil(folder, float("inf")), "finite floating-point numbers"),
-    "whole numbers for weights": (lambda folder: spoil(folder, None), "finite floating-point numbers"),
+    "an infinite weight": (
+        lambda folder: damage_weights(folder, float("inf")),
+        "finite floating-point numbers",
+    ),
+    "integer weights": (lambda folder: damage_weights(folder, None), "finite floating-point numbers"),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
-    "a tensor missing": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
+    "a missing tensor": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_FOLDERS)
-def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path) -> None:
-    break_it, words = BAD_FOLDERS[case]
+def test_inconsistent_folders_are_rejected(case: str, tmp_path: Path) -> None:
+    damage, words = BAD_FOLDERS[case]
     folder = tmp_path / "model"
     BertForMaskedLM(
         BertConfig(
@@ -338,22 +348,22 @@ def test_folders_that_do_not_hold_together_are_refused(case: str, tmp_path: Path
         )
     ).save_pretrained(folder)
     BertForMaskedLM.from_pretrained(folder)
-    break_it(folder)
-    with pytest.raises(ValueError, match=words) as caught:
+    damage(folder)
+    with pytest.raises(ValueError, match=words) as error_info:
         BertForMaskedLM.from_pretrained(folder)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)
 
 
-def test_a_vocabulary_without_the_padding_token_is_refused() -> None:
-    model = BertForMaskedLM(random_sizes(8))
+def test_a_vocabulary_without_the_padding_token_is_rejected() -> None:
+    model = BertForMaskedLM(random_config(8))
     with pytest.raises(ValueError, match="no room for the padding token"):
         model.resize_token_embeddings(0)
 
 
-def test_a_model_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
-    BertForMaskedLM(random_sizes(0)).save_pretrained(tmp_path)
+def test_a_model_with_a_flipped_bit_is_rejected(tmp_path: Path) -> None:
+    BertForMaskedLM(random_config(0)).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
-    path.write_bytes(flipped(data, len(data) - 7))
+    path.write_bytes(flip_bit(data, len(data) - 7))
     with pytest.raises(ValueError, match=r"does not have the sha256.*save it again"):
         BertForMaskedLM.from_pretrained(tmp_path)

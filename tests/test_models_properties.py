@@ -1,4 +1,4 @@
-"""What holds for models of any size, for any folder and for any file of weights."""
+"""Properties of models of any size, of any model folder, and of any file of weights."""
 
 import dataclasses
 import json
@@ -35,55 +35,57 @@ def models(draw: st.DrawFn) -> BertForMaskedLM | BertForPreTraining:
 
 
 @given(models())
-def test_a_model_comes_back_from_its_folder(model: BertForMaskedLM | BertForPreTraining) -> None:
+def test_a_saved_model_is_loaded_unchanged(model: BertForMaskedLM | BertForPreTraining) -> None:
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        again = type(model).from_pretrained(folder)
+        reloaded = type(model).from_pretrained(folder)
         tensors = load_file(Path(folder) / "model.safetensors")
-    assert again.config == model.config
-    assert not again.training
-    mine = dict(model.named_parameters())
-    assert mine.keys() == tensors.keys() == dict(again.named_parameters()).keys()
-    for name, p in again.named_parameters():
-        assert torch.equal(p, mine[name])
+    assert reloaded.config == model.config
+    assert not reloaded.training
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == tensors.keys() == dict(reloaded.named_parameters()).keys()
+    for name, p in reloaded.named_parameters():
+        assert torch.equal(p, parameters[name])
     other = type(model)(model.config)
     other.load_state_dict(model.state_dict())
-    assert all(torch.equal(p, mine[name]) for name, p in other.named_parameters())
+    assert all(torch.equal(p, parameters[name]) for name, p in other.named_parameters())
     table = parameter_table(model)
     assert table[-1] == ("together", sum(p.numel() for p in model.parameters()))
     assert sum(count for _, count in table[:-1]) == table[-1][1]
 
 
 @given(models(), st.integers(-1, 9))
-def test_a_vocabulary_of_another_size(model: BertForMaskedLM | BertForPreTraining, size: int) -> None:
-    """The tokens that stay keep row, bias and logit; new ones start small; nothing is left behind."""
+def test_resizing_the_vocabulary(model: BertForMaskedLM | BertForPreTraining, size: int) -> None:
+    """Old tokens keep their row, bias and logit. New rows start small, and the sizes agree everywhere."""
     model.eval()
     if size < 1:
         with pytest.raises(ValueError, match="no room for the padding token"):
             model.resize_token_embeddings(size)
         return
-    kept = min(size, model.config.vocab_size)
-    ids = torch.arange(kept)[None, :4]
-    before = model.bert.embeddings.word_embeddings.weight.detach().clone()
-    bias = model.cls.predictions.bias.detach().clone()
-    logits = model(ids).logits if isinstance(model, BertForMaskedLM) else model(ids).prediction_logits
+    rows = min(size, model.config.vocab_size)
+    ids = torch.arange(rows)[None, :4]
+    old_weight = model.bert.embeddings.word_embeddings.weight.detach().clone()
+    old_bias = model.cls.predictions.bias.detach().clone()
+    old_logits = model(ids).logits if isinstance(model, BertForMaskedLM) else model(ids).prediction_logits
     model.resize_token_embeddings(size)
-    after = model(ids).logits if isinstance(model, BertForMaskedLM) else model(ids).prediction_logits
+    new_logits = model(ids).logits if isinstance(model, BertForMaskedLM) else model(ids).prediction_logits
     table = model.bert.embeddings.word_embeddings
     assert model.config.vocab_size == table.num_embeddings == len(table.weight) == size
     assert table.padding_idx == model.config.pad_token_id
-    assert torch.equal(table.weight[:kept], before[:kept])
-    assert (table.weight[kept:].abs() <= 2 * model.config.initializer_range).all()
-    assert torch.equal(model.cls.predictions.bias[:kept], bias[:kept])
-    assert not model.cls.predictions.bias[kept:].any()
-    assert after.shape == (*ids.shape, size)
-    assert torch.allclose(after[..., :kept], logits[..., :kept], atol=1e-5)
+    assert torch.equal(table.weight[:rows], old_weight[:rows])
+    assert (table.weight[rows:].abs() <= 2 * model.config.initializer_range).all()
+    assert torch.equal(model.cls.predictions.bias[:rows], old_bias[:rows])
+    assert not model.cls.predictions.bias[rows:].any()
+    assert new_logits.shape == (*ids.shape, size)
+    assert torch.allclose(new_logits[..., :rows], old_logits[..., :rows], atol=1e-5)
     assert table.weight.requires_grad
     assert model.cls.predictions.bias.requires_grad
 
 
 @given(models(), st.data())
-def test_the_losses_add_up(model: BertForMaskedLM | BertForPreTraining, data: st.DataObject) -> None:
+def test_the_loss_is_the_sum_of_its_parts(
+    model: BertForMaskedLM | BertForPreTraining, data: st.DataObject
+) -> None:
     assume(isinstance(model, BertForPreTraining))
     B, T = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4))
     V = model.config.vocab_size
@@ -116,7 +118,7 @@ FIELDS = [field.name for field in dataclasses.fields(BertConfig)]
     | st.dictionaries(st.sampled_from([*FIELDS, "model_type", "hidden_act"]), JSON)
     | st.binary(max_size=9)
 )
-def test_any_config_is_read_or_refused(content: Any) -> None:
+def test_any_config_is_read_or_rejected(content: Any) -> None:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(data)
@@ -130,15 +132,19 @@ def test_any_config_is_read_or_refused(content: Any) -> None:
 
 @given(st.binary(max_size=40), st.integers(0, 200), st.booleans())
 @example(b"", 0, True)
-def test_any_weights_are_read_or_refused(noise: bytes, at: int, cut: bool) -> None:
-    """Noise, a whole file with some bytes put over it, and one that ends early."""
-    whole = save({"bert.x": torch.ones(3), "cls.predictions.bias": torch.zeros(2)})
+def test_any_weights_are_read_or_rejected(noise: bytes, offset: int, truncate: bool) -> None:
+    """Noise, an intact file with some bytes overwritten, and a truncated file."""
+    intact = save({"bert.x": torch.ones(3), "cls.predictions.bias": torch.zeros(2)})
     with TemporaryDirectory() as folder:
-        for data in (noise, whole[:at] + noise + whole[at + len(noise) :], whole[: at if cut else None]):
+        for data in (
+            noise,
+            intact[:offset] + noise + intact[offset + len(noise) :],
+            intact[: offset if truncate else None],
+        ):
             (Path(folder) / "model.safetensors").write_bytes(data)
             try:
-                found = read_tensors(Path(folder))
+                tensors = read_tensors(Path(folder))
             except ValueError as error:
                 assert "model.safetensors" in str(error)
             else:
-                assert all(isinstance(tensor, Tensor) for tensor in found.values())
+                assert all(isinstance(tensor, Tensor) for tensor in tensors.values())

@@ -1,4 +1,4 @@
-"""Sentence pairs as a distribution, against the loop of the original, and the head."""
+"""The distribution of sentence pairs, the same pairs as the original's loop, and the NSP head."""
 
 import math
 import random
@@ -21,13 +21,13 @@ from labml_bert.nsp import (
 CLS, SEP = 1, 2
 
 
-def documents(count: int, seed: int = 0, most: int = 12) -> list[list[list[int]]]:
-    """Tokens that say where they are from: 10,000 numbers for each document, growing through it."""
+def documents(count: int, seed: int = 0, max_sentences: int = 12) -> list[list[list[int]]]:
+    """Documents whose tokens tell where they are from: each has 10,000 increasing ids of its own."""
     r = random.Random(seed)
     result = []
     for d in range(count):
         token, document = 10_000 * (d + 1), []
-        for _ in range(r.randint(1, most)):
+        for _ in range(r.randint(1, max_sentences)):
             size = r.randint(1, 15)
             document.append([*range(token, token + size)])
             token += size
@@ -35,7 +35,7 @@ def documents(count: int, seed: int = 0, most: int = 12) -> list[list[list[int]]
     return result
 
 
-def parts(pair: SentencePair) -> tuple[list[int], list[int]]:
+def segments_of(pair: SentencePair) -> tuple[list[int], list[int]]:
     ids, types = pair.input_ids, pair.token_type_ids
     assert ids[0] == CLS
     assert ids[-1] == SEP
@@ -49,12 +49,12 @@ def parts(pair: SentencePair) -> tuple[list[int], list[int]]:
     return first, second
 
 
-def is_run(tokens: list[int]) -> bool:
+def is_consecutive(tokens: list[int]) -> bool:
     return tokens == [*range(tokens[0], tokens[0] + len(tokens))]
 
 
 @pytest.mark.parametrize("lone_sentence_is_random", [True, False])
-def test_thousands_of_pairs(lone_sentence_is_random: bool) -> None:
+def test_the_segments_and_labels_of_thousands_of_pairs(lone_sentence_is_random: bool) -> None:
     maker = PairMaker(documents(1500), CLS, SEP, 48, lone_sentence_is_random=lone_sentence_is_random)
     pairs = list(maker(random.Random(0)))
     assert len(pairs) > 2000
@@ -62,56 +62,56 @@ def test_thousands_of_pairs(lone_sentence_is_random: bool) -> None:
     assert max(lengths) == 48
     random_pairs = 0
     for pair in pairs:
-        first, second = parts(pair)
-        # Cutting takes from either end, never from the middle.
-        assert is_run(first)
-        assert is_run(second)
+        first, second = segments_of(pair)
+        # Truncation removes tokens from the ends, never from the middle.
+        assert is_consecutive(first)
+        assert is_consecutive(second)
         same = first[0] // 10_000 == second[0] // 10_000
         assert pair.next_sentence_label == (IS_NEXT if same else IS_RANDOM)
         if same:
             assert first[-1] < second[0]
         random_pairs += pair.next_sentence_label
-    share = random_pairs / len(pairs)
+    random_fraction = random_pairs / len(pairs)
     if lone_sentence_is_random:
-        # The habit of the original: more than half, by the documents that end in a lone sentence.
-        assert 0.55 < share < 0.85
+        # As in the original, documents that end in a single sentence add to the random pairs.
+        assert 0.55 < random_fraction < 0.85
     else:
-        assert abs(share - 0.5) < 5 * math.sqrt(0.25 / len(pairs))
+        assert abs(random_fraction - 0.5) < 5 * math.sqrt(0.25 / len(pairs))
 
 
-def test_random_partners_are_spread_over_all_other_documents() -> None:
-    maker = PairMaker(documents(20, most=1), CLS, SEP, 48)
+def test_random_segments_come_from_all_other_documents() -> None:
+    maker = PairMaker(documents(20, max_sentences=1), CLS, SEP, 48)
     generator = random.Random(0)
-    seen = Counter()
+    document_counts = Counter()
     for _ in range(400):
         for pair in maker.pairs_of(7, generator):
-            seen[parts(pair)[1][0] // 10_000 - 1] += 1
-    assert set(seen) == set(range(20)) - {7}
-    assert all(abs(n - 400 / 19) < 5 * math.sqrt(400 / 19) for n in seen.values())
+            document_counts[segments_of(pair)[1][0] // 10_000 - 1] += 1
+    assert set(document_counts) == set(range(20)) - {7}
+    assert all(abs(n - 400 / 19) < 5 * math.sqrt(400 / 19) for n in document_counts.values())
 
 
-def test_no_text_is_lost_and_none_is_used_twice() -> None:
-    """Where nothing must be cut, each token of a document stands in A or in a true B exactly once."""
+def test_every_token_is_used_exactly_once() -> None:
+    """If nothing is truncated, each token of a document is in exactly one A or one true B."""
     texts = documents(200)
     maker = PairMaker(texts, CLS, SEP, 512, short_seq_prob=0)
     generator = random.Random(0)
     for index, document in enumerate(texts):
         used: list[int] = []
         for pair in maker.pairs_of(index, generator):
-            first, second = parts(pair)
+            first, second = segments_of(pair)
             used += first if pair.next_sentence_label == IS_RANDOM else first + second
         assert used == [token for sentence in document for token in sentence]
 
 
-def original(maker: PairMaker, index: int, rng: random.Random) -> list[tuple[list[int], bool, int]]:
+def original_pairs(maker: PairMaker, index: int, rng: random.Random) -> list[tuple[list[int], bool, int]]:
     """
-    The control flow of the original on one document, for A, the label and where the next pile starts. The
-    random numbers are drawn in its order; where it draws a document, ours is called for the same draws.
+    The original's control flow for one document. Returns A, the label, and where the next chunk starts.
+    Random numbers are drawn in the original's order; to draw another document, it calls our method.
     """
     document = maker.documents[index]
-    most = maker.max_length - 3
-    target = rng.randint(2, most) if rng.random() < maker.short_seq_prob else most
-    found, chunk, length, i = [], [], 0, 0
+    max_tokens = maker.max_length - 3
+    target = rng.randint(2, max_tokens) if rng.random() < maker.short_seq_prob else max_tokens
+    pairs, chunk, length, i = [], [], 0, 0
     while i < len(document):
         chunk.append(document[i])
         length += len(document[i])
@@ -126,45 +126,47 @@ def original(maker: PairMaker, index: int, rng: random.Random) -> list[tuple[lis
                 i -= len(chunk) - a_end
             else:
                 b = [t for s in chunk[a_end:] for t in s]
-            while len(a) + len(b) > most:
+            while len(a) + len(b) > max_tokens:
                 longer = a if len(a) > len(b) else b
                 if rng.random() < 0.5:
                     del longer[0]
                 else:
                     longer.pop()
-            found.append((a, is_random, i))
+            pairs.append((a, is_random, i))
             chunk, length = [], 0
         i += 1
-    return found
+    return pairs
 
 
-def test_the_flow_is_that_of_the_original() -> None:
-    """Same piles, same cuts, same labels, for the same random numbers."""
+def test_the_control_flow_matches_the_original() -> None:
+    """The same random numbers give the same chunks, the same cuts and the same labels."""
     maker = PairMaker(documents(300), CLS, SEP, 40)
 
-    class Draws(random.Random):
-        """Draws 1 of 1 without using up a number, as the original does not draw there at all."""
+    class SkipTrivialDraws(random.Random):
+        """Returns `a` without drawing if `a == b`, because the original draws no random number then."""
 
         def randint(self, a: int, b: int) -> int:
             return a if a == b else super().randint(a, b)
 
     for index in range(300):
-        ours = list(maker.pairs_of(index, Draws(index)))
-        theirs = original(maker, index, Draws(index))
-        assert [(parts(p)[0], p.next_sentence_label) for p in ours] == [(a, label) for a, label, _ in theirs]
+        ours = list(maker.pairs_of(index, SkipTrivialDraws(index)))
+        theirs = original_pairs(maker, index, SkipTrivialDraws(index))
+        assert [(segments_of(p)[0], p.next_sentence_label) for p in ours] == [
+            (a, label) for a, label, _ in theirs
+        ]
 
 
-def test_cutting_takes_from_both_ends_of_the_longer_side() -> None:
+def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:
     maker = PairMaker([[[1]], [[2]]], CLS, SEP, 23)
     starts, ends = Counter(), Counter()
     for seed in range(500):
         pair = maker.assemble([*range(100, 130)], [*range(200, 208)], IS_NEXT, random.Random(seed))
-        first, second = parts(pair)
+        first, second = segments_of(pair)
         assert len(first) + len(second) == 20
         assert second == [*range(200, 208)]
         starts[first[0]] += 1
         ends[first[-1]] += 1
-    # 18 coins decide how many go at the beginning.
+    # For each of 18 tokens, a coin decides whether it is removed at the beginning.
     mean = sum((start - 100) * n for start, n in starts.items()) / 500
     assert abs(mean - 9) < 5 * math.sqrt(18 * 0.25 / 500)
     assert len(ends) > 5
@@ -174,25 +176,25 @@ def test_cutting_takes_from_both_ends_of_the_longer_side() -> None:
 def test_short_sequences(short_seq_prob: float) -> None:
     maker = PairMaker(documents(2000), CLS, SEP, 100, short_seq_prob=short_seq_prob)
     generator = random.Random(0)
-    short = sum(maker.target_length(generator) < 97 for _ in range(2000)) / 2000
-    # One draw in 96 of the short ones is the full length.
-    assert abs(short - short_seq_prob * 95 / 96) < 5 * math.sqrt(0.25 / 2000)
+    short_fraction = sum(maker.target_length(generator) < 97 for _ in range(2000)) / 2000
+    # One in 96 of the short target lengths happens to be the full length.
+    assert abs(short_fraction - short_seq_prob * 95 / 96) < 5 * math.sqrt(0.25 / 2000)
 
 
-def test_the_values_of_the_original() -> None:
-    """128 tokens, a tenth of the documents short, half of the pairs random, unless told."""
+def test_the_defaults_are_those_of_the_original() -> None:
+    """By default, 128 tokens, a tenth of the documents short, and half of the pairs random."""
     texts = [[[7] * 60] * 40] * 2
     maker = PairMaker(texts, CLS, SEP, lone_sentence_is_random=False)
     generator = random.Random(0)
     assert max(len(pair.input_ids) for pair in maker(generator)) == 128
-    short = sum(maker.target_length(generator) < 125 for _ in range(20_000)) / 20_000
-    assert abs(short - 0.1 * 123 / 124) < 5 * math.sqrt(0.09 / 20_000)
+    short_fraction = sum(maker.target_length(generator) < 125 for _ in range(20_000)) / 20_000
+    assert abs(short_fraction - 0.1 * 123 / 124) < 5 * math.sqrt(0.09 / 20_000)
     labels = [pair.next_sentence_label for _ in range(50) for pair in maker(generator)]
     assert abs(sum(labels) / len(labels) - 0.5) < 5 * math.sqrt(0.25 / len(labels))
 
 
-def test_a_probability_of_zero_is_never() -> None:
-    """Also where the smallest number is drawn."""
+def test_a_probability_of_zero_means_never() -> None:
+    """Even if the random number is exactly 0."""
 
     class Zero(random.Random):
         def random(self) -> float:
@@ -206,12 +208,12 @@ def test_a_probability_of_zero_is_never() -> None:
 @pytest.mark.parametrize(
     ("texts", "length", "words"),
     [
-        ([], 20, "needs two documents at least, and there is 0"),
-        ([[[1, 2], [3]]], 20, "needs two documents at least, and there is 1"),
-        ([[[1]], [[], []], []], 20, "needs two documents at least, and there is 1"),
+        ([], 20, "needs at least two documents, not 0"),
+        ([[[1, 2], [3]]], 20, "needs at least two documents, not 1"),
+        ([[[1]], [[], []], []], 20, "needs at least two documents, not 1"),
     ],
 )
-def test_what_makes_no_pairs_is_refused(texts: list, length: int, words: str) -> None:
+def test_documents_that_make_no_pairs_are_rejected(texts: list, length: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         PairMaker(texts, CLS, SEP, length)
 
@@ -231,8 +233,8 @@ def test_collate_pads() -> None:
     assert collate([SentencePair([5], [0], 0), SentencePair([], [], 1)])["input_ids"].tolist() == [[5], [0]]
 
 
-def test_the_head_starts_as_all_of_bert() -> None:
-    """A normal cut at two sigma, which has 0.8796 of its spread."""
+def test_the_head_is_initialized_like_bert() -> None:
+    """The weights are normal, truncated at two sigma (0.8796 of the standard deviation)."""
     torch.manual_seed(0)
     layer = BertOnlyNSPHead(20_000).seq_relationship
     assert 0.0399 < layer.weight.max() <= 0.04
@@ -241,8 +243,8 @@ def test_the_head_starts_as_all_of_bert() -> None:
     assert not layer.bias.any()
 
 
-def test_the_head_agrees_with_transformers() -> None:
-    """Label 0 counts like label 1."""
+def test_the_head_matches_transformers() -> None:
+    """Label 0 counts as much as label 1."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8

@@ -1,4 +1,4 @@
-"""What holds for the sentence pairs of any documents, and for their loss."""
+"""Properties of the sentence pairs of any documents, and of their loss."""
 
 import math
 import random
@@ -22,10 +22,10 @@ from labml_bert.nsp import (
     next_sentence_loss,
 )
 from tests.support.by_hand import cross_entropy_by_hand, is_close, linear, randomize_weights
-from tests.support.strategies import DTYPES, PROBABILITY, is_run, logits_and_labels
+from tests.support.strategies import DTYPES, PROBABILITY, is_consecutive, logits_and_labels
 
 CLS, SEP = -1, -2
-# Numbers that say where a token stands: the document, and the place in it.
+# Token ids that tell where a token comes from: the document, and the position in it.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=4).map(
     lambda sizes: [
         [
@@ -37,8 +37,8 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=4).map(
 )
 
 
-def sides(pair: SentencePair) -> tuple[list[int], list[int]]:
-    """A and B, and all else as it must be."""
+def segments_of(pair: SentencePair) -> tuple[list[int], list[int]]:
+    """A and B, after checking everything else in the pair."""
     ids = pair.input_ids
     cut = ids.index(SEP)
     first, second = ids[1:cut], ids[cut + 1 : -1]
@@ -59,26 +59,31 @@ def sides(pair: SentencePair) -> tuple[list[int], list[int]]:
 @example([[[0]], [[1000]]], 5, 0.1, math.nan, True, 0)
 @example([[[0]], [[1000]]], 5, -0.1, 0.5, True, 0)
 @example([[[0]], [[1000]]], 5, 0.1, -0.1, True, 0)
-def test_pairs(
-    documents: list[list[list[int]]], length: int, short: float, share: float, lone: bool, seed: int
+def test_pairs_of_any_documents(
+    documents: list[list[list[int]]],
+    length: int,
+    short: float,
+    random_next_prob: float,
+    lone: bool,
+    seed: int,
 ) -> None:
-    kept = [[token for sentence in document for token in sentence] for document in documents]
-    kept = [tokens for tokens in kept if tokens]
-    arguments = (documents, CLS, SEP, length, short, share, lone)
-    if len(kept) < 2 or length < 5 or not 0 <= short <= 1 or not 0 <= share <= 1:
+    texts = [[token for sentence in document for token in sentence] for document in documents]
+    texts = [tokens for tokens in texts if tokens]
+    arguments = (documents, CLS, SEP, length, short, random_next_prob, lone)
+    if len(texts) < 2 or length < 5 or not 0 <= short <= 1 or not 0 <= random_next_prob <= 1:
         with pytest.raises(ValueError, match=r"."):
-            check_pairs(length, short, share)
+            check_pairs(length, short, random_next_prob)
             PairMaker(*arguments)
         return
-    check_pairs(length, short, share)
+    check_pairs(length, short, random_next_prob)
     maker = PairMaker(*arguments)
-    for index, tokens in enumerate(kept):
+    for index, tokens in enumerate(texts):
         used = []
         for pair in maker.pairs_of(index, random.Random(seed)):
-            first, second = sides(pair)
+            first, second = segments_of(pair)
             assert 5 <= len(pair.input_ids) <= length
-            assert is_run(first)
-            assert is_run(second)
+            assert is_consecutive(first)
+            assert is_consecutive(second)
             assert set(first) <= set(tokens)
             if pair.next_sentence_label == IS_NEXT:
                 assert set(second) <= set(tokens)
@@ -88,45 +93,47 @@ def test_pairs(
                 assert pair.next_sentence_label == IS_RANDOM
                 assert not set(second) & set(tokens)
                 used += first
-            if share == 1:
+            if random_next_prob == 1:
                 assert pair.next_sentence_label == IS_RANDOM
-            if share == 0 and not lone:
+            if random_next_prob == 0 and not lone:
                 assert pair.next_sentence_label == IS_NEXT
-        # In their order, and none twice.
+        # The tokens are in their original order, and none is used twice.
         assert all(a < b for a, b in pairwise(used))
-    passes = list(maker(random.Random(seed)))
-    assert passes == list(PairMaker(*arguments)(random.Random(seed)))
+    all_pairs = list(maker(random.Random(seed)))
+    assert all_pairs == list(PairMaker(*arguments)(random.Random(seed)))
     if lone:
-        assert {pair.input_ids[1] // 1000 for pair in passes} == {tokens[0] // 1000 for tokens in kept}
+        assert {pair.input_ids[1] // 1000 for pair in all_pairs} == {tokens[0] // 1000 for tokens in texts}
 
 
 @given(DOCUMENTS, st.integers(2, 20), PROBABILITY, st.booleans(), st.integers(0, 2**32))
-def test_no_text_is_left_out(
-    documents: list[list[list[int]]], target: int, share: float, lone: bool, seed: int
+def test_every_token_is_used_once(
+    documents: list[list[list[int]]], target: int, random_next_prob: float, lone: bool, seed: int
 ) -> None:
-    """Where no pair is so long that it is cut, every token is used once, but a lone last sentence."""
+    """If no pair has to be truncated, every token is used once, except perhaps a single last sentence."""
     documents = [[sentence for sentence in document if sentence] for document in documents]
     documents = [document for document in documents if document]
     assume(len(documents) > 1)
-    maker = PairMaker(documents, CLS, SEP, 500, 0.1, share, lone)
+    maker = PairMaker(documents, CLS, SEP, 500, 0.1, random_next_prob, lone)
     maker.target_length = lambda generator: target  # type: ignore[method-assign]
     for index, document in enumerate(documents):
         used: list[int] = []
         for pair in maker.pairs_of(index, random.Random(seed)):
-            first, second = sides(pair)
+            first, second = segments_of(pair)
             used += first + (second if pair.next_sentence_label == IS_NEXT else [])
-            # A pile ends with the sentence that fills it, or with the second where one is not enough.
+            # A chunk ends with the sentence that fills it, or with its second if the first alone is enough.
             if pair.next_sentence_label == IS_NEXT:
                 last = next(sentence for sentence in document if sentence[-1] == second[-1])
-                enough = len(first) + len(second) - len(last) >= target
-                assert not enough or (not lone and len(first) + len(second) - len(last) == len(first))
+                is_full = len(first) + len(second) - len(last) >= target
+                assert not is_full or (not lone and len(first) + len(second) - len(last) == len(first))
         tokens = [token for sentence in document for token in sentence]
         assert used == tokens or (not lone and [*used, *document[-1]] == tokens)
 
 
 @given(DOCUMENTS, st.integers(-3, 20), st.integers(0, 99))
-def test_text_from_elsewhere(documents: list[list[list[int]]], length: int, seed: int) -> None:
-    """Whole sentences of another document, as many as fill the length or as there are."""
+def test_a_random_segment_is_text_of_another_document(
+    documents: list[list[list[int]]], length: int, seed: int
+) -> None:
+    """Complete sentences of another document, until the length is reached or the document ends."""
     documents = [[sentence for sentence in document if sentence] for document in documents]
     documents = [document for document in documents if document]
     assume(len(documents) > 1)
@@ -136,34 +143,34 @@ def test_text_from_elsewhere(documents: list[list[list[int]]], length: int, seed
     possible = []
     for document in documents[:index] + documents[index + 1 :]:
         for start in range(len(document)):
-            run = [*document[start]]
+            text = [*document[start]]
             for sentence in document[start + 1 :]:
-                if len(run) < length:
-                    run += sentence
-            possible.append(run)
+                if len(text) < length:
+                    text += sentence
+            possible.append(text)
     assert tokens in possible
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(5, 20), st.integers(0, 99))
-def test_cutting_takes_from_the_longer_side_and_no_more_than_needed(
+def test_truncation_shortens_the_longer_segment_as_little_as_possible(
     a: int, b: int, length: int, seed: int
 ) -> None:
     first, second = [*range(a)], [*range(100, 100 + b)]
     maker = PairMaker([[[0]], [[1]]], CLS, SEP, length)
     pair = maker.assemble(first, second, IS_NEXT, random.Random(seed))
-    kept = sides(pair)
+    segments = segments_of(pair)
     room = length - 3
     while a + b > room:
         if a > b:
             a -= 1
         else:
             b -= 1
-    assert (len(kept[0]), len(kept[1])) == (a, b)
-    assert all(is_run(side) for side in kept)
-    assert set(kept[0]) <= set(first)
-    assert set(kept[1]) <= set(second)
+    assert (len(segments[0]), len(segments[1])) == (a, b)
+    assert all(is_consecutive(segment) for segment in segments)
+    assert set(segments[0]) <= set(first)
+    assert set(segments[1]) <= set(second)
     assert pair.next_sentence_label == IS_NEXT
-    # The caller's lists are the caller's.
+    # The caller's lists must not change.
     assert first == [*range(len(first))]
     assert second == [*range(100, 100 + len(second))]
 
@@ -183,21 +190,21 @@ def test_collate(rows: list[tuple[list[int], int]], pad: int) -> None:
     T = max(len(ids) for ids, _ in rows)
     assert batch["next_sentence_label"].tolist() == [label for _, label in rows]
     for b, (ids, _) in enumerate(rows):
-        left = T - len(ids)
-        assert batch["input_ids"][b].tolist() == ids + [pad] * left
-        assert batch["attention_mask"][b].tolist() == [1] * len(ids) + [0] * left
-        assert batch["token_type_ids"][b].tolist() == [i % 2 for i in ids] + [0] * left
+        padding = T - len(ids)
+        assert batch["input_ids"][b].tolist() == ids + [pad] * padding
+        assert batch["attention_mask"][b].tolist() == [1] * len(ids) + [0] * padding
+        assert batch["token_type_ids"][b].tolist() == [i % 2 for i in ids] + [0] * padding
     assert {values.dtype for values in batch.values()} == {torch.int64}
 
 
 @given(logits_and_labels(5, st.just(2)))
 @example((torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
 @example((torch.zeros(2, 2), torch.tensor([IGNORE, IGNORE])))
-def test_the_loss_of_pairs(case: tuple[Tensor, Tensor]) -> None:
+def test_the_next_sentence_loss_matches_a_loop(case: tuple[Tensor, Tensor]) -> None:
     logits, labels = case
-    counted = [m for m, label in enumerate(labels.tolist()) if label != IGNORE]
-    expected = sum(cross_entropy_by_hand(logits[m].tolist(), int(labels[m])) for m in counted) / max(
-        1, len(counted)
+    labeled = [m for m, label in enumerate(labels.tolist()) if label != IGNORE]
+    expected = sum(cross_entropy_by_hand(logits[m].tolist(), int(labels[m])) for m in labeled) / max(
+        1, len(labeled)
     )
     loss = next_sentence_loss(logits, labels)
     assert loss.dtype == torch.float32
@@ -205,8 +212,8 @@ def test_the_loss_of_pairs(case: tuple[Tensor, Tensor]) -> None:
 
 
 @given(st.sampled_from(DTYPES), st.integers(-3, 8))
-def test_labels_are_classes_or_refused(dtype: torch.dtype, label: int) -> None:
-    """-1 is no label to pass over, and no fraction is one. What PyTorch refuses it names itself."""
+def test_labels_are_classes_or_rejected(dtype: torch.dtype, label: int) -> None:
+    """-1 is not an ignored label, and a fraction is not a label at all. PyTorch raises the errors."""
     labels = torch.tensor([label]).to(dtype)
     if dtype in (torch.int64, torch.uint8) and 0 <= labels.item() < 2:
         assert next_sentence_loss(torch.zeros(1, 2), labels).item() == pytest.approx(math.log(2))
@@ -216,7 +223,7 @@ def test_labels_are_classes_or_refused(dtype: torch.dtype, label: int) -> None:
 
 
 @given(st.integers(0, 3), st.integers(1, 3), st.integers(0, 99))
-def test_the_head_for_pairs(B: int, D: int, seed: int) -> None:
+def test_the_nsp_head_matches_a_loop(B: int, D: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     head = randomize_weights(BertOnlyNSPHead(D), generator)
     pooled = torch.randn((B, D), generator=generator, dtype=torch.float64)

@@ -1,8 +1,9 @@
 """
-A map of known failures: each mistake that people make with BERT, and the check that finds it.
+A catalog of mistakes that people make with BERT, each with the check that detects it.
 
-Every check runs twice: on ours, which must pass, and on a variant with the mistake, which must not.
-Where the variant is written here, it also runs without the mistake, so that it fails for nothing else.
+Every check runs twice: on our code, where it must pass, and on a variant with the mistake, where it must
+fail. If the variant is written here, the check also runs on it without the mistake, so that it can't fail for
+another reason.
 """
 
 import copy
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.data.corpora import load_corpus
-from labml_bert.data.curriculum import Batch, random_windows
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
+from labml_bert.data.windows import Batch, random_windows
 from labml_bert.mlm import IGNORE, TokenMasker, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.nsp import next_sentence_loss
@@ -34,8 +35,8 @@ V, MASK, PAD = 40, 4, 0
 SPECIALS = range(5)
 
 
-def found(check: Callable[[Any], None], faulty: Any) -> bool:
-    """Whether the check fails, by an assertion or because PyTorch refuses."""
+def detects(check: Callable[[Any], None], faulty: Any) -> bool:
+    """Whether the check fails, by an assertion or by an exception in PyTorch."""
     try:
         check(faulty)
     except (AssertionError, IndexError, RuntimeError):
@@ -56,20 +57,20 @@ def config(**sizes: Any) -> BertConfig:
 
 # Masking tokens
 
-Cover = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Masking = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
-def ours(p: float = 0.15) -> Cover:
+def our_masking(p: float = 0.15) -> Masking:
     return TokenMasker(V, MASK, SPECIALS, mlm_probability=p, generator=torch.Generator().manual_seed(0))
 
 
-def plain(mistake: str = "", p: float = 0.15) -> Cover:
+def common_masking(mistake: str = "", p: float = 0.15) -> Masking:
     """Masking as it is often written, with one mistake or none."""
     g = torch.Generator().manual_seed(0)
 
-    def cover(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        seen = input_ids if mistake == "in place" else input_ids.clone()
-        chosen = torch.rand(seen.shape, generator=g) < p
+    def mask_tokens(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        masked_ids = input_ids if mistake == "in place" else input_ids.clone()
+        chosen = torch.rand(masked_ids.shape, generator=g) < p
         if mistake != "special tokens masked":
             chosen &= input_ids >= len(SPECIALS)
         if attention_mask is not None and mistake != "padding masked":
@@ -77,123 +78,125 @@ def plain(mistake: str = "", p: float = 0.15) -> Cover:
         labels = input_ids.clone()
         if mistake == "shifted":
             labels = labels.roll(-1, 1)
-        if mistake != "labels everywhere":
+        if mistake != "labels at all positions":
             labels[~chosen] = {"minus one": -1, "zero": 0}.get(mistake, IGNORE)
-        fate = torch.rand(seen.shape, generator=g)
-        masked, drawn = fate < 0.8, (fate >= 0.8) & (fate < 0.9)
-        if mistake == "drawing twice":
-            # A draw for the random token, another for keeping, and the mask for the rest.
-            drawn = fate < 0.1
-            masked = ~drawn & (torch.rand(seen.shape, generator=g) >= 0.1)
-        first = 0 if mistake == "specials drawn" else len(SPECIALS)
-        seen[chosen & drawn] = torch.randint(first, V, seen.shape, generator=g)[chosen & drawn]
-        seen[chosen & masked] = MASK
-        return seen, labels
+        action = torch.rand(masked_ids.shape, generator=g)
+        is_masked, is_random = action < 0.8, (action >= 0.8) & (action < 0.9)
+        if mistake == "two separate draws":
+            # One draw decides about random tokens, another about keeping the rest; what remains is masked.
+            is_random = action < 0.1
+            is_masked = ~is_random & (torch.rand(masked_ids.shape, generator=g) >= 0.1)
+        lowest_id = 0 if mistake == "random special tokens" else len(SPECIALS)
+        masked_ids[chosen & is_random] = torch.randint(lowest_id, V, masked_ids.shape, generator=g)[
+            chosen & is_random
+        ]
+        masked_ids[chosen & is_masked] = MASK
+        return masked_ids, labels
 
-    return cover
+    return mask_tokens
 
 
 def text(rows: int = 100, T: int = 100) -> Tensor:
     return torch.randint(0, V, (rows, T), generator=torch.Generator().manual_seed(1))
 
 
-def spares_special_tokens(cover: Cover) -> None:
+def never_chooses_special_tokens(mask_tokens: Masking) -> None:
     ids = text()
-    assert (ids[cover(ids.clone(), None)[1] != IGNORE] >= len(SPECIALS)).all()
+    assert (ids[mask_tokens(ids.clone(), None)[1] != IGNORE] >= len(SPECIALS)).all()
 
 
-def spares_padding(cover: Cover) -> None:
+def never_chooses_padding(mask_tokens: Masking) -> None:
     attention_mask = (torch.arange(100) < torch.arange(100)[:, None]).long()
-    # With ids of ordinary tokens: only the mask says that they are padding.
-    labels = cover(text().clamp(min=5), attention_mask)[1]
+    # The ids are ordinary tokens, so that only the attention mask tells what is padding.
+    labels = mask_tokens(text().clamp(min=5), attention_mask)[1]
     assert (labels[attention_mask == 0] == IGNORE).all()
 
 
-def draws_ordinary_tokens(cover: Cover) -> None:
+def replaces_with_ordinary_tokens(mask_tokens: Masking) -> None:
     ids = text()
-    seen, labels = cover(ids.clone(), None)
-    shown = seen[(labels != IGNORE) & (seen != MASK)]
-    assert (shown >= len(SPECIALS)).all()
+    masked_ids, labels = mask_tokens(ids.clone(), None)
+    replacements = masked_ids[(labels != IGNORE) & (masked_ids != MASK)]
+    assert (replacements >= len(SPECIALS)).all()
 
 
-def shares_are_80_10_10(cover: Cover) -> None:
+def fractions_are_80_10_10(mask_tokens: Masking) -> None:
     ids = torch.full((1000, 400), 7)
-    seen, labels = cover(ids.clone(), None)
-    shown = seen[labels != IGNORE]
-    n = len(shown)
-    # The random token is the token itself once in 35.
-    for share, expected in (
-        ((shown == MASK).sum() / n, 0.8),
-        ((shown == 7).sum() / n, 0.1 + 0.1 / 35),
+    masked_ids, labels = mask_tokens(ids.clone(), None)
+    chosen_ids = masked_ids[labels != IGNORE]
+    n = len(chosen_ids)
+    # One random token in 35 is the original token itself.
+    for fraction, expected in (
+        ((chosen_ids == MASK).sum() / n, 0.8),
+        ((chosen_ids == 7).sum() / n, 0.1 + 0.1 / 35),
     ):
-        assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
+        assert abs(fraction - expected) < 5 * math.sqrt(expected * (1 - expected) / n)
 
 
-def leaves_its_input(cover: Cover) -> None:
+def leaves_its_input_unchanged(mask_tokens: Masking) -> None:
     ids = text()
-    before = ids.clone()
-    cover(ids, None)
-    assert torch.equal(ids, before)
+    original = ids.clone()
+    mask_tokens(ids, None)
+    assert torch.equal(ids, original)
 
 
-def labels_are_the_hidden_tokens(cover: Cover) -> None:
+def labels_are_the_original_tokens(mask_tokens: Masking) -> None:
     ids = text()
-    labels = cover(ids.clone(), None)[1]
+    labels = mask_tokens(ids.clone(), None)[1]
     chosen = labels != IGNORE
     assert torch.equal(labels[chosen], ids[chosen])
 
 
-def labels_only_what_was_chosen(cover: Cover) -> None:
-    """Else a visible token is its own answer, or all places learn one token."""
-    seen, labels = cover(text(), None)
-    # Twice the share, and a tenth of the rest: what is labeled and yet in plain view.
+def labels_only_chosen_positions(mask_tokens: Masking) -> None:
+    """Otherwise, the model can copy visible tokens, or learns the same label at all unmasked positions."""
+    masked_ids, labels = mask_tokens(text(), None)
+    # At most twice the probability of being chosen, and few tokens that are labeled and yet visible.
     assert (labels != IGNORE).float().mean() < 0.3
-    assert (seen == labels).float().mean() < 0.1
+    assert (masked_ids == labels).float().mean() < 0.1
 
 
 @pytest.mark.parametrize(
     ("mistake", "check", "p"),
     [
-        ("special tokens masked", spares_special_tokens, 0.15),
-        ("padding masked", spares_padding, 0.15),
-        ("specials drawn", draws_ordinary_tokens, 0.15),
-        # 81% masked, 10% random and 9% kept.
-        ("drawing twice", shares_are_80_10_10, 1.0),
-        ("in place", leaves_its_input, 0.15),
-        ("shifted", labels_are_the_hidden_tokens, 0.15),
-        ("labels everywhere", labels_only_what_was_chosen, 0.15),
+        ("special tokens masked", never_chooses_special_tokens, 0.15),
+        ("padding masked", never_chooses_padding, 0.15),
+        ("random special tokens", replaces_with_ordinary_tokens, 0.15),
+        # 81% masked, 10% random and 9% unchanged.
+        ("two separate draws", fractions_are_80_10_10, 1.0),
+        ("in place", leaves_its_input_unchanged, 0.15),
+        ("shifted", labels_are_the_original_tokens, 0.15),
+        ("labels at all positions", labels_only_chosen_positions, 0.15),
     ],
 )
-def test_covering(mistake: str, check: Callable[[Cover], None], p: float) -> None:
-    check(ours(p))
-    check(plain(p=p))
-    assert found(check, plain(mistake, p))
+def test_mistakes_in_masking(mistake: str, check: Callable[[Masking], None], p: float) -> None:
+    check(our_masking(p))
+    check(common_masking(p=p))
+    assert detects(check, common_masking(mistake, p))
 
 
 @pytest.mark.parametrize("mistake", ["minus one", "zero"])
-def test_the_label_of_places_that_do_not_count(mistake: str) -> None:
-    """-1 was the old value. With 0, all unmasked positions are trained toward class 0."""
+def test_mistakes_in_the_ignored_label(mistake: str) -> None:
+    """-1 was the ignored label of old versions. With 0, all unmasked positions learn to predict token 0."""
 
-    def check(cover: Cover) -> None:
+    def check(mask_tokens: Masking) -> None:
         ids = text(8, 20)
-        labels = cover(ids.clone(), None)[1].flatten()
+        labels = mask_tokens(ids.clone(), None)[1].flatten()
         logits = torch.randn(160, V, generator=torch.Generator().manual_seed(2))
         loss = masked_lm_loss(logits, labels)
         logp, answers = logits.log_softmax(-1).tolist(), ids.flatten().tolist()
         chosen = [m for m, label in enumerate(labels.tolist()) if label not in (IGNORE, -1, 0)]
-        by_hand = [-logp[m][answers[m]] for m in chosen]
-        assert loss.item() == pytest.approx(sum(by_hand) / len(by_hand), abs=1e-4)
+        expected_losses = [-logp[m][answers[m]] for m in chosen]
+        assert loss.item() == pytest.approx(sum(expected_losses) / len(expected_losses), abs=1e-4)
 
-    check(ours())
-    check(plain())
-    assert found(check, plain(mistake))
+    check(our_masking())
+    check(common_masking())
+    assert detects(check, common_masking(mistake))
 
 
 # The losses
 
 
-def test_padding_in_the_mean() -> None:
-    """As many numbers to divide by as there are places, and the loss depends on how much is padded."""
+def test_a_mean_over_all_positions() -> None:
+    """Dividing by the number of all positions makes the loss depend on the amount of padding."""
 
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.randn(6, V, generator=torch.Generator().manual_seed(0))
@@ -204,10 +207,10 @@ def test_padding_in_the_mean() -> None:
         return F.cross_entropy(logits, labels, reduction="none").mean()
 
     check(masked_lm_loss)
-    assert found(check, faulty)
+    assert detects(check, faulty)
 
 
-def test_unmasked_positions_trained_toward_class_0() -> None:
+def test_unmasked_positions_trained_to_predict_class_0() -> None:
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.zeros(4, V, requires_grad=True)
         loss(logits, torch.tensor([7, IGNORE, IGNORE, 9])).backward()
@@ -219,11 +222,11 @@ def test_unmasked_positions_trained_toward_class_0() -> None:
         return F.cross_entropy(logits, labels.clamp(min=0))
 
     check(masked_lm_loss)
-    assert found(check, faulty)
+    assert detects(check, faulty)
 
 
-def test_minus_one_is_no_label_to_ignore() -> None:
-    """It is refused, and -100 is what is passed over."""
+def test_minus_one_as_the_ignored_label() -> None:
+    """-1 must raise an error; only -100 is ignored."""
 
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.zeros(2, V)
@@ -232,17 +235,17 @@ def test_minus_one_is_no_label_to_ignore() -> None:
             value = loss(logits, torch.tensor([7, -1]))
         except IndexError:
             return
-        raise AssertionError(f"the loss is {value} and nobody knows of what")
+        raise AssertionError(f"the label -1 was accepted, with a loss of {value}")
 
     def faulty(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels.clamp(min=-1), ignore_index=-1)
 
     check(masked_lm_loss)
-    assert found(check, faulty)
+    assert detects(check, faulty)
 
 
-def test_nothing_masked() -> None:
-    """A mean over nothing is 0/0, and one such batch ends a run."""
+def test_a_batch_without_masked_tokens() -> None:
+    """A mean over no labels is 0/0, and one such batch turns all weights into NaN."""
 
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.randn(3, V, requires_grad=True)
@@ -253,11 +256,11 @@ def test_nothing_masked() -> None:
         assert logits.grad.isfinite().all()
 
     check(masked_lm_loss)
-    assert found(check, F.cross_entropy)
+    assert detects(check, F.cross_entropy)
 
 
-def test_pairs_share_no_ignored_label_with_tokens() -> None:
-    """Label 0 is a class. A loss that passes over it never learns that anything is next."""
+def test_an_ignored_class_in_next_sentence_prediction() -> None:
+    """Label 0 is a class. A loss that ignores it never learns to recognize the next sentence."""
 
     def check(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         logits = torch.tensor([[-2.0, 2.0], [-2.0, 2.0]], requires_grad=True)
@@ -268,14 +271,14 @@ def test_pairs_share_no_ignored_label_with_tokens() -> None:
         assert value.item() == pytest.approx((math.log(1 + math.exp(4)) + math.log(1 + math.exp(-4))) / 2)
 
     check(next_sentence_loss)
-    assert found(check, lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=0))
+    assert detects(check, lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=0))
 
 
 # The encoder
 
 
 class AddsTheMask(nn.Module):
-    """Attention that adds a mask of 1 and 0 to the scores: what is hidden is only a little less likely."""
+    """Attention that adds a mask of ones and zeros to the scores: padding is only slightly less likely."""
 
     def __init__(self, attention: Any):
         super().__init__()
@@ -290,7 +293,7 @@ class AddsTheMask(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2), None
 
 
-def test_a_mask_is_applied_and_not_added() -> None:
+def test_an_attention_mask_added_to_the_scores() -> None:
     def check(model: BertModel) -> None:
         ids = torch.randint(5, V, (3, 12), generator=torch.Generator().manual_seed(0))
         attention_mask = torch.ones(3, 12)
@@ -303,15 +306,15 @@ def test_a_mask_is_applied_and_not_added() -> None:
     check(model)
     for layer in model.encoder.layer:
         layer.attention.self = AddsTheMask(layer.attention.self)
-    assert found(check, model)
+    assert detects(check, model)
 
 
 @pytest.mark.parametrize("mistake", ["", "eps", "tanh"])
-def test_the_same_numbers_as_the_original(mistake: str) -> None:
-    """LayerNorm at PyTorch's eps, or the tanh form of GELU, and released weights give other answers."""
+def test_other_layer_norm_eps_and_gelu_than_the_original(mistake: str) -> None:
+    """With PyTorch's default LayerNorm eps or the tanh form of GELU, released weights give other outputs."""
     torch.manual_seed(0)
     model = BertModel(config(layer_norm_eps=1e-5 if mistake == "eps" else 1e-12)).eval()
-    # Wide, so that the two forms of GELU part; or as at the start, where embeddings are small.
+    # Large weights make the two forms of GELU differ; small initial embeddings, the two values of eps.
     if mistake != "eps":
         for name, parameter in model.named_parameters():
             if "LayerNorm" not in name:
@@ -329,11 +332,11 @@ def test_the_same_numbers_as_the_original(mistake: str) -> None:
         difference = model(ids).last_hidden_state - reference(ids).last_hidden_state
         assert difference.abs().max() < 1e-5
 
-    assert found(check, model) == bool(mistake)
+    assert detects(check, model) == bool(mistake)
 
 
-def test_the_first_loss_is_ln_v() -> None:
-    """An output layer that is an embedding drawn at N(0, 1) starts far above."""
+def test_an_initial_loss_far_above_ln_v() -> None:
+    """If the output layer is an embedding initialized with N(0, 1), the initial loss is far above ln V."""
 
     def check(model: BertForMaskedLM) -> None:
         g = torch.Generator().manual_seed(0)
@@ -344,11 +347,11 @@ def test_the_first_loss_is_ln_v() -> None:
     model = BertForMaskedLM(config(vocab_size=2000, hidden_size=128)).eval()
     check(model)
     nn.init.normal_(model.bert.embeddings.word_embeddings.weight)
-    assert found(check, model)
+    assert detects(check, model)
 
 
 class StaleBias(BertForMaskedLM):
-    """Resizes the embedding and forgets that the head has a number for each token too."""
+    """Resizes the embedding but forgets the bias, which has an entry for each token as well."""
 
     def resize_token_embeddings(self, vocab_size: int) -> None:
         bias = self.cls.predictions.bias
@@ -357,20 +360,20 @@ class StaleBias(BertForMaskedLM):
 
 
 @pytest.mark.parametrize("size", [V + 3, V - 3])
-def test_the_bias_follows_a_resize(size: int) -> None:
+def test_a_bias_that_is_not_resized(size: int) -> None:
     def check(model: BertForMaskedLM) -> None:
         model.resize_token_embeddings(size)
         assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, size)
 
     check(BertForMaskedLM(config()))
-    assert found(check, StaleBias(config()))
+    assert detects(check, StaleBias(config()))
 
 
 # The data
 
 
-def test_every_position_is_met_in_a_short_stage() -> None:
-    """Sequences that all stand at offset 0 leave the other rows of the table as noise."""
+def test_short_windows_that_all_start_at_position_zero() -> None:
+    """If all short sequences start at position 0, the rest of the position table is never trained."""
 
     def windows_at_zero(*arguments: Any) -> Batch:
         batch = random_windows(*arguments)
@@ -379,24 +382,27 @@ def test_every_position_is_met_in_a_short_stage() -> None:
     def check(draw_windows: Callable[..., Batch]) -> None:
         generator = torch.Generator().manual_seed(0)
         batches = [draw_windows(torch.arange(500), 64, 4, 16, generator) for _ in range(20)]
-        met = torch.cat([batch.position_ids.flatten() for batch in batches])
-        assert sorted(set(met.tolist())) == [*range(16)]
+        positions = torch.cat([batch.position_ids.flatten() for batch in batches])
+        assert sorted(set(positions.tolist())) == [*range(16)]
 
     check(random_windows)
-    assert found(check, windows_at_zero)
+    assert detects(check, windows_at_zero)
 
 
 # Training
 
 
-def test_what_is_spared_from_decay() -> None:
-    """A rule by names that no parameter has any more excludes nothing."""
+def test_names_that_exclude_nothing_from_weight_decay() -> None:
+    """A rule that uses outdated parameter names excludes nothing from weight decay."""
 
     def by_name(*names: str) -> Callable[[nn.Module, float], list[dict[str, Any]]]:
         def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-            spared = [p for n, p in model.named_parameters() if any(name in n for name in names)]
+            excluded = [p for n, p in model.named_parameters() if any(name in n for name in names)]
             others = [p for n, p in model.named_parameters() if not any(name in n for name in names)]
-            return [{"params": others, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+            return [
+                {"params": others, "weight_decay": weight_decay},
+                {"params": excluded, "weight_decay": 0.0},
+            ]
 
         return groups
 
@@ -404,35 +410,35 @@ def test_what_is_spared_from_decay() -> None:
         model = BertForMaskedLM(config())
         decay = {id(p): group["weight_decay"] for group in groups(model, 0.01) for p in group["params"]}
         for name, p in model.named_parameters():
-            spared = name.endswith("bias") or "LayerNorm" in name
-            assert decay[id(p)] == (0.0 if spared else 0.01), name
+            excluded = name.endswith("bias") or "LayerNorm" in name
+            assert decay[id(p)] == (0.0 if excluded else 0.01), name
 
     check(parameter_groups)
     check(by_name("bias", "LayerNorm"))
-    # The names of the first port, and those of the original's variables.
-    assert found(check, by_name("gamma", "beta"))
-    assert found(check, by_name("bias", "gamma", "beta"))
-    assert found(check, by_name("layer_norm", "bias"))
+    # The names in the first PyTorch port, and those of the original's variables.
+    assert detects(check, by_name("gamma", "beta"))
+    assert detects(check, by_name("bias", "gamma", "beta"))
+    assert detects(check, by_name("layer_norm", "bias"))
 
 
-class Stepper:
-    """A plain step of training, with one mistake or none."""
+class PlainTrainer:
+    """A plain training loop, with one mistake or none."""
 
     def __init__(self, model: nn.Module, mistake: str = ""):
         self.model = model
-        # An optimizer made before the model was copied, or resized, holds parameters that nobody uses.
-        held = copy.deepcopy(model) if mistake == "other parameters" else model
-        self.optimizer = torch.optim.AdamW(held.parameters(), lr=1e-3)
+        # An optimizer created before the model is copied or resized updates parameters that nobody uses.
+        optimized_model = copy.deepcopy(model) if mistake == "other parameters" else model
+        self.optimizer = torch.optim.AdamW(optimized_model.parameters(), lr=1e-3)
         self.mistake = mistake
 
     def train_step(self, batch: dict[str, Tensor]) -> None:
         self.model(**batch).loss.backward()
-        for some in (
+        for parameters in (
             [[p] for p in self.model.parameters()]
             if self.mistake == "clip per parameter"
             else [[*self.model.parameters()]]
         ):
-            nn.utils.clip_grad_norm_(some, 0.1)
+            nn.utils.clip_grad_norm_(parameters, 0.1)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -442,11 +448,11 @@ def trainer(model: nn.Module) -> Trainer:
     return Trainer(model, arguments, torch.Generator(), torch.device("cpu"), bfloat16=False)
 
 
-def take_a_step(stepper: Stepper | Trainer) -> None:
-    if isinstance(stepper, Stepper):
-        stepper.train_step(examples())
+def train_one_step(any_trainer: PlainTrainer | Trainer) -> None:
+    if isinstance(any_trainer, PlainTrainer):
+        any_trainer.train_step(examples())
     else:
-        train_on(next(stepper.steps()), examples())
+        train_on(next(any_trainer.steps()), examples())
 
 
 def examples() -> dict[str, Tensor]:
@@ -454,66 +460,66 @@ def examples() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def test_one_norm_clips_all_parameters() -> None:
-    """Clipping each by itself turns the direction of the step."""
+def test_clipping_each_parameter_separately() -> None:
+    """Clipping each parameter by its own norm changes the direction of the step."""
 
-    def check(stepper: Any) -> None:
-        model, seen = stepper.model, {}
+    def check(any_trainer: Any) -> None:
+        model, clipped = any_trainer.model, {}
         model(**examples()).loss.backward()
-        whole = {name: p.grad.clone() for name, p in model.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
         model.zero_grad()
-        norm = torch.stack([g.square().sum() for g in whole.values()]).sum().sqrt()
+        norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
         assert norm > 0.1
-        step = stepper.optimizer.step
+        step = any_trainer.optimizer.step
 
-        def look() -> None:
-            seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
+        def record_and_step() -> None:
+            clipped.update({name: p.grad.clone() for name, p in model.named_parameters()})
             step()
 
-        stepper.optimizer.step = look
-        take_a_step(stepper)
-        for name, g in whole.items():
-            assert torch.allclose(seen[name], g * (0.1 / norm), rtol=1e-3, atol=1e-7), name
+        any_trainer.optimizer.step = record_and_step
+        train_one_step(any_trainer)
+        for name, g in gradients.items():
+            assert torch.allclose(clipped[name], g * (0.1 / norm), rtol=1e-3, atol=1e-7), name
 
     torch.manual_seed(0)
     model = BertForMaskedLM(config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
     check(trainer(copy.deepcopy(model)))
-    check(Stepper(copy.deepcopy(model)))
-    assert found(check, Stepper(copy.deepcopy(model), "clip per parameter"))
+    check(PlainTrainer(copy.deepcopy(model)))
+    assert detects(check, PlainTrainer(copy.deepcopy(model), "clip per parameter"))
 
 
-def test_the_optimizer_holds_the_parameters_of_the_model() -> None:
-    def check(stepper: Any) -> None:
-        before = {name: p.detach().clone() for name, p in stepper.model.named_parameters()}
-        take_a_step(stepper)
-        for name, p in stepper.model.named_parameters():
-            assert not torch.equal(p, before[name]), name
+def test_an_optimizer_for_other_parameters() -> None:
+    def check(any_trainer: Any) -> None:
+        weights_before = {name: p.detach().clone() for name, p in any_trainer.model.named_parameters()}
+        train_one_step(any_trainer)
+        for name, p in any_trainer.model.named_parameters():
+            assert not torch.equal(p, weights_before[name]), name
 
     torch.manual_seed(0)
-    # One step at a rate that moves everything, also what starts at 0 or has a tiny gradient.
+    # One step moves every parameter, even those that start at 0 or have a tiny gradient.
     model = BertForMaskedLM(config(max_position_embeddings=16, type_vocab_size=1))
     check(trainer(copy.deepcopy(model)))
-    check(Stepper(copy.deepcopy(model)))
-    assert found(check, Stepper(copy.deepcopy(model), "other parameters"))
+    check(PlainTrainer(copy.deepcopy(model)))
+    assert detects(check, PlainTrainer(copy.deepcopy(model), "other parameters"))
 
 
-def test_the_rate_is_not_zero() -> None:
-    """A share of the budget in whole numbers is 0 until the end."""
+def test_a_learning_rate_of_zero() -> None:
+    """In integer arithmetic, the fraction of the budget is 0 until the end."""
 
-    def check(rate: Callable[[int], float]) -> None:
-        rates = [rate(step) for step in range(1, 100)]
-        assert all(0 < r <= 1 for r in rates)
-        assert max(rates) == pytest.approx(1)
-        assert rates[:10] == sorted(rates[:10])
-        assert rates[10:] == sorted(rates[10:], reverse=True)
+    def check(learning_rate_at: Callable[[int], float]) -> None:
+        learning_rates = [learning_rate_at(step) for step in range(1, 100)]
+        assert all(0 < r <= 1 for r in learning_rates)
+        assert max(learning_rates) == pytest.approx(1)
+        assert learning_rates[:10] == sorted(learning_rates[:10])
+        assert learning_rates[10:] == sorted(learning_rates[10:], reverse=True)
 
     arguments = TrainingArguments(steps=100, learning_rate=1.0, warmup_ratio=0.1)
     check(lambda step: arguments.learning_rate_at(step / 100))
-    assert found(check, lambda step: arguments.learning_rate_at(step // 100))
+    assert detects(check, lambda step: arguments.learning_rate_at(step // 100))
 
 
-def test_evaluation_is_without_dropout(corpus_file: Path) -> None:
-    """Twice the same held-out text, twice the same loss; and training goes on with dropout after it."""
+def test_dropout_during_evaluation(corpus_file: Path) -> None:
+    """Two evaluations of the same text give the same loss; afterwards, training continues with dropout."""
 
     corpus = load_corpus(str(corpus_file))
     text = MaskedText(corpus, character_tokenizer(corpus.train), 16, 2048, 16, 0.15, torch.Generator())
@@ -527,10 +533,10 @@ def test_evaluation_is_without_dropout(corpus_file: Path) -> None:
     model = BertForMaskedLM(config(vocab_size=text.vocab_size, hidden_dropout_prob=0.5))
     check(model)
     model.eval = lambda: model  # type: ignore[method-assign]
-    assert found(check, model)
+    assert detects(check, model)
 
 
-def test_a_loaded_model_is_without_dropout(tmp_path: Path) -> None:
+def test_dropout_in_a_loaded_model(tmp_path: Path) -> None:
     def check(model: BertForMaskedLM) -> None:
         ids = examples()["input_ids"]
         assert torch.equal(model(ids).logits, model(ids).logits)
@@ -538,4 +544,4 @@ def test_a_loaded_model_is_without_dropout(tmp_path: Path) -> None:
     BertForMaskedLM(config()).save_pretrained(tmp_path)
     model = BertForMaskedLM.from_pretrained(tmp_path)
     check(model)
-    assert found(check, model.train())
+    assert detects(check, model.train())

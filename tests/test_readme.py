@@ -1,4 +1,4 @@
-"""What the README says is so: its code runs, its commands exist, its numbers are the recorded ones."""
+"""What the README says is true: its code runs, its commands exist, and its numbers match the records."""
 
 import json
 import re
@@ -13,14 +13,14 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.processes
-def test_its_python_runs(tmp_path: Path) -> None:
+def test_the_python_example_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     for name in ("bert.py", "mlm.py"):
         (tmp_path / name).write_text((ROOT / "labml_bert" / name).read_text())
     subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
 
 
-def test_its_commands_and_files_exist() -> None:
+def test_commands_and_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\S+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -29,7 +29,7 @@ def test_its_commands_and_files_exist() -> None:
             assert (ROOT / link).exists(), link
 
 
-def test_its_numbers_are_those_of_the_records() -> None:
+def test_results_match_the_records() -> None:
     rows = re.findall(r"^\| .*docs/runs/.*$", README, re.MULTILINE)
     assert rows
     for row in rows:
@@ -40,20 +40,20 @@ def test_its_numbers_are_those_of_the_records() -> None:
         for baseline, cell in zip(records[0]["baselines"][1:], cells[1:3], strict=True):
             assert cell == f"{baseline['loss']:.2f}"
         losses = [record["result"]["loss"] for record in records]
-        rights = [record["result"]["accuracy"] for record in records]
+        accuracies = [record["result"]["accuracy"] for record in records]
         assert cells[3] == ", ".join(f"{loss:.2f}" for loss in losses)
-        assert cells[4] == ", ".join(f"{right:.0%}" for right in rights)
+        assert cells[4] == ", ".join(f"{accuracy:.0%}" for accuracy in accuracies)
 
 
-def test_its_speeds_are_those_of_the_record() -> None:
+def test_speedups_match_the_record() -> None:
     record = json.loads((ROOT / "docs" / "runs" / "speed.json").read_text())
     (table,) = re.findall(r"^\| model \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert len(rows) == len(record["speed"])
-    for cells, found in zip(rows, record["speed"], strict=True):
-        steps = {row["arm"]: row["step"]["median"] for row in found["rows"]}
-        name = found["shape"]["name"]
-        assert cells[0] == f"{name}, dropout {found['dropout']:g}"
+    for cells, measurement in zip(rows, record["speed"], strict=True):
+        steps = {row["arm"]: row["step"]["median"] for row in measurement["rows"]}
+        name = measurement["shape"]["name"]
+        assert cells[0] == f"{name}, dropout {measurement['dropout']:g}"
         ratios = [
             steps[f"transformers sdpa, {theirs}"] / steps[f"ours, {ours}"]
             for theirs, ours in (("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32"))

@@ -1,4 +1,4 @@
-"""Every shape comment is true on the line it stands on, and a wrong one would be found."""
+"""Every shape comment is true on its line, and a wrong one would be detected."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +15,11 @@ from labml_bert.models import BertForMaskedLM
 from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
-# All different, so that no letter can stand for another.
+# All different, so that no letter can be mistaken for another.
 B, T, D, H, V, K = 3, 7, 20, 4, 29, 5
 
 
-def sizes() -> BertConfig:
+def small_config() -> BertConfig:
     return BertConfig(
         vocab_size=V,
         hidden_size=D,
@@ -32,13 +32,13 @@ def sizes() -> BertConfig:
 
 def run_bert(checker: Checker) -> None:
     m = checker.module
-    config = sizes()
+    config = small_config()
     ids = torch.randint(V, (B, T))
     for attentions in (False, True):
         m.BertModel(config)(ids, torch.ones(B, T), ids % 2, output_attentions=attentions)
-    some = torch.tensor([[1, 4]]).expand(B, 2)
+    positions = torch.tensor([[1, 4]]).expand(B, 2)
     for pooler in (False, True):
-        m.BertModel(config, pooler).eval()(ids, output_positions=some)
+        m.BertModel(config, pooler).eval()(ids, output_positions=positions)
     with torch.autocast("cpu", torch.bfloat16):
         m.BertModel(config)(ids)
     checker.fixed = {}
@@ -53,12 +53,12 @@ def run_mlm(checker: Checker) -> None:
     for cap in (None, 2):
         masker = m.TokenMasker(V, 1, [0, 1], mlm_probability=0.5, max_predictions_per_seq=cap)
         masker(ids)
-        covered = masker(ids, torch.ones(B, T), word_ids)
+        masked_batch = masker(ids, torch.ones(B, T), word_ids)
     embedding = torch.nn.Embedding(V, D)
     model = m.MaskedLM(lambda x: (embedding(x),), embedding)
-    model(*covered)
-    model(covered.input_ids)
-    m.masked_lm_positions(covered.labels)
+    model(*masked_batch)
+    model(masked_batch.input_ids)
+    m.masked_lm_positions(masked_batch.labels)
     checker.fixed = {}
     with short_loops(m):
         m.main()
@@ -76,33 +76,33 @@ def run_nsp(checker: Checker) -> None:
         m.main()
 
 
-def run_curriculum(checker: Checker) -> None:
+def run_windows(checker: Checker) -> None:
     m = checker.module
     windows = m.random_windows(torch.arange(100), B, T, 11, torch.Generator())
     assert windows.input_ids.shape == windows.position_ids.shape == (B, T)
     m.put_cls_sep(windows.input_ids, (1, 2))
 
 
-def run_floors(checker: Checker) -> None:
+def run_ngrams(checker: Checker) -> None:
     checker.module.ngram_baselines(torch.randint(V, (500,)), torch.randint(V, (200,)), V, [0])
 
 
 def run_fill_mask(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
-    model = BertForMaskedLM(sizes())
+    model = BertForMaskedLM(small_config())
     m.fill_mask(model, tokenizer, "ab[MASK]defg")
 
 
 def run_attention_map(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
-    m.attention_map(BertForMaskedLM(sizes()), tokenizer, "ab[MASK]defg")
+    m.attention_map(BertForMaskedLM(small_config()), tokenizer, "ab[MASK]defg")
 
 
 def run_export(checker: Checker) -> None:
     m = checker.module
-    model = BertForMaskedLM(sizes())
+    model = BertForMaskedLM(small_config())
     m.Graph(model)(*m.example_inputs(model, B, T))
     checker.fixed = {"V": V}
     m.rounding_error(model)
@@ -111,8 +111,8 @@ def run_export(checker: Checker) -> None:
 def run_pretraining(checker: Checker) -> None:
     m = checker.module
     ids = torch.randint(1, V, (B, T))
-    m.BertForMaskedLM(sizes())(ids, ids)
-    m.BertForPreTraining(sizes())(ids, ids, torch.zeros(B, dtype=torch.long))
+    m.BertForMaskedLM(small_config())(ids, ids)
+    m.BertForPreTraining(small_config())(ids, ids, torch.zeros(B, dtype=torch.long))
 
 
 def run_pair_batches(checker: Checker) -> None:
@@ -142,11 +142,11 @@ def run_shards(checker: Checker) -> None:
 
 def run_finetuning(checker: Checker) -> None:
     m = checker.module
-    # As many words as leave room for the special tokens, so that a row is `T` long.
+    # As many words as leave room for the special tokens; each text has five, so a row has length T.
     tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
     examples = [Example("word1 word2 word3 word4 word5", label) for label in range(B)]
     rows = m.encode_examples(tokenizer, examples)
-    model = m.BertForSequenceClassification(sizes(), [str(label) for label in range(K)])
+    model = m.BertForSequenceClassification(small_config(), [str(label) for label in range(K)])
     m.fine_tune(model, rows, 1e-3, epochs=1)
     m.predict(model, rows)
 
@@ -171,14 +171,14 @@ SCENARIOS = {
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
     "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
     "models.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
-    "data/curriculum.py": (run_curriculum, {"B": B, "T": T}),
-    "baselines/ngrams.py": (run_floors, {}),
+    "data/windows.py": (run_windows, {"B": B, "T": T}),
+    "baselines/ngrams.py": (run_ngrams, {}),
     "data/pair_shards.py": (run_shards, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "labeled_text.py": (run_labeled_text, {"K": K, "N": B}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
-    # Two layers.
+    # The model has two layers.
     "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
@@ -194,34 +194,34 @@ def check(file: str, source: str | None = None) -> Checker:
 
 
 def test_every_file_with_shape_comments_is_checked() -> None:
-    commented = {
+    files = {
         path.relative_to(SOURCES).as_posix()
         for path in SOURCES.rglob("*.py")
         if shape_comments(path.read_text())
     }
-    assert commented == set(SCENARIOS)
+    assert files == set(SCENARIOS)
 
 
 @pytest.mark.parametrize("file", SCENARIOS)
-def test_shape_comments_are_true_and_all_of_them_run(file: str) -> None:
-    assert check(file).missed == []
+def test_all_shape_comments_run_and_are_true(file: str) -> None:
+    assert check(file).not_run == []
 
 
 @pytest.mark.parametrize(
     ("file", "line"),
     [(file, line) for file in SCENARIOS for line in shape_comments((SOURCES / file).read_text())],
 )
-def test_a_wrong_comment_is_found(file: str, line: int) -> None:
-    """Each comment in turn gets a dimension too many, then a size that nothing here has."""
+def test_a_wrong_comment_is_detected(file: str, line: int) -> None:
+    """Each comment in turn gets an extra dimension, then a size that occurs nowhere here."""
     lines = (SOURCES / file).read_text().splitlines(keepends=True)
     code, _, comment = lines[line - 1].rpartition("# (")
-    words = comment.rpartition(")")[0].split(", ")
-    for wrong in ([*words, "1"], [*words[:-1], "9973"]):
-        changed = [*lines[: line - 1], f"{code}# ({', '.join(wrong)})\n", *lines[line:]]
+    dims = comment.rpartition(")")[0].split(", ")
+    for wrong in ([*dims, "1"], [*dims[:-1], "9973"]):
+        changed_lines = [*lines[: line - 1], f"{code}# ({', '.join(wrong)})\n", *lines[line:]]
         with pytest.raises(ShapeError, match=f"line {line}:"):
-            check(file, "".join(changed))
+            check(file, "".join(changed_lines))
 
 
-def test_a_comment_where_nothing_has_a_shape_is_an_error() -> None:
+def test_a_comment_on_a_line_without_a_tensor_is_an_error() -> None:
     with pytest.raises(ShapeError, match="nothing here has a shape"):
         Checker(SOURCES / "bert.py", "import math\nif math:  # (B, T)\n    pass\n")

@@ -1,18 +1,21 @@
 r"""
-# The ledger of claims
+# Verdicts on the claims
 
-What the page of claims shows of `experiments/claims/claims.toml` and of the records in `docs/runs/claims`.
-A verdict is worked out here, from the numbers and the tests that were written down before them.
+The page *Claims* shows what is in `experiments/claims/claims.toml` and in the records under
+`docs/runs/claims`. The verdicts are computed here, from the records and from the tests in that file.
 
-Each test compares the seeds of two arms. Its interval is Welch's, at 95%:
+Each test compares two variants. It takes the mean of each over the seeds, and Welch's 95% confidence interval
+of the difference:
 
 $$\bar x - \bar y \pm t_\nu \sqrt{\frac{s_x^2}{n_x} + \frac{s_y^2}{n_y}}$$
 
-and of a time or a count the logarithms are taken, so that it is an interval for a factor. The test says *yes*
-if all of the interval is above the margin, *no* if all of it is below, and *open* otherwise.
+For times and numbers of tokens it uses their logarithms, so the interval is one of a ratio. The answer is
+*yes* if the whole interval is above the margin, *no* if the whole interval is below it, and *inconclusive*
+otherwise.
 
-Two kinds of number have no such interval. Of runs that never arrived the spread is unknown, so a factor is
-then bounded by ranks, and runs that failed are counted, so their shares have Newcombe's interval.
+Two cases need another interval. If some runs never reached a loss, their standard deviation is unknown, so
+the ratio gets a lower bound from a rank test. Failed runs are counted, and the difference of two proportions
+has Newcombe's interval.
 """
 
 import json
@@ -27,23 +30,26 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from docs.figures.records import ROOT, RUNS, Record, checked
-from docs.literate.chart import Bar, Line, bar_chart, line_chart
+from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 COUNTED = ("tokens", "seconds")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
+# Shown as percentages; a difference of two is in percentage points.
+PERCENTAGES = ("failed", *HIGHER_IS_BETTER)
 NAMES = {
     "loss": "held-out loss",
     "first_loss": "loss before the first step",
-    "seen_loss": "loss with nothing covered",
-    "failed": "share of failed runs",
-    "probe": "right, linear layer",
-    "package": "right, one text",
-    "summary": "right, two texts",
-    "package 100": "right, 100 labels",
-    "package 1000": "right, 1,000 labels",
+    "seen_loss": "loss with nothing masked",
+    "failed": "failed runs",
+    "probe": "accuracy of a linear probe",
+    "package": "accuracy on one text",
+    "summary": "accuracy on two texts",
+    "package 100": "accuracy with 100 labels",
+    "package 1000": "accuracy with 1,000 labels",
+    "package 100 - package 3202": "accuracy with 100 labels minus accuracy with 3,202",
 }
 
 Row = dict[str, Any]
@@ -59,14 +65,15 @@ class Interval(NamedTuple):
 
 def student(freedom: float) -> float:
     """
-    The 97.5% point of Student's t as printed tables have it, to four digits and for whole degrees of freedom:
-    a fraction is rounded down, and more than ten count as ten. That makes the intervals a little too wide.
+    The 97.5% quantile of Student's t as in a printed table: to four digits, and for whole degrees of freedom
+    up to ten. A fraction is rounded down, and more than ten count as ten, so the intervals are a little too
+    wide.
     """
     return float(f"{stats.t.ppf(0.975, min(max(int(freedom), 1), 10)):.4g}")
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """Of one arm. One seed has no interval."""
+    """The mean of one variant. A single seed has no interval."""
     middle = statistics.mean(values)
     if len(values) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -75,7 +82,7 @@ def mean(values: Sequence[float]) -> Interval:
 
 
 def difference(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """Of the means of `x` and `y`. The degrees of freedom are those of Welch and Satterthwaite."""
+    """The difference of two means, with the degrees of freedom of Welch and Satterthwaite."""
     middle = statistics.mean(x) - statistics.mean(y)
     if min(len(x), len(y)) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -87,27 +94,29 @@ def difference(x: Sequence[float], y: Sequence[float]) -> Interval:
     return Interval(middle, middle - half, middle + half)
 
 
-def least_factor(worse: Sequence[float], better: Sequence[float]) -> float:
+def ratio_lower_bound(worse: Sequence[float], better: Sequence[float]) -> float:
     """
-    A factor that the true one exceeds at 95%, of times in `worse` over times in `better`. It is one of all
-    the ratios, the one whose place the rank test of Mann and Whitney gives: the smallest of 3 times 3, the
-    fifth of 5 times 5. So it does not fall where a run of `worse` lasts longer than was seen. Zero where the
-    runs are too few for any bound.
+    A lower bound, at 95% confidence, of the ratio of the times in `worse` to those in `better`, or 0 if there
+    are too few runs for a bound.
+
+    The bound is one of the observed ratios, and the Mann-Whitney rank test says which: the smallest of 3 x 3,
+    the fifth of 5 x 5. A run that never reached the loss counts with the time it lasted. Had it lasted
+    longer, the bound could only rise.
     """
     n, m = len(worse), len(better)
-    # How many ratios are below one, over all orders in which the runs could have come.
-    below = [sum(places) - n * (n - 1) // 2 for places in combinations(range(n + m), n)]
-    place = 0
-    while sum(count <= place for count in below) <= 0.05 * len(below):
-        place += 1
+    # For every order in which the runs could have come: how many of the ratios are below one.
+    below = [sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n)]
+    rank = 0
+    while sum(count <= rank for count in below) <= 0.05 * len(below):
+        rank += 1
     ratios = sorted(x / y for x in worse for y in better)
-    return ratios[place - 1] if place else 0.0
+    return ratios[rank - 1] if rank else 0.0
 
 
-def share_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
+def proportion_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
     """
-    Of two shares of runs, each 0 or 1: Newcombe's interval from Wilson's two. It has a width where all runs
-    of an arm ended alike. (Newcombe 1998, method 10.)
+    The difference of two proportions of runs, each run being 0 or 1. Newcombe's interval combines Wilson's
+    two (Newcombe 1998, method 10). It has a width even if all runs of a variant ended alike.
     """
 
     p, q = statistics.mean(x), statistics.mean(y)
@@ -119,39 +128,39 @@ def share_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
 
 
 class Answer(NamedTuple):
-    """What a test says."""
+    """The result of a test."""
 
     says: str
-    """`yes`, `no` or `open`."""
+    """`yes`, `no` or `inconclusive`."""
     gain: Interval | None
-    """How much better: a factor for what is counted, else a difference. `None` where a run has no number."""
+    """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
     at_least: bool = False
-    """Whether a run of the worse arm had not arrived when it ended, so that the factor is larger."""
+    """Whether a run of the variant that should be worse never reached the loss: the true ratio is larger."""
     at_most: bool = False
-    """Whether one of the better arm had not, so that it is smaller. Where both hold, nobody knows it."""
+    """Whether a run of the other variant never did: the true ratio is smaller. If both, it is unknown."""
 
 
 def says(gain: Interval, margin: float) -> str:
-    """What an interval says of a margin."""
-    return "yes" if gain.low > margin else "no" if gain.high < margin else "open"
+    """Whether an interval is above a margin, below it, or neither."""
+    return "yes" if gain.low > margin else "no" if gain.high < margin else "inconclusive"
 
 
 def verdict(answers: Sequence[str]) -> str:
     """
     ## The rule
 
-    `holds` if all tests of the claim say yes, `fails` if all say no, `depends` if some say yes and some no,
-    and `undecided` otherwise: at this size, with so many seeds, the numbers do not say.
+    A claim `holds` if all of its tests say yes, and it `fails` if all say no. It `depends` if some say yes
+    and some no. Otherwise it is `inconclusive`: at this size, and with so few seeds, the runs can't tell.
     """
     if {"yes", "no"} <= {*answers}:
         return "depends"
     if {*answers} == {"yes"}:
         return "holds"
-    return "fails" if {*answers} == {"no"} else "undecided"
+    return "fails" if {*answers} == {"no"} else "inconclusive"
 
 
 class Arrival(NamedTuple):
-    """How far a run was when its loss was low enough, or at its end."""
+    """The tokens or seconds that a run took to reach a loss, or that it lasted if it never did."""
 
     value: float
     arrived: bool
@@ -164,32 +173,39 @@ class Claim:
     An entry of `claims.toml` and its record, if there is one.
     """
 
-    def __init__(self, about: dict[str, Any], record: Record | None):
-        self.about, self.record = about, record
-        self.arms: list[str] = list(about["arms"])
+    def __init__(self, entry: dict[str, Any], record: Record | None):
+        self.entry, self.record = entry, record
+        self.arms: list[str] = list(entry["arms"])
         self.rows: list[Row] = []
-        if record is not None and "record" in about:
+        if record is not None and "record" in entry:
             self.rows = rows_of_comparison(record)
         elif record is not None:
-            # The search for a rate has a seed of its own, above all others.
-            self.rows = [row for row in record.data["table"] if row["seed"] < about["seeds"]]
+            # The search for a learning rate has its own seed, above all others.
+            self.rows = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
 
     def expected(self) -> int:
-        """How many runs each arm has in the end."""
-        points = math.prod(len(values) for values in self.about.get("grid", {}).values())
-        return self.about["seeds"] * (points if self.about.get("over_grid") else 1)
+        """How many runs a variant has when the claim is finished."""
+        points = math.prod(len(values) for values in self.entry.get("grid", {}).values())
+        return self.entry["seeds"] * (points if self.entry.get("over_grid") else 1)
+
+    def label(self, arm: str) -> str:
+        """What the page calls a variant; its name in the record is fixed."""
+        return str(self.entry.get("labels", {}).get(arm, arm))
 
     def of(self, arm: str) -> list[Row]:
-        """The runs of an arm."""
+        """The runs of a variant."""
         return [row for row in self.rows if row["arm"] == arm]
 
     def finished(self) -> bool:
-        """Whether all runs are there, and the times of their steps."""
-        timed = self.record is not None and ("record" in self.about or self.record.data["step_seconds"])
+        """Whether all runs and the times of their steps are recorded."""
+        timed = self.record is not None and ("record" in self.entry or self.record.data["step_seconds"])
         return bool(timed) and all(len(self.of(arm)) >= self.expected() for arm in self.arms)
 
     def values(self, arm: str, metric: str) -> list[float | None]:
-        """A number for each seed; over a grid its mean. `a - b` is the difference of two."""
+        """
+        One number per seed; if each seed runs a whole grid, the mean over the grid. `a - b` is the difference
+        of two metrics.
+        """
         if " - " in metric:
             pairs = zip(*(self.values(arm, part) for part in metric.split(" - ")), strict=True)
             return [None if a is None or b is None else a - b for a, b in pairs]
@@ -205,7 +221,7 @@ class Claim:
         ]
 
     def spent(self, row: Row, step: float, metric: str) -> float:
-        """Tokens or seconds until a step."""
+        """Tokens or seconds up to a step."""
         if metric == "tokens":
             return float(step * row["batch_tokens"])
         assert self.record is not None
@@ -218,7 +234,7 @@ class Claim:
         )
 
     def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
-        """On the straight line between two evaluations."""
+        """When a run reached a loss, interpolated linearly between two evaluations."""
         before: tuple[float, float] | None = None
         for step, loss in row["curve"]:
             if loss is not None and loss <= goal:
@@ -229,7 +245,10 @@ class Claim:
         return Arrival(self.spent(row, row["curve"][-1][0], metric), False)
 
     def answer(self, test: dict[str, Any]) -> Answer:
-        """One test. A run that did not arrive took longer than it lasted, so it can support one side only."""
+        """
+        The result of one test. A run that never reached the loss would take longer than it lasted, so it can
+        count in one direction only.
+        """
         metric, margin = test["metric"], test["margin"]
         if metric in COUNTED:
             goal = self.rows[0]["unigram_loss"] - test["below"]
@@ -241,37 +260,42 @@ class Claim:
             times = [[arrival.value for arrival in side] for side in (worse, better)]
             gain = Interval(*map(math.exp, difference(*(list(map(math.log, side)) for side in times))))
             if at_least:
-                gain = Interval(gain.middle, least_factor(*times), math.inf)
+                gain = Interval(gain.middle, ratio_lower_bound(*times), math.inf)
             if at_most:
-                gain = Interval(gain.middle, 0.0, 1 / max(least_factor(times[1], times[0]), 1e-9))
+                gain = Interval(gain.middle, 0.0, 1 / max(ratio_lower_bound(times[1], times[0]), 1e-9))
             yes = gain.low > margin and not at_most
             no = gain.high < margin and not at_least
-            return Answer("yes" if yes else "no" if no else "open", gain, at_least, at_most)
+            return Answer("yes" if yes else "no" if no else "inconclusive", gain, at_least, at_most)
         if metric == "failed":
             failed = [
                 [row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better")
             ]
-            gain = share_difference(*failed)
+            gain = proportion_difference(*failed)
             return Answer(says(gain, margin), gain)
         found = [self.values(test[side], metric) for side in ("better", "worse")]
         x, y = ([value for value in values if value is not None] for values in found)
         if len(x) + len(y) < sum(map(len, found)) or not x or not y:
-            return Answer("open", None)
+            return Answer("inconclusive", None)
         higher = metric.split()[0] in HIGHER_IS_BETTER
         gain = difference(x, y) if higher else difference(y, x)
         return Answer(says(gain, margin), gain)
 
     def verdict(self) -> str:
-        """By the rule, or how far it is."""
+        """The verdict, or how far the runs are."""
         if not self.rows:
             return "not run yet"
         if not self.finished():
             return "not finished yet"
-        return verdict([self.answer(test).says for test in self.about["tests"] if not test.get("aside")])
+        return verdict(self.answers())
+
+    def answers(self) -> list[str]:
+        """The answers of the tests that count for the verdict, once the claim is finished."""
+        tests = [test for test in self.entry["tests"] if not test.get("aside")]
+        return [self.answer(test).says for test in tests] if self.finished() else []
 
 
 def rows_of_comparison(record: Record) -> list[Row]:
-    """The table of `finetune_docstrings.py` as rows of a claim: one for each arm and seed."""
+    """The table of `finetune_docstrings.py` as rows of a claim: one for each variant and seed."""
     found: dict[tuple[str, int], Row] = {}
     for row in record.data["table"]:
         one = found.setdefault(
@@ -282,103 +306,121 @@ def rows_of_comparison(record: Record) -> list[Row]:
 
 
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
-    """Raises `PageError` where there is no such claim, or its record is none."""
+    """Raises `PageError` if there is no such claim, or if its record isn't one."""
     path = claims or CLAIMS
     found = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
     if name not in found:
         raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(found)}")
-    about = found[name]
-    home = runs / (f"{about['record']}.json" if "record" in about else f"claims/{name}.json")
-    if not home.is_file():
-        return Claim(about, None)
+    entry = found[name]
+    record = runs / (f"{entry['record']}.json" if "record" in entry else f"claims/{name}.json")
+    if not record.is_file():
+        return Claim(entry, None)
     try:
-        return Claim(about, Record(home.stem, json.loads(home.read_text("utf-8"))))
+        return Claim(entry, Record(record.stem, json.loads(record.read_text("utf-8"))))
     except (ValueError, KeyError) as error:
-        raise PageError(f"{home}: no record of a claim: {error}") from None
+        raise PageError(f"{record} is not the record of a claim: {error}") from None
 
 
-def signed(value: float) -> str:
-    """A difference."""
-    return "–" if math.isinf(value) else f"{value:+.3f}".replace("-", "−")
+def signed(value: float, digits: int = 3) -> str:
+    """A difference, with its sign."""
+    return "–" if math.isinf(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
-def shown_gain(answer: Answer, metric: str) -> tuple[str, str]:
-    """The gain and its interval, in words."""
+def is_percentage(metric: str) -> bool:
+    """Whether a metric is an accuracy or another proportion."""
+    return metric.split()[0] in PERCENTAGES
+
+
+def gain_and_interval(answer: Answer, metric: str) -> tuple[str, str]:
+    """How much better, and the confidence interval, with their unit."""
     if answer.gain is None:
-        return "a run ended without a number", "–"
+        return "a run ended in NaN", "–"
     middle, low, high = answer.gain
     if metric not in COUNTED:
-        return signed(middle), f"{signed(low)} to\N{NO-BREAK SPACE}{signed(high)}"
+        scale, digits, unit = (100, 1, "points") if is_percentage(metric) else (1, 3, "nats")
+        ends = [signed(scale * value, digits) for value in (low, high)]
+        return f"{signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
     if answer.at_least and answer.at_most:
-        return "neither arrived in all runs", "–"
+        return "unknown: both variants have runs that never got there", "–"
     if answer.at_least:
-        return f"≥ {middle:.2f} ×", f"{low:.2f} × or more"
+        return f"≥ {middle:.1f} ×", f"{low:.1f} × or more"
     if answer.at_most:
-        return f"≤ {middle:.2f} ×", f"{high:.2f} × or less"
-    return f"{middle:.2f} ×", f"{low:.2f} × to\N{NO-BREAK SPACE}{high:.2f} ×"
+        return f"≤ {middle:.1f} ×", f"{high:.1f} × or less"
+    return f"{middle:.1f} ×", f"{low:.1f} × to\N{NO-BREAK SPACE}{high:.1f} ×"
 
 
 def in_words(answer: Answer, metric: str) -> str:
-    """The gain of a test as a chapter says it: so many times, points of a hundred, or nats."""
+    """The gain of a test as prose quotes it: a number of times, percentage points, or nats."""
+    gain, interval = gain_and_interval(answer, metric)
     if answer.gain is None or (answer.at_least and answer.at_most):
-        return shown_gain(answer, metric)[0]
-    middle, low, high = answer.gain
+        return gain
     if metric not in COUNTED:
-        share = metric == "failed" or metric.split()[0] in HIGHER_IS_BETTER
-        said = [f"{100 * value:+.1f}".replace("-", "−") if share else signed(value) for value in answer.gain]
-        unit = "points" if share else "nats"
-        return f"{said[0]} {unit} (95% interval {said[1]} to\N{NO-BREAK SPACE}{said[2]})"
+        return f"{gain} (95% CI {interval})"
+    middle, low, high = answer.gain
     if answer.at_least:
-        return f"at least {middle:.1f} times (at 95%: {low:.1f} or more)"
+        return f"at least {middle:.1f} times (95% confidence: {low:.1f} or more)"
     if answer.at_most:
-        return f"at most {middle:.1f} times (at 95%: {high:.1f} or less)"
-    return f"{middle:.1f} times (95% interval {low:.1f} to {high:.1f})"
+        return f"at most {middle:.1f} times (95% confidence: {high:.1f} or less)"
+    return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
 def measured(claim: Claim, says: str) -> str:
     """
-    The gain of one test, for the prose of a chapter. It is asked for by what the test says.
+    The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`.
 
-    Raises `PageError` where the claim has no such test.
+    Raises `PageError` if the claim has no such test.
     """
-    for test in claim.about["tests"]:
+    for test in claim.entry["tests"]:
         if test["says"] == says:
             return in_words(claim.answer(test), test["metric"]) if claim.finished() else "not measured yet"
-    known = "; ".join(test["says"] for test in claim.about["tests"])
-    raise PageError(f"the claim {claim.about['name']!r} has no test {says!r}; it has {known}")
+    known = "; ".join(test["says"] for test in claim.entry["tests"])
+    raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {known}")
 
 
 def row(claim: Claim) -> str:
-    """The claim, its verdict and its tests, as Markdown."""
-    about = claim.about
-    parts = [
-        f"## {about['title']} {{#{about['name']}}}",
-        f"*{about['sentence']}* {about['source']}",
-        f"**Asked here.** {about['question']}",
-        f"**Verdict: {claim.verdict()}.**",
-    ]
-    if not claim.rows:
-        return "\n\n".join(parts)
-    assert claim.record is not None
-    if claim.finished():
-        table = "| the claim says | answer | by | 95% interval | margin |\n|---|---|---:|---:|---:|\n"
-        for test in about["tests"]:
-            found = claim.answer(test)
-            unit = " ×" if test["metric"] in COUNTED else ""
-            margin = f"{test['margin']:g}{unit}".replace("-", "−")
-            says = f"*beside the verdict:* {test['says']}" if test.get("aside") else test["says"]
-            table += (
-                f"| {says} | {found.says} | {' | '.join(shown_gain(found, test['metric']))} | {margin} |\n"
-            )
-        parts.append(wide(table))
-    else:
-        there, wanted = len(claim.rows), claim.expected() * len(claim.arms)
-        missing = "the others" if there < wanted else "the times of their steps"
-        parts.append(f"{there} of {wanted} runs are there, and the verdict waits for {missing}.")
-    if changed(claim):
-        parts.append("*The claim was changed after these runs; they answer the question as it was before.*")
-    parts.append(f"*{checked(claim.record)}*")
-    return "\n\n".join(parts)
+    """What is claimed, and who says so, as Markdown."""
+    return f"**The claim.** {claim.entry['sentence']} *Source:* {claim.entry['source']}"
+
+
+def metric_name(test: dict[str, Any]) -> str:
+    """What a test compares, in words."""
+    if test["metric"] not in COUNTED:
+        return NAMES[test["metric"]]
+    what = "time" if test["metric"] == "seconds" else "tokens"
+    return f"{what} to {below_unigram(test['below'])}"
+
+
+def below_unigram(nats: float) -> str:
+    """A loss, by its distance to the unigram baseline."""
+    return f"{nats:g} nat{'' if nats == 1 else 's'} below the unigram baseline"
+
+
+def margin_with_unit(test: dict[str, Any]) -> str:
+    """By how much a variant must be better."""
+    margin, metric = test["margin"], test["metric"]
+    if metric in COUNTED:
+        return f"{margin:g} ×"
+    if not margin:
+        return "0"
+    value, unit = (100 * margin, "point") if is_percentage(metric) else (margin, "nat")
+    return f"{value:g} {unit}{'' if abs(value) == 1 else 's'}".replace("-", "−")
+
+
+def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
+    """The results of some tests, as a Markdown table."""
+    table = "| should be better | than | measured by | difference | 95% CI | margin | answer |\n"
+    table += "|---|---|---|---:|---:|---:|---|\n"
+    for test in tests:
+        answer = claim.answer(test)
+        cells = [
+            *(cell(claim.label(test[side])) for side in ("better", "worse")),
+            metric_name(test),
+            *gain_and_interval(answer, test["metric"]),
+            margin_with_unit(test),
+            answer.says,
+        ]
+        table += f"| {' | '.join(cells)} |\n"
+    return wide(table)
 
 
 # What a claim has that leaves a part out.
@@ -392,45 +434,56 @@ DEFAULTS: dict[str, Any] = {
 
 
 def changed(claim: Claim) -> bool:
-    """Whether the record was made for another question."""
-    if claim.record is None or "record" in claim.about:
+    """Whether the claim has been edited since its runs."""
+    if claim.record is None or "record" in claim.entry:
         return False
     ran = claim.record.data["claim"]
     return any(
-        claim.about.get(key, default) != (ran.get(key) or default) for key, default in DEFAULTS.items()
+        claim.entry.get(key, default) != (ran.get(key) or default) for key, default in DEFAULTS.items()
     )
 
 
 def drawing(claim: Claim) -> str:
-    """The figure of a claim: the mean curve of each arm, or a bar for each."""
-    about = claim.about
-    claimed = about["title"].replace("`", "")
+    """The figure of a claim: the mean curve of each variant, or a bar for each."""
+    entry = claim.entry
+    claimed = entry["title"].replace("`", "")
     arms = [arm for arm in claim.arms if claim.of(arm)]
     if not arms:
         return "<!-- no figure yet -->"
-    if about["figure"] != "curves":
+    metric = entry["figure"]
+    if metric != "curves":
         bars = []
         for arm in arms:
-            values = [value for value in claim.values(arm, about["figure"]) if value is not None]
+            values = [value for value in claim.values(arm, metric) if value is not None]
             if values:
-                words = f"{statistics.mean(values):.3f}"
-                bars.append(Bar(arm, statistics.mean(values), words, 1, min(values), max(values)))
+                middle = statistics.mean(values)
+                words = f"{middle:.1%}" if is_percentage(metric) else f"{middle:.3f}"
+                bars.append(Bar(claim.label(arm), middle, words, 1, min(values), max(values)))
         if not bars:
             return "<!-- no figure yet -->"
-        title = f"{claimed}: {NAMES[about['figure']]}"
+        title = f"{claimed}: {NAMES[metric]}"
+        unit = " in nats" if metric.endswith("loss") else ""
+        better = "Longer" if metric.split()[0] in HIGHER_IS_BETTER else "Shorter"
         return bar_chart(
-            bars, title, f"{title}. Means; the thin line goes from the lowest seed to the highest."
+            bars,
+            title,
+            f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar is the mean over the seeds, and "
+            "the thin line runs from the lowest seed to the highest.",
         )
     assert claim.record is not None
     over = "seconds" if claim.finished() else "tokens"
-    lines = [Line(arm, mean_curve(claim, claim.of(arm), over)) for arm in arms]
-    title = f"{claimed}: held-out loss by {over}"
+    lines = [Line(claim.label(arm), mean_curve(claim, claim.of(arm), over)) for arm in arms]
+    title = f"{claimed}: held-out loss by {over} of training"
     baselines = [("unigram", claim.rows[0]["unigram_loss"])]
-    return line_chart(lines, title, over, "loss, nats", baselines, f"{title}, the mean of the seeds.")
+    caption = (
+        f"Held-out loss by {over} of training, the mean over the seeds. Lower is better. The dotted line is "
+        "the unigram baseline."
+    )
+    return line_chart(lines, title, f"{over} of training", "loss, nats", baselines, caption)
 
 
 def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, float]]:
-    """Over the evaluations that every seed has."""
+    """The mean over the runs, at the evaluations that all of them have."""
     points = []
     for found in zip(*(row["curve"] for row in rows), strict=False):
         losses = [loss for _, loss in found]
@@ -440,102 +493,181 @@ def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, fl
     return points
 
 
+# A symbol for each answer, drawn around (0, 0).
+SYMBOLS = {
+    "yes": '<circle class="point" r="6"/>',
+    "inconclusive": '<circle class="point n2" r="6"/>',
+    "no": '<path class="spread" d="M-6,-6L6,6M-6,6L6,-6"/>',
+}
+
+
+def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
+    """
+    ## All claims at once
+
+    A figure with the verdict on each claim, and a mark for the answer of each test that counts.
+    """
+    parts, table, said = list[str](), list[list[str]](), list[str]()
+    for i, name in enumerate(names(claims)):
+        claim = read_claim(name, claims, runs)
+        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 58
+        answers = claim.answers()
+        symbols = (
+            f'<g transform="translate({8 + 22 * n},{y + 40})">{SYMBOLS[answer]}</g>'
+            for n, answer in enumerate(answers)
+        )
+        parts += [text(0, y + 19, title), *symbols]
+        parts.append(text(12 + 22 * len(answers), y + 46, verdict, _class="level"))
+        table.append([title, verdict, *(f"{answers.count(answer)}" for answer in SYMBOLS)])
+        said.append(f"{title}: {verdict}")
+    return figure(
+        "".join(parts),
+        58 * len(table),
+        "The verdict on every claim",
+        "; ".join(said) + ".",
+        "Every claim with its verdict. Each mark is one test of the claim.",
+        [
+            (f'<svg viewBox="-16 -8 32 16" aria-hidden="true">{mark}</svg>', answer)
+            for answer, mark in SYMBOLS.items()
+        ],
+        numbers(["claim", "verdict", *SYMBOLS], table),
+    )
+
+
 def details(claim: Claim) -> str:
-    """Arms, seeds, budget, cost and command, as Markdown."""
-    about = claim.about
-    if "record" in about:
-        command = f"python experiments/{about['record']}.py"
-        budget = f"{about['seeds']} seeds an arm"
+    """
+    The evidence, as Markdown: how the claim was tested and with which results, and in a fold the variants,
+    the cost and the command.
+    """
+    entry = claim.entry
+    parts = [f"**How we tested it.** {entry['question']}"]
+    if claim.finished():
+        parts.append(tests_table(claim, [test for test in entry["tests"] if not test.get("aside")]))
+        if asides := [test for test in entry["tests"] if test.get("aside")]:
+            parts += [
+                "We also measured the following, which doesn't count for the verdict.",
+                tests_table(claim, asides),
+            ]
+    elif claim.rows:
+        recorded, expected = len(claim.rows), claim.expected() * len(claim.arms)
+        missing = "the rest" if recorded < expected else "the times of their steps"
+        parts.append(f"{recorded} of {expected} runs are recorded. The verdict waits for {missing}.")
+    if changed(claim):
+        parts.append("*The claim was changed after these runs. They answer its earlier version.*")
+    # A table and a fence within HTML need `markdown` on each element around them.
+    parts.append(
+        "<details markdown>\n<summary>Variants, cost, and the command to repeat it</summary>\n\n"
+        f"{variants(claim)}\n\n</details>"
+    )
+    return "\n\n".join(parts)
+
+
+def variants(claim: Claim) -> str:
+    """Variants, seeds, budget, cost and command, as Markdown."""
+    entry = claim.entry
+    if "record" in entry:
+        command = f"python experiments/{entry['record']}.py"
+        budget = f"{entry['seeds']} seeds per variant"
     else:
-        command = f"python experiments/claims/claims.py {about['name']}"
+        command = f"python experiments/claims/claims.py {entry['name']}"
         grid = "; ".join(
-            f"{key} {', '.join(f'{v:g}' for v in values)}" for key, values in about["grid"].items()
+            f"`{key}` {', '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
         )
-        search = "each seed runs all of" if about.get("over_grid") else "searched over"
-        budget = (
-            f"{about['seeds']} seeds an arm, {about['options']['tokens']:,} tokens a run; {search} {grid}"
-        )
-    metrics = list(dict.fromkeys(test["metric"] for test in about["tests"] if test["metric"] in NAMES))
+        search = "every seed runs all of" if entry.get("over_grid") else "searched over"
+        tokens = f"{entry['options']['tokens']:,} tokens per run"
+        budget = f"{entry['seeds']} seeds per variant, {tokens}; {search} {grid}"
+    metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
+    metrics = [metric for metric in metrics if " - " not in metric]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
-    table = f"| arm |{head} seeds | what it changes | values taken |\n"
+    table = f"| variant |{head} seeds | changed options | tuned values |\n"
     table += f"|---|{'---:|' * len(metrics)}---:|---|---|\n"
-    for arm, options in about["arms"].items():
+    for arm, options in entry["arms"].items():
         rows = claim.of(arm)
         changes = ", ".join(
             f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "rate_of"
         )
-        points = [] if about.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
-        taken = ", ".join(f"{key} {value:g}" for point in points for key, value in point.items())
+        points = [] if entry.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
+        tuned = ", ".join(f"`{key}` {value:g}" for point in points for key, value in point.items())
         if "rate_of" in options:
-            taken += f"{', ' if taken else ''}chosen for {cell(options['rate_of'])}"
-        cells = "".join(f" {shown_mean(claim.values(arm, metric))} |" for metric in metrics)
+            tuned += f"{', ' if tuned else ''}taken from “{cell(claim.label(options['rate_of']))}”"
+        cells = "".join(f" {mean_with_interval(claim.values(arm, metric), metric)} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        table += f"| {cell(arm)} |{cells} {seeds} of {about['seeds']} |"
-        table += f" {changes or '–'} | {taken or '–'} |\n"
-    return f"{wide(table)}\n{arrivals(claim)}{budget}. Cost: {cost(claim)}.\n\n```sh\n{command}\n```"
+        table += f"| {cell(claim.label(arm))} |{cells} {seeds} of {entry['seeds']} |"
+        table += f" {changes or '–'} | {tuned or '–'} |\n"
+    note = "" if claim.record is None else f" {checked(claim.record)}"
+    return (
+        f"{wide(table)}\n{arrivals(claim)}{budget[0].upper()}{budget[1:]}. Cost: {cost(claim)}.{note}"
+        f"\n\n```sh\n{command}\n```"
+    )
 
 
 def arrivals(claim: Claim) -> str:
-    """When each arm reached the losses that are asked for, as a table: the mean of the runs that did."""
-    levels = sorted({test["below"] for test in claim.about["tests"] if test["metric"] in COUNTED})
+    """When each variant reached the losses of the tests, as a table: the mean over the runs that did."""
+    levels = sorted({test["below"] for test in claim.entry["tests"] if test["metric"] in COUNTED})
     if not levels or not claim.finished():
         return ""
-    head = "".join(f" {level:g} {'nat' if level == 1 else 'nats'} below |" for level in levels)
-    table = f"| arm |{head}\n|---|{'---:|' * len(levels)}\n"
+    head = "".join(f" {below_unigram(level)} |" for level in levels)
+    table = f"| variant |{head}\n|---|{'---:|' * len(levels)}\n"
     for arm in claim.arms:
-        table += f"| {cell(arm)} |"
+        table += f"| {cell(claim.label(arm))} |"
         for level in levels:
             rows = [(row, row["unigram_loss"] - level) for row in claim.of(arm)]
             there = [row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").arrived]
             tokens, seconds = (
                 [claim.arrival(*row_and_goal, metric).value for row_and_goal in there] for metric in COUNTED
             )
-            few = f", {len(there)} of {len(rows)}" if len(there) < len(rows) else ""
-            said = (
-                f"{statistics.mean(tokens) / 1e6:.1f} M, {statistics.mean(seconds):.0f} s" if there else "–"
-            )
-            table += f" {said}{few} |"
+            few = f", {len(there)} of {len(rows)} runs" if len(there) < len(rows) else ""
+            if there:
+                table += f" {statistics.mean(tokens) / 1e6:.1f} M, {statistics.mean(seconds):.0f} s{few} |"
+            else:
+                table += " no run |"
         table += "\n"
-    says = (
-        "When the runs were so far below the entropy of the frequencies, in tokens and seconds. Where not all"
+    return (
+        "The next table says when each variant reached these losses, in tokens and seconds. Each entry is "
+        "the mean over the runs that got there. If some never did, the entry says how many got there.\n\n"
+        f"{wide(table)}\n"
     )
-    return f"{says} arrived, it says how many did, and their mean:\n\n{wide(table)}\n"
 
 
 def minutes(claim: Claim) -> float:
-    """On two cores: as measured, or as reckoned where runs are missing or are those of another experiment."""
-    if claim.record is None or "record" in claim.about or not claim.finished():
-        return float(claim.about["minutes"])
+    """Minutes on two cores: measured, or estimated if runs are missing or belong to another experiment."""
+    if claim.record is None or "record" in claim.entry or not claim.finished():
+        return float(claim.entry["minutes"])
     return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
 
 
 def cost(claim: Claim) -> str:
-    """What it took, where and from which commit; before that, what it will take."""
-    about = f"about {minutes(claim):.0f} minutes on two cores"
+    """What the runs took, where, when and with which commit; before the runs, what they will take."""
+    estimate = f"about {minutes(claim):.0f} minutes on two cores"
     if claim.record is None or not claim.rows:
-        return about
+        return estimate
     where = f"{cell(claim.record.machine())}, {cell(claim.record.data['date'])}"
-    text = f"{about}; {where}, commit {cell(claim.record.data.get('commit') or 'unknown')[:7]}"
+    result = f"{estimate} ({where}, commit {cell(claim.record.data.get('commit') or 'unknown')[:7]})"
     shared = sorted({row["from"] for row in claim.rows if "from" in row})
     if shared:
         links = ", ".join(f"[{name}](#{name})" for name in shared)
-        text += f"; the runs that it shares with {links} are counted there"
-    return text
+        result += f", not counting the runs that it shares with {links}"
+    return result
 
 
-def shown_mean(values: list[float | None]) -> str:
-    """Mean and half of the 95% interval."""
+def mean_with_interval(values: list[float | None], metric: str) -> str:
+    """The mean, and half the width of its 95% confidence interval."""
     known = [value for value in values if value is not None]
     if not known:
         return "–"
     found = mean(known)
-    half = "" if math.isinf(found.high) else f" ± {found.high - found.middle:.3f}"
-    lost = f", {len(values) - len(known)} without a number" if len(known) < len(values) else ""
-    return f"{found.middle:.3f}{half}{lost}"
+    scale, digits, unit = (100, 1, "%") if is_percentage(metric) else (1, 3, "")
+    half = "" if math.isinf(found.high) else f" ± {scale * (found.high - found.middle):.{digits}f}"
+    lost = f", {len(values) - len(known)} ended in NaN" if len(known) < len(values) else ""
+    return f"{scale * found.middle:.{digits}f}{half}{unit}{lost}"
+
+
+def names(claims: Path | None = None) -> list[str]:
+    """The names of all claims, in their order."""
+    path = claims or CLAIMS
+    return [entry["name"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]]
 
 
 def hours(claims: Path | None = None) -> float:
-    """What the whole ledger takes."""
-    path = claims or CLAIMS
-    names = [entry["name"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]]
-    return sum(minutes(read_claim(name, claims)) for name in names) / 60
+    """How many hours all claims take."""
+    return sum(minutes(read_claim(name, claims)) for name in names(claims)) / 60

@@ -1,72 +1,72 @@
 """
-# A record of growth
+# How cost scales
 
-What stands below `experiments/speed/cost.py`: time and memory of a step against each size, and what feeding
-it takes against the amount of text.
+The figures and tables below `experiments/speed/cost.py`: time and memory of a training step against each
+size, and what it takes to draw batches from more text.
 """
 
 from typing import Any
 
-from docs.figures.records import Record, made
+from docs.figures.records import Record, provenance
 from docs.literate.chart import Line, line_chart
 from docs.literate.prose import cell, wide
 
-# The least and the most that the exponent of time should be, as the experiment says.
+# The range of the time exponent that counting FLOPs predicts, as the experiment explains.
 EXPECTED = {"T": (1, 2), "V": (0, 1), "D": (0, 2), "B": (0, 1)}
 
 
 def expected(found: dict[str, Any]) -> str:
-    """What the exponent of time should be, and where that of the last two sizes lies, as cells of a table."""
+    """The predicted range of the time exponent, and how far the measured one is from it, as table cells."""
     low, high = EXPECTED[found["letter"]]
     last = found["exponents"]["seconds"]["last"]
     if last > high:
-        where = f"{last - high:.2f} too high"
+        where = f"{last - high:.2f} above the range"
     elif last < low:
-        where = f"{low - last:.2f} too low"
+        where = f"{low - last:.2f} below the range"
     else:
-        where = f"{high - last:.2f} under {high}"
+        where = f"inside, {high - last:.2f} under {high}"
     return f"{f'{low} to' if low else 'at most'} {high} | {where}"
 
 
 def exponents(found: dict[str, Any], which: str) -> str:
-    """Those of time and of memory, as cells of a table."""
+    """The exponents of time and memory, as table cells."""
     cells = (found["exponents"].get(name) for name in ("seconds", "memory"))
     return " | ".join("–" if cell is None else f"{cell[which]:.2f}" for cell in cells)
 
 
 def growth(record: Record) -> str:
-    """Two charts and a Markdown table of the sizes of the model and its batch."""
+    """Two charts and two Markdown tables: time and memory against each size, and their exponents."""
     base, rows = record.data["configuration"]["base"], record.data["growth"]
     time, memory = [], []
-    table = "| what | size | step, ms | memory, MB |\n|---|---:|---:|---:|\n"
+    table = "| size | value | step, ms (fastest–slowest) | peak memory, MB |\n|---|---:|---:|---:|\n"
     for found in rows:
         points = found["points"]
         name = f"{found['letter']}, {found['name']}"
         named = cell(name)
-        places = [point["size"] / base[found["letter"]] for point in points]
+        ratios = [point["size"] / base[found["letter"]] for point in points]
         time.append(
-            Line(name, [(x, 1e3 * p["seconds"]["median"]) for x, p in zip(places, points, strict=True)])
+            Line(name, [(x, 1e3 * p["seconds"]["median"]) for x, p in zip(ratios, points, strict=True)])
         )
         if all(point["memory"] for point in points):
-            memory.append(Line(name, [(x, p["memory"] / 1e6) for x, p in zip(places, points, strict=True)]))
+            memory.append(Line(name, [(x, p["memory"] / 1e6) for x, p in zip(ratios, points, strict=True)]))
         for point in points:
             step = point["seconds"]
-            weighs = "–" if point["memory"] is None else f"{point['memory'] / 1e6:,.0f}"
+            peak = "–" if point["memory"] is None else f"{point['memory'] / 1e6:,.0f}"
             table += (
                 f"| {named} | {point['size']:,} | {1e3 * step['median']:,.1f} "
-                f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {weighs} |\n"
+                f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {peak} |\n"
             )
-    fits = "| exponent of | time, all sizes | memory, all | time, last two | memory, last two "
-    fits += "| expected of time | last two |\n|---|---:|---:|---:|---:|---|---|\n"
+    fits = "| scaling exponent | time, all sizes | memory, all sizes | time, last two | memory, last two "
+    fits += "| predicted for time | measured, last two |\n|---|---:|---:|---:|---:|---|---|\n"
     for found in rows:
         fits += f"| {cell(found['name'])} | {exponents(found, 'all')} | {exponents(found, 'last')} "
         fits += f"| {expected(found)} |\n"
-    at = ", ".join(f"{letter} {size:,}" for letter, size in base.items())
-    about = f"All lines cross at {at}. Both axes are logarithms, so that a power is a straight line."
-    titles = ("Milliseconds of a training step", "Megabytes that a training step takes")
+    at = ", ".join(f"{letter} = {size:,}" for letter, size in base.items())
+    scale_note = f"All curves meet at {at}. Both axes are logarithmic, so a power law is a straight line."
+    titles = ("Time of a training step, in milliseconds", "Peak memory of a training step, in megabytes")
     charts = [
         line_chart(
-            lines, title, "times the size at the crossing", unit, caption=f"{title}. {about}", log=True
+            lines, title, "multiple of the base size", unit, caption=f"{title}. {scale_note}", log=True
         )
         for lines, title, unit in zip((time, memory), titles, ("ms", "MB"), strict=True)
         if lines
@@ -75,38 +75,36 @@ def growth(record: Record) -> str:
 
 
 def feeding(record: Record) -> str:
-    """Against the amount of text, as a Markdown table, and what follows from it."""
+    """Drawing batches from more and more text, as a Markdown table and two sentences."""
     rows = record.data["feeding"]
-    table = (
-        "| text, MB | fed | tokens | prepared in, s | a batch, ms | anonymous, MB | pages of files, MB |\n"
-    )
-    table += "|---:|---|---:|---:|---:|---:|---:|\n"
-    names = {"pairs": "pairs from disk", "masked": "tokens in memory"}
+    table = "| text, MB | pipeline | tokens | preparation, s | batch, ms | anonymous memory, MB "
+    table += "| file pages, MB |\n|---:|---|---:|---:|---:|---:|---:|\n"
+    names = {"pairs": "sentence pairs from disk", "masked": "masked windows from memory"}
     for row in rows:
-        weighs = (f"{row[name] / 1e6:,.1f}" if name in row else "–" for name in ("anonymous", "file"))
+        cells = (f"{row[name] / 1e6:,.1f}" if name in row else "–" for name in ("anonymous", "file"))
         table += (
             f"| {row['characters'] / 1e6:g} | {names[row['pipeline']]} | {row['tokens']:,} "
-            f"| {row['prepare_seconds']:,.1f} | {1e3 * row['batch_seconds']:,.2f} | {' | '.join(weighs)} |\n"
+            f"| {row['prepare_seconds']:,.1f} | {1e3 * row['batch_seconds']:,.2f} | {' | '.join(cells)} |\n"
         )
     table = wide(table)
-    words = []
+    sentences = []
     for pipeline, name in names.items():
         mine = [row for row in rows if row["pipeline"] == pipeline and "anonymous" in row]
         if len(mine) > 1:
             first, last = mine[0], mine[-1]
             more = last["anonymous"] - first["anonymous"]
             each = more / (last["tokens"] - first["tokens"])
-            words.append(
-                f"From the least text to the most, {name} take {more / 1e6:+,.1f} MB of anonymous memory, "
-                f"{each:+.2f} bytes for each further token."
+            sentences.append(
+                f"From the smallest text to the largest, the anonymous memory of {name} changes by "
+                f"{more / 1e6:+,.1f} MB, which is {each:+.2f} bytes per additional token."
             )
-    return f"{table}\n{' '.join(words)}\n"
+    return f"{table}\n{' '.join(sentences)}\n"
 
 
 def cost(record: Record) -> str:
-    """All that a record of growth holds, as Markdown."""
+    """Everything in the record, as Markdown."""
     rounds = record.data["configuration"]["rounds"]
     return (
-        f"{made(record)} Medians of {rounds} rounds, all sizes of one kind in turn.\n\n"
-        f"{growth(record)}\n\n#### More text\n\n{feeding(record)}"
+        f"{provenance(record)} Each time is the median of {rounds} rounds, in which all values of one size "
+        f"took turns.\n\n{growth(record)}\n\n#### More text\n\n{feeding(record)}"
     )

@@ -1,9 +1,10 @@
 """
-# Pictures of the page's model
+# Figures of the page's model
 
-What stands in a record of `experiments/live/live.py`, drawn: the curves of its two runs, where each head
-looks in one sentence, which positions are alike, what the dense layer of the head is for, and which tokens
-are neighbors. They are for readers on paper or without a script, who cannot ask the model itself.
+These figures are drawn from a record of `experiments/live/live.py`: the curves of its two runs, where each
+head attends in one sentence, which positions are similar, what the dense layer of the head does, and which
+tokens have similar embeddings. They also serve readers who can't run the model: on paper, or without
+JavaScript.
 """
 
 import math
@@ -19,31 +20,32 @@ from docs.literate.rows import PageError
 
 
 def picture(record: Record, name: str) -> Any:
-    """What one picture shows. Raises `PageError` where the record has none."""
+    """The data of one figure. Raises `PageError` if the record has none."""
     try:
         return record.data["pictures"][name]
     except KeyError:
         raise PageError(
-            f"the run {record.name} has no picture {name!r}; experiments/live/live.py makes them"
+            f"the run {record.name} has no picture {name!r}; experiments/live/live.py records them"
         ) from None
 
 
 def both(record: Record) -> dict[str, Record]:
-    """The two runs by the name of their lengths."""
+    """The two runs, by the names of their schedules."""
     arms = list(dict.fromkeys(entry["arm"] for entry in reversed(record.data["checkpoints"])))
     return {arms[0]: record, arms[1]: Record(record.name, record.data["fixed"])}
 
 
 def curves(record: Record) -> Markup:
-    """Held-out loss over seconds, of both runs."""
+    """The held-out loss of both runs, by seconds of training."""
     lines = [Line(arm, run.curve("valid.loss")) for arm, run in both(record).items()]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = "Held-out loss of the page's two models"
-    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines)
+    caption = f"{title}, by seconds of training. The dotted lines are baselines that only count."
+    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines, caption)
 
 
 def moments(record: Record, full: Record | None) -> str:
-    """The files of weights as a Markdown table, with the result of `full`, a larger model, below."""
+    """The checkpoints as a Markdown table, and below them the result of a larger model, `full`."""
     rows = "".join(
         f"| {entry['arm']} | {entry['seconds']:.0f} | {entry['steps']:,} | {entry['loss']:.3f} "
         f"| {entry['accuracy']:.1%} | {entry['bytes'] / 1e3:,.0f} |\n"
@@ -56,21 +58,21 @@ def moments(record: Record, full: Record | None) -> str:
             f"| {ours['steps']:,} | {ours['loss']:.3f} | {ours['accuracy']:.1%} | – |\n"
         )
     return (
-        "| lengths | seconds | steps | held-out loss, nats | right | kB |\n|---|---:|---:|---:|---:|---:|\n"
-        + rows
+        "| schedule | seconds | steps | held-out loss, nats | accuracy | kB |\n"
+        "|---|---:|---:|---:|---:|---:|\n" + rows
     )
 
 
-def where(offset: int) -> str:
-    """A place beside another, in words."""
+def offset_in_words(offset: int) -> str:
+    """The offset between two positions, in words."""
     side = "left" if offset < 0 else "right"
     return "itself" if offset == 0 else f"{abs(offset)} to the {side}"
 
 
 def attention(record: Record) -> Markup:
-    """One small map for each head: a line is a token that looks, a column one that is looked at."""
+    """One small map for each head: a row for each query, a column for each key."""
     found = picture(record, "attention")
-    tokens, layers, hole = found["tokens"], found["attentions"], found["masks"][0]
+    tokens, layers, mask = found["tokens"], found["attentions"], found["masks"][0]
     wide, top = WIDTH / len(layers[0]), 26
     cell = (wide - 12) / len(tokens)
     size = cell * len(tokens)
@@ -83,38 +85,38 @@ def attention(record: Record) -> Markup:
                 f'<path class="grid" fill="none" d="M{x:.1f},{y:.1f}h{size:.1f}v{size:.1f}h-{size:.1f}z"/>'
             )
             parts.append(
-                f'<path class="hole" d="M{x:.1f},{y + hole * cell:.1f}h{size:.1f}v{cell:.1f}h-{size:.1f}z"/>'
+                f'<path class="hole" d="M{x:.1f},{y + mask * cell:.1f}h{size:.1f}v{cell:.1f}h-{size:.1f}z"/>'
             )
-            # One path for a head: a page of a thousand squares should not have a thousand elements.
-            marks = "".join(
-                square_at(x + (b + 0.5) * cell, y + (a + 0.5) * cell, cell * math.sqrt(share))
+            # One path per head: a thousand squares would otherwise be a thousand elements.
+            squares = "".join(
+                square_at(x + (b + 0.5) * cell, y + (a + 0.5) * cell, cell * math.sqrt(weight))
                 for a, line in enumerate(head)
-                for b, share in enumerate(line)
-                if share >= 0.03
+                for b, weight in enumerate(line)
+                if weight >= 0.03
             )
-            parts.append(f'<path class="share n{i % 4 + 1}" d="{marks}"/>')
+            parts.append(f'<path class="share n{i % 4 + 1}" d="{squares}"/>')
             offsets = Counter(strongest(line, 1)[0] - a for a, line in enumerate(head))
             offset, times = offsets.most_common(1)[0]
-            best = strongest(head[hole], 1)[0]
+            best = strongest(head[mask], 1)[0]
             rows.append(
                 [
                     f"layer {i + 1}, head {j + 1}",
-                    f"{where(offset)}, {times} of {len(tokens)}",
-                    f"{visible(tokens[best])}, {where(best - hole)}: {head[hole][best]:.0%}",
+                    f"{offset_in_words(offset)}, {times} of {len(tokens)}",
+                    f"{visible(tokens[best])}, {offset_in_words(best - mask)}: {head[mask][best]:.0%}",
                 ]
             )
     sentence = "".join(map(visible, tokens))
     caption = (
-        f"Where each head looks in “{sentence}”; head 1.2 is the second of the first layer. A line is a "
-        "token that looks, a column one that it looks at, and the area of a square is the share. The dashed "
-        "line is that of the hidden letter."
+        f"Where each head attends in “{sentence}”. Head 1.2 is the second head of the first layer. A row is "
+        "a token that attends, a column is a token that it attends to, and the area of a square is the "
+        "attention weight. The dashed frame is the row of the masked character."
     )
-    columns = ["head", "the largest share is most often that of", "of the hidden letter's line"]
+    columns = ["head", "most often attends most to", "at the masked character"]
     return figure(
         "".join(parts),
         round(len(layers) * (size + top + 10)),
         "Attention weights of every head on one sentence",
-        f"{len(layers)} layers of {len(layers[0])} heads. Where the largest shares go is in the table.",
+        f"{len(layers)} layers of {len(layers[0])} heads. The table says where the largest weights are.",
         caption,
         below=numbers(columns, rows),
         kind="attention",
@@ -127,7 +129,7 @@ def square_at(x: float, y: float, side: float) -> str:
 
 
 def positions(record: Record) -> Markup:
-    """The cosines between the vectors of positions: full squares for alike, hollow ones for opposed."""
+    """Cosines between position embeddings: filled squares for positive ones, hollow for negative ones."""
     found = picture(record, "positions")
     cosines, by_distance = found["cosines"], found["by_distance"]
     left, top = 56, 26
@@ -145,18 +147,18 @@ def positions(record: Record) -> Markup:
             parts.append(text(left - 8, f"{top + middle + 5:.1f}", f"{a}", text_anchor="end"))
             parts.append(text(f"{left + middle:.1f}", top - 8, f"{a}", text_anchor="middle"))
     parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
-    shown = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
-    rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in shown]
+    distances = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
+    rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in distances]
     caption = (
-        f"How alike the vectors of the first {len(cosines)} of {len(by_distance)} positions are. A full "
-        "square is for vectors that point the same way, a hollow one for opposed ones, and the area is the "
-        "cosine."
+        f"Cosine similarity between the embeddings of the first {len(cosines)} of {len(by_distance)} "
+        "positions. A filled square is a positive cosine, a hollow square a negative one, and the area is "
+        "its absolute value."
     )
     return figure(
         "".join(parts),
         round(top + len(cosines) * cell + 4),
         "Cosines between position embeddings",
-        f"The mean cosine of neighbors is {by_distance[1]:.2f}; other distances are in the table.",
+        f"The mean cosine of neighboring positions is {by_distance[1]:.2f}. The table has other distances.",
         caption,
         below=numbers(["positions apart", "mean cosine"], rows),
         kind="attention",
@@ -164,7 +166,7 @@ def positions(record: Record) -> Markup:
 
 
 def dense_layer(record: Record) -> Markup:
-    """At which rank the right token stands, with the dense layer of the head and without it."""
+    """The rank of the correct token, with the dense layer and LayerNorm of the head and without them."""
     found = picture(record, "dense_layer")
     count, bars = found["places"], []
     for i, (low, high) in enumerate(found["rank_bounds"]):
@@ -176,14 +178,17 @@ def dense_layer(record: Record) -> Markup:
             else f"rank {low} or lower"
         )
         for kind, arm in ((2, "without"), (1, "with")):
-            share = found[arm]["ranks"][i] / count
-            bars.append(Bar(f"{rank}, {arm} the dense layer", share, f"{share:.1%}", kind))
+            fraction = found[arm]["ranks"][i] / count
+            bars.append(Bar(f"{rank}, {arm} the dense layer", fraction, f"{fraction:.1%}", kind))
     rows = [
-        ["the best answer is right", *(f"{found[arm]['right']:.1%}" for arm in ("without", "with"))],
-        ["median rank of the right token", *(f"{found[arm]['median_rank']}" for arm in ("without", "with"))],
-        ["entropy of the answers, nats", *(f"{found[arm]['entropy']:.2f}" for arm in ("without", "with"))],
+        ["accuracy of the best guess", *(f"{found[arm]['right']:.1%}" for arm in ("without", "with"))],
         [
-            "cosine to the right embedding",
+            "median rank of the correct token",
+            *(f"{found[arm]['median_rank']}" for arm in ("without", "with")),
+        ],
+        ["entropy of the prediction, nats", *(f"{found[arm]['entropy']:.2f}" for arm in ("without", "with"))],
+        [
+            "cosine to the correct embedding",
             *(f"{found[arm]['cosine_right']:+.2f}" for arm in ("without", "with")),
         ],
         [
@@ -191,17 +196,18 @@ def dense_layer(record: Record) -> Markup:
             *(f"{found[arm]['cosine_all']:+.2f}" for arm in ("without", "with")),
         ],
     ]
-    title = f"Rank of the right token at {count:,} hidden places"
+    title = f"Rank of the correct token at {count:,} masked positions"
+    accuracies = [f"{found[arm]['right']:.0%}" for arm in ("without", "with")]
     caption = (
-        f"{title}: the hidden vector held against the embeddings as it leaves the last layer, and after the "
-        f"dense layer and norm of the head. The best answer is right at {found['without']['right']:.0%} and "
-        f"at {found['with']['right']:.0%} of the places."
+        f"{title}. “Without” compares the embeddings with the vector that leaves the last layer, and “with” "
+        "compares them with the same vector after the dense layer and the LayerNorm of the head. The "
+        f"accuracy is {accuracies[0]} without them and {accuracies[1]} with them."
     )
     return bar_chart(bars, title, caption, numbers(["measure", "without", "with"], rows))
 
 
 def neighbors(record: Record) -> Markup:
-    """Some tokens, and those whose embeddings point most nearly the same way."""
+    """Some tokens, each with the tokens whose embeddings have the largest cosine to its own."""
     found = picture(record, "neighbors")
     row, left = 54, 72
     many = max(len(entry["nearest"]) for entry in found)
@@ -219,8 +225,8 @@ def neighbors(record: Record) -> Markup:
         rows.append([visible(entry["token"]), *nearest])
     first = found[0]
     caption = (
-        "Tokens on the left, and those with the nearest embeddings. A bar is the cosine, its line is as long "
-        "as 1. The dot is a blank."
+        "Some tokens on the left, and the tokens with the most similar embeddings beside them. A bar is the "
+        "cosine; the line under it has length 1. The dot is a space."
     )
     names = [
         "token",
@@ -231,7 +237,7 @@ def neighbors(record: Record) -> Markup:
         "".join(parts),
         row * len(found),
         "Nearest neighbors of some token embeddings",
-        f"The nearest to {visible(first['token'])} is {visible(first['nearest'][0][0])}; more in the table.",
+        f"Nearest to {visible(first['token'])} is {visible(first['nearest'][0][0])}. The table has the rest.",
         caption,
         below=numbers(names, rows),
     )

@@ -6,6 +6,8 @@ below and nothing else; `quotable` is the whole list.
 """
 
 import math
+import re
+import statistics
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -13,71 +15,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, claims, live
+from docs.figures import attention, budget, claims, derived, live, recipe
+from docs.figures.baselines import baseline_table, perplexity
+from docs.figures.diagrams import diagram
+from docs.figures.example import example, example_value
 from docs.figures.records import Record, checked, dotted
 from docs.figures.speed import best_row, worth
+from docs.figures.timeline import timeline
 from docs.literate.chart import Line, line_chart
 from docs.literate.maths import safe_in_markdown
 from docs.literate.names import Sources, relative
 from docs.literate.page import excerpt
 from docs.literate.prose import cell
 from docs.literate.rows import PageError
-
-
-def parameters(
-    vocab_size: int = 30522,
-    hidden_size: int = 768,
-    num_hidden_layers: int = 12,
-    intermediate_size: int | None = None,
-    max_position_embeddings: int = 512,
-    type_vocab_size: int = 2,
-) -> SimpleNamespace:
-    """How many numbers each part of a BERT holds. A test counts the real one."""
-    V, D = vocab_size, hidden_size
-    wide = intermediate_size or 4 * D
-    norm = 2 * D
-    dense = D * D + D
-    embeddings = (V + max_position_embeddings + type_vocab_size) * D + norm
-    attention = 4 * dense + norm
-    feed_forward = (D * wide + wide) + (wide * D + D) + norm
-    block = attention + feed_forward
-    encoder = num_hidden_layers * block
-    head = dense + norm + V
-    return SimpleNamespace(
-        word_embeddings=V * D,
-        embeddings=embeddings,
-        attention=attention,
-        feed_forward=feed_forward,
-        block=block,
-        encoder=encoder,
-        pooler=dense,
-        bert=embeddings + encoder + dense,
-        head_dense=dense,
-        head_norm=norm,
-        head_bias=V,
-        head=head,
-        masked_lm=embeddings + encoder + head,
-        pretraining=embeddings + encoder + dense + head + 2 * D + 2,
-    )
-
-
-def flops(
-    length: int,
-    predictions: int,
-    vocab_size: int = 30522,
-    hidden_size: int = 768,
-    num_hidden_layers: int = 12,
-    intermediate_size: int | None = None,
-) -> SimpleNamespace:
-    """
-    FLOPs of the matrix multiplications in a training step for one sequence, by part. A test compares them
-    with `timing.count_forward_flops`. A backward pass has twice those of a forward pass.
-    """
-    T, D, wide = length, hidden_size, intermediate_size or 4 * hidden_size
-    layers = 3 * num_hidden_layers * T * 2 * (4 * D * D + 2 * D * wide)
-    attention = 3 * num_hidden_layers * T * 2 * 2 * T * D
-    head = 3 * predictions * 2 * D * (D + vocab_size)
-    return SimpleNamespace(layers=layers, attention=attention, head=head, total=layers + attention + head)
 
 
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
@@ -114,6 +64,52 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
                 return x
         raise PageError(f"in the run {name}, {metric} never falls below {below}")
 
+    def steps_until(name: str, metric: str, below: float) -> int:
+        """The step of the first evaluation at which a metric is below a value."""
+        for step, value in record(name).curve(metric, "step"):
+            if value < below:
+                return int(step)
+        raise PageError(f"in the run {name}, {metric} never falls below {below}")
+
+    def seeds_of(name: str) -> list[str]:
+        """`small-*` as `small-0`, `small-1` and so on: the runs that differ only in their seed."""
+        if not name.endswith("-*"):
+            return [name]
+        found = [one for one in records if re.fullmatch(rf"{re.escape(name[:-1])}\d+", one)]
+        if not found:
+            raise PageError(f"docs/runs has no seed of {name}")
+        return sorted(found, key=lambda one: int(one.rpartition("-")[2]))
+
+    def all_seeds(names: tuple[str, ...]) -> list[str]:
+        return [one for name in names for one in seeds_of(name)]
+
+    def over_seeds(name: str, metric: str) -> SimpleNamespace:
+        """`over_seeds("small-*", "loss").mean`, and `min` and `max`, of a final result."""
+        values = [record(one).data["result"][metric] for one in seeds_of(name)]
+        return SimpleNamespace(mean=statistics.mean(values), min=min(values), max=max(values))
+
+    def seed_table(*names: str, labels: list[str], steps_below: float | None = None) -> str:
+        """
+        The final loss and accuracy of each seed and their mean, as a Markdown table. With `steps_below` also
+        the step of the first evaluation with a lower held-out loss.
+        """
+        runs = [[record(one) for one in seeds_of(name)] for name in names]
+        seeds = [one.data["configuration"]["seed"] for one in runs[0]]
+        table = f"| result | {' | '.join(f'seed {seed}' for seed in seeds)} | mean |\n"
+        table += f"|---|{'---:|' * (len(seeds) + 1)}\n"
+        for metric, title, form in (("loss", "held-out loss, nats", ".3f"), ("accuracy", "accuracy", ".1%")):
+            for label, group in zip(labels, runs, strict=True):
+                values = [one.data["result"][metric] for one in group]
+                cells = (format(value, form) for value in (*values, statistics.mean(values)))
+                table += f"| {label}: {title} | {' | '.join(cells)} |\n"
+        if steps_below is not None:
+            for label, group in zip(labels, runs, strict=True):
+                curves = (one.curve("valid.loss", "step") for one in group)
+                below = [next((step for step, loss in curve if loss < steps_below), None) for curve in curves]
+                cells = ("never" if step is None else f"{step:,.0f}" for step in below)
+                table += f"| {label}: first step below {steps_below:g} nats | {' | '.join(cells)} | |\n"
+        return table
+
     def accuracy(name: str, task: str, labels: int, arm: str) -> float:
         """The mean accuracy of a method in a comparison, over the seeds."""
         rows = record(name).data["table"]
@@ -123,11 +119,15 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return sum(found) / len(found)
 
     def speed(name: str, shape: str, arm: str) -> Any:
-        """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").share`."""
+        """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").mfu`."""
         return dotted(best_row(record(name), shape, arm))
 
+    def pretraining_days(name: str, shape: str, arm: str) -> float:
+        """Days for as many tokens as BERT base was trained on, at the measured speed."""
+        return budget.days(best_row(record(name), shape, arm)["tokens_per_second"])
+
     def speedup(name: str, shape: str, trick: str) -> float:
-        """What a trick is worth: `speedup("speed_ledger", "short", "bfloat16")`."""
+        """What a trick is worth: `speedup("speed_ablation", "short", "bfloat16")`."""
         return worth(record(name), shape, trick)
 
     def machine(name: str) -> str:
@@ -144,16 +144,32 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         baselines: bool = True,
         caption: str = "",
     ) -> str:
-        """Curves of one metric of some runs. The baselines are those of the first; `kinds` look alike."""
-        chosen = [record(name) for name in names]
-        lines = [
-            Line(label, one.curve(metric, over), kind)
-            for label, one, kind in zip(labels or names, chosen, kinds or [""] * len(chosen), strict=True)
-        ]
+        """
+        Curves of one metric of some runs. The baselines are those of the first; `kinds` look alike. A name
+        that ends in `-*` stands for all of its seeds, which look alike and share a label.
+        """
+        chosen = [record(name) for name in all_seeds(names)]
+        lines = []
+        for name, label, kind in zip(names, labels or names, kinds or [""] * len(names), strict=True):
+            for one in seeds_of(name):
+                several = name.endswith("-*")
+                called = f"{label}, seed {one.rpartition('-')[2]}" if several else label
+                lines.append(Line(called, record(one).curve(metric, over), label if several else kind))
         kind = metric.rpartition(".")[2]
         levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["baselines"]] if baselines else []
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
         return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(chosen)))
+
+    def short_to_long() -> str:
+        """The plateau, and a run that leaves it early, for the front page."""
+        return chart(
+            "mlm_tiny-shakespeare-fixed-0",
+            "mlm_tiny-shakespeare-0",
+            labels=["length 128 throughout", "16, 32, 64, then 128"],
+            over="steps",
+            title="Held-out loss by training steps, fixed length against short to long",
+            caption="Held-out loss on Shakespeare, in nats, for one seed. Only the sequence lengths differ.",
+        )
 
     def home_of(one: Record) -> str:
         # The page of the script that made a record, in whichever folder it is.
@@ -173,7 +189,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
 
     def provenance(*names: str) -> str:
         """Date, machine and commit of runs, and whether today's code reproduces them."""
-        return provenance_of([record(name) for name in names])
+        return provenance_of([record(name) for name in all_seeds(names)])
 
     def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
@@ -187,16 +203,25 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "baseline": baseline,
         "value_at": value_at,
         "seconds_until": seconds_until,
+        "steps_until": steps_until,
+        "over_seeds": over_seeds,
+        "seed_table": seed_table,
         "accuracy": accuracy,
         "speed": speed,
         "speedup": speedup,
+        "pretraining_days": pretraining_days,
         "machine": machine,
         "provenance": provenance,
         "chart": chart,
+        "short_to_long": short_to_long,
+        "baseline_table": lambda name: baseline_table(record(name)),
+        "perplexity": lambda name, which="": perplexity(record(name), which),
+        "live_megabytes": lambda: record("live").data["checkpoints"][-1]["bytes"] / 1e6,
         "source": lambda name: excerpt(name, sources, page),
         "predictions": with_provenance(attention.predictions),
         "mask_rows": lambda name: attention.mask_rows(record(name)),
         "head_map": with_provenance(attention.head_map),
+        "diagram": diagram,
         **{
             f"live_{picture.__name__}": partial(with_provenance(picture), "live")
             for picture in (live.curves, live.attention, live.positions, live.dense_layer, live.neighbors)
@@ -207,8 +232,28 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
         "claims_hours": claims.hours,
-        "parameters": parameters,
-        "flops": flops,
+        "timeline": timeline,
+        "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
+        "count": derived.count,
+        "fraction_of": derived.fraction_of,
+        "batch_time": lambda pipeline: derived.batch_time(record("cost"), pipeline),
+        "pair_test": lambda name: derived.pair_test(record(name)),
+        "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
+        "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
+        "docstrings_chart": lambda task: derived.accuracy_chart(record("finetune_docstrings"), task),
+        "flops": budget.flops,
+        "original": budget.original,
+        "flops_table": budget.flops_table,
+        "gpu_hours": budget.gpu_hours,
+        "gpu_chart": budget.gpu_chart,
+        "gpu_table": budget.gpu_table,
+        "training_cost": budget.training_cost,
+        "run_budget": lambda name: budget.run_budget(record(name)),
+        "learning_rate_chart": lambda name: recipe.learning_rate_chart(record(name)),
+        "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
+        "example": example,
+        "example_value": example_value,
+        "claims_overview": claims.overview,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

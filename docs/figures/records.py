@@ -1,8 +1,8 @@
 """
 # Recorded runs
 
-A result in `docs/runs` is one JSON file. Pages quote these and nothing else. A record is judged by its
-effect: it is current if today's code reproduces its fingerprint, however much the code has changed since.
+Each file in `docs/runs` is the record of one result, and every number on the site comes from one of them. A
+record is current if today's code reproduces its fingerprint, however much the code has changed since.
 """
 
 import json
@@ -20,10 +20,10 @@ RUNS = ROOT / "docs" / "runs"
 
 @dataclass
 class Record:
-    """One file of `docs/runs`."""
+    """One file in `docs/runs`."""
 
     name: str
-    """The name of the file, without its ending."""
+    """The name of the file, without the extension."""
     data: dict[str, Any]
 
     def curve(self, metric: str, over: str = "seconds") -> list[tuple[float, float]]:
@@ -36,14 +36,14 @@ class Record:
         return [(seconds[step] if over == "seconds" else step, value) for step, value in history[metric]]
 
     def machine(self) -> str:
-        """Where it ran, in a few words."""
+        """The machine and the precision, in a few words."""
         hardware = self.data["hardware"]
         name = hardware.get("name") or hardware["device"]
         cores = f", {hardware['cores']} cores" if hardware["device"] == "cpu" else ""
         return f"{name}{cores}, {hardware['precision']}"
 
 
-def made(record: Record) -> str:
+def provenance(record: Record) -> str:
     """Date, machine, duration and commit, as a sentence in Markdown."""
     data = record.data
     return (
@@ -53,7 +53,7 @@ def made(record: Record) -> str:
 
 
 def read_records(folder: Path = RUNS) -> dict[str, Record]:
-    """All records by name. Raises `PageError` for a file that is not one."""
+    """All records by name. Raises `PageError` for a file that isn't JSON."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -64,22 +64,22 @@ def read_records(folder: Path = RUNS) -> dict[str, Record]:
 
 
 def dotted(value: Any) -> Any:
-    """JSON whose objects are read with dots: `result.loss`."""
+    """A copy of JSON data that is read with dots: `result.loss`."""
     return json.loads(json.dumps(value), object_hook=lambda pairs: SimpleNamespace(**pairs))
 
 
-# Times cannot be repeated to the digit. Records of them show their date and machine and nothing else.
-TIMINGS = {"speed", "ledger", "growth"}
+# A timing can't be reproduced exactly, so its record shows only the date and the machine.
+TIMINGS = {"speed", "ablation", "growth"}
 NOT_CHECKED = "Not checked against today's code."
 
 
 def checked(record: Record) -> str:
     """
-    Whether today's code reproduces the record, as a sentence, or nothing for a record of times.
+    A sentence that says whether today's code reproduces the record, or nothing for a record of timings.
 
-    A *fingerprint* is a short run of the same configuration with the loss of each step. Its entry `checked`
-    has the date on which today's code gave the same losses. Several runs in one record have several
-    fingerprints, and the sentence then gives the earliest date.
+    A *fingerprint* holds the losses of a short run with the same configuration. Its entry `checked` has the
+    date on which today's code gave the same losses. A record of several runs has several fingerprints, and
+    the sentence then gives the earliest date.
     """
     data = record.data
     if data.keys() & TIMINGS:
@@ -87,7 +87,7 @@ def checked(record: Record) -> str:
     fingerprints = dict(data.get("fingerprints", {}))
     if "fingerprint" in data:
         fingerprints[""] = data["fingerprint"]
-    # Each arm of a claim needs one, but the runs that it shares with another claim are checked there.
+    # Each variant of a claim needs one, but runs that it shares with another claim are checked there.
     arms = {row["arm"] for row in data["table"] if "from" not in row} if "claim" in data else set()
     dates = [found.get("checked", {}).get("date") for found in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():

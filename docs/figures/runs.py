@@ -1,8 +1,8 @@
 """
 # The recorded runs of an experiment
 
-What stands below its code: the curve, the result beside the baselines it has to beat, and everything
-that somebody needs to doubt it or to repeat it.
+The end of an experiment's page: the curve, the result beside its baselines, and everything you need to check
+or repeat it.
 """
 
 import statistics
@@ -11,8 +11,8 @@ from typing import Any
 
 from docs.figures import attention, live
 from docs.figures.cost import cost
-from docs.figures.records import Record, checked, made
-from docs.figures.speed import ledger, speed
+from docs.figures.records import Record, checked, provenance
+from docs.figures.speed import ablation, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import cell, fenced, wide
@@ -27,38 +27,38 @@ def results(record: Record) -> str:
     ]
     rows.append(("**this run**", ours["loss"], ours["accuracy"]))
     body = "".join(f"| {name} | {loss:.3f} | {accuracy:.1%} |\n" for name, loss, accuracy in rows)
-    table = f"| method | held-out loss, nats | right |\n|---|---:|---:|\n{body}"
+    table = f"| method | held-out loss, nats | accuracy |\n|---|---:|---:|\n{body}"
     return table + (pairs(ours) if "next_sentence_accuracy" in ours else "")
 
 
 def pairs(result: dict[str, float]) -> str:
-    """What a run on sentence pairs has beside the masked tokens, as a Markdown table."""
+    """How well a run on sentence pairs predicts the next sentence, as a Markdown table."""
     chance = result["next_sentence_chance"]
     error = result["next_sentence_standard_error"]
     above = (result["next_sentence_accuracy"] - chance) / error
     return (
-        f"\n| held-out pairs, {result['pairs']:,.0f} | told apart |\n|---|---:|\n"
-        f"| one answer for all | {chance:.1%} |\n"
+        f"\n| next sentence, {result['pairs']:,.0f} held-out pairs | accuracy |\n|---|---:|\n"
+        f"| always the more frequent class | {chance:.1%} |\n"
         f"| **this run**, {above:.1f} standard errors above | {result['next_sentence_accuracy']:.1%} |\n"
     )
 
 
-def mean_and_spread(values: Sequence[float]) -> str:
-    """`61.2% ± 0.8%`, the spread being the standard deviation over the seeds."""
-    spread = f" ± {statistics.stdev(values):.1%}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1%}{spread}"
+def mean_and_std(values: Sequence[float]) -> str:
+    """Mean and standard deviation over the seeds: `61.2% ± 0.8%`."""
+    std = f" ± {statistics.stdev(values):.1%}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1%}{std}"
 
 
 def comparison(record: Record) -> str:
     """
-    Methods compared at several numbers of labels: a table for each task, and a curve where there is more
+    A comparison of methods at several numbers of labels: a table for each task, and a chart if there is more
     than one number.
     """
     rows: list[dict[str, Any]] = record.data["table"]
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     parts: list[str] = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        about = record.data["tasks"][task]
+        details = record.data["tasks"][task]
         counts = sorted({row["labels"] for row in rows if row["task"] == task})
 
         def of(arm: str, labels: int, column: str, task: str = task) -> list[float]:
@@ -67,37 +67,37 @@ def comparison(record: Record) -> str:
             ]
 
         table = (
-            f"| {cell(task)}, labels | method | right | macro F1 | right, text never read |\n"
+            f"| {cell(task)}, labels | method | accuracy | macro F1 | accuracy, unseen text |\n"
             "|---|---|---:|---:|---:|\n"
         )
         for labels in counts:
             for arm in arms:
                 cells = (of(arm, labels, name) for name in ("accuracy", "macro_f1", "unseen_accuracy"))
-                table += f"| {labels:,} | {cell(arm)} | {' | '.join(map(mean_and_spread, cells))} |\n"
-        table += f"| any | always the most frequent | {about['chance']:.1%} | – | – |\n"
+                table += f"| {labels:,} | {cell(arm)} | {' | '.join(map(mean_and_std, cells))} |\n"
+        table += f"| any | always the most frequent class | {details['chance']:.1%} | – | – |\n"
         if len(counts) > 1:
             lines = [
                 Line(arm, [(n, 100 * statistics.mean(of(arm, n, "accuracy"))) for n in counts])
                 for arm in arms
             ]
-            title = f"Share of right answers in the task {task}, by number of labeled texts"
-            parts.append(
-                line_chart(lines, title, "labeled texts", "right, %", [("chance", 100 * about["chance"])])
-            )
+            title = f"Accuracy in the task {task}, by number of labeled texts"
+            baseline = [("most frequent class", 100 * details["chance"])]
+            parts.append(line_chart(lines, title, "labeled texts", "accuracy, %", baseline))
         parts.append(table)
     data = record.data
     seeds = data["configuration"]["seeds"]
     return "\n\n".join(
         [
             *parts,
-            f"Mean and standard deviation over {seeds} seeds. {made(record)} "
+            f"Mean and standard deviation over {seeds} seeds. Unseen texts were not in the text of "
+            f"pretraining. {provenance(record)} "
             f"The network has {data['parameters']:,} parameters.",
         ]
     )
 
 
 def facts(record: Record) -> str:
-    """Where, when and with what, as a Markdown table."""
+    """Date, machine, text, versions and commit, as a Markdown table."""
     data = record.data
     versions = ", ".join(cell(f"{name} {number}") for name, number in data["versions"].items())
     corpus = data["corpus"]
@@ -116,50 +116,50 @@ def facts(record: Record) -> str:
 
 
 def curves(record: Record) -> str:
-    """Training and held-out loss over the time of the run."""
+    """Training and held-out loss by seconds of training."""
     lines = [Line("training", record.curve("loss")), Line("held out", record.curve("valid.loss"))]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
-    title = f"The loss of the run {record.name}"
+    title = f"Training and held-out loss of the run {record.name}"
     return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines)
 
 
 def recorded_runs(source: Source, records: dict[str, Record]) -> str:
-    """Markdown for the end of an experiment's page; nothing for a file that is no experiment."""
+    """Markdown for the end of an experiment's page. Empty for a file that isn't an experiment."""
     if not source.path.startswith("experiments/") or not source.is_script:
         return ""
     name = source.page.rpartition("/")[2]
     if name == "claims":
-        return "## Recorded runs {#runs}\n\nThey stand on [the page of claims](../../claims.md).\n\n"
+        return "## Recorded runs {#runs}\n\nThe results are on [the claims page](../../claims.md).\n\n"
     mine = [record for record in records.values() if record.data["experiment"] == name]
     parts = ["## Recorded runs {#runs}\n\n"]
     if not mine:
-        parts.append("None has been recorded yet.\n\n")
+        parts.append("No run has been recorded yet.\n\n")
     for record in mine:
         sentence = f"{checked(record)}\n\n" if checked(record) else ""
         if "pictures" in record.data:
-            drawn = (live.attention, live.positions, live.dense_layer, live.neighbors)
-            shown = "\n\n".join(
+            pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
+            content = "\n\n".join(
                 [
                     live.curves(record),
                     live.moments(record, records.get("mlm_tiny")),
                     facts(record),
-                    *(picture(record) for picture in drawn),
+                    *(picture(record) for picture in pictures),
                 ]
             )
         elif "history" in record.data:
-            shown = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+            content = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
         elif "table" in record.data:
-            shown = comparison(record)
+            content = comparison(record)
         elif "speed" in record.data:
-            shown = speed(record)
-        elif "ledger" in record.data:
-            shown = ledger(record)
+            content = speed(record)
+        elif "ablation" in record.data:
+            content = ablation(record)
         elif "growth" in record.data:
-            shown = cost(record)
+            content = cost(record)
         else:
-            shown = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
+            content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
             f"### {record.name} {{#run-{record.name}}}\n\n{sentence}{fenced('sh', record.data['command'])}\n"
-            f"{shown}\n"
+            f"{content}\n"
         )
     return "".join(parts)

@@ -1,7 +1,8 @@
 """
 # From sources to pages
 
-Turns the source files of a project into Markdown pages with the prose and the code side by side, its
-chapters into pages that can quote them, and its package into a reference. Any generator can then build the
-pages. Nothing in this folder is about one project: `site.Site` holds all that a project has to say.
+This folder turns a project into Markdown pages: its source files with the prose beside the code, its
+chapters, which can quote the code and the recorded results, and its package as a reference. Any generator can
+build a site from the pages. Nothing in here is specific to one project: everything a project configures is in
+`site.Site`.
 """

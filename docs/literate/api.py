@@ -1,10 +1,10 @@
 """
 # The reference
 
-pdoc reads the package and knows what is public, what is inherited and how a signature is written. Its
-model is rendered here as Markdown, so that the reference stands in the same pages as all else. It has
-to import the package, which takes seconds, so it is a process of its own and runs only where a source
-is newer than what it wrote last. The search leaves it out: it would find every word twice.
+pdoc reads the package and finds out what is public, what is inherited, and how to write a signature. This
+file renders the result as Markdown, so that the reference becomes part of the same site. pdoc has to import
+the package, which takes seconds, so this runs as a process of its own and only if a source has changed since
+the last time. The reference is excluded from search, which would otherwise list every match twice.
 """
 
 import posixpath
@@ -17,24 +17,24 @@ import pdoc.doc
 
 from docs.literate.names import Source, Sources, in_reference, summary
 from docs.literate.page import front_matter
-from docs.literate.prose import fenced, names_in_file, prepared
+from docs.literate.prose import fenced, names_in_file, render_prose
 from docs.literate.rows import split_heading
-from docs.literate.site import MARK, put, read_sources
+from docs.literate.site import MARK, read_sources, write_if_changed
 
 
-def page_of(source: Source) -> str:
-    """Where the reference of a module is, without the ending."""
+def reference_of(source: Source) -> str:
+    """The path of a module's reference page, without the extension."""
     return f"reference/{source.page.partition('/')[2]}"
 
 
-def words(member: pdoc.doc.Doc, source: Source, sources: Sources) -> str:
-    """The docstring, without a heading of its own, ready for the page."""
+def render_docstring(member: pdoc.doc.Doc, source: Source, sources: Sources) -> str:
+    """The docstring without its heading, rendered for the page."""
     text = split_heading(member.docstring)[2]
-    return prepared(text, page_of(source), names_in_file(source, sources), source.path)
+    return render_prose(text, reference_of(source), names_in_file(source, sources), source.path)
 
 
 def signature(member: pdoc.doc.Doc) -> str:
-    """How it is called or declared, without what a reader of the page knows already."""
+    """The signature or declaration, without what the page already makes clear."""
     if isinstance(member, pdoc.doc.Class):
         start = member.members.get("__init__")
         inside = str(start.signature) if isinstance(start, pdoc.doc.Function) else "()"
@@ -51,8 +51,11 @@ def signature(member: pdoc.doc.Doc) -> str:
     return re.sub(rf"\b(?:{package}(?:\.\w+)*|{others})\.", "", text)
 
 
-def own(member: pdoc.doc.Doc, module: str) -> bool:
-    """Whether it is public and written here; the hundred methods of `nn.Module` are described elsewhere."""
+def is_documented_here(member: pdoc.doc.Doc, module: str) -> bool:
+    """
+    Whether a member is public and defined in this module. (The hundred methods inherited from `nn.Module` are
+    documented elsewhere.)
+    """
     if member.taken_from[0] != module or member.name.startswith("_"):
         return False
     return bool(member.docstring) or not isinstance(member, pdoc.doc.Variable)
@@ -64,11 +67,13 @@ def entry(member: pdoc.doc.Doc, source: Source, sources: Sources, level: int) ->
     heading = f"{'#' * level} `{member.qualname}` {{#{member.qualname}}}\n\n"
     more = ""
     if symbol:
-        more = f'<p class="seen">{symbol.link(page_of(source), "source")}</p>\n\n'
-    text = heading + fenced("py", signature(member)) + f"\n{words(member, source, sources)}\n\n{more}"
+        more = f'<p class="seen">{symbol.link(reference_of(source), "source")}</p>\n\n'
+    text = (
+        heading + fenced("py", signature(member)) + f"\n{render_docstring(member, source, sources)}\n\n{more}"
+    )
     if isinstance(member, pdoc.doc.Class):
         for inner in member.own_members:
-            if own(inner, source.module) and inner.name != "__init__":
+            if is_documented_here(inner, source.module) and inner.name != "__init__":
                 text += entry(inner, source, sources, level + 1)
     return text
 
@@ -78,24 +83,27 @@ def reference_page(source: Source, sources: Sources) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pdoc.doc.Module.from_name(source.module)
-    members = [member for member in module.members.values() if own(member, source.module)]
+    members = [member for member in module.members.values() if is_documented_here(member, source.module)]
     body = "".join(entry(member, source, sources, 2) for member in members)
     maths = 'class="katex' in body
     lead = summary(source.rows[0].prose)
     meta = front_matter(title=source.module, maths=maths, search={"exclude": True})
     title = f"# `{source.module}` {{#{source.module}}}"
-    home = posixpath.relpath(f"{source.page}.md", posixpath.dirname(page_of(source)))
+    home = posixpath.relpath(f"{source.page}.md", posixpath.dirname(reference_of(source)))
     return f"{meta}{title}\n\n[{source.title}]({home}). {lead}\n\n{body}"
 
 
 def write_reference(package: str, out: Path, folders: tuple[str, ...]) -> None:
-    """A page for each module of the package, in `out/reference`. `folders` are those of all sources."""
+    """
+    Writes a page for each module of the package into `out/reference`. `folders` are the folders of all
+    sources.
+    """
     sources = read_sources(Path(), folders)
     old = {*(out / "reference").rglob("*.md")}
     for source in sources.values():
         if in_reference(source, package):
-            path = out / f"{page_of(source)}.md"
-            put(path, reference_page(source, sources))
+            path = out / f"{reference_of(source)}.md"
+            write_if_changed(path, reference_page(source, sources))
             old.discard(path)
     for path in old:
         path.unlink()

@@ -1,24 +1,25 @@
 r"""
 # Chapters
 
-A chapter is a Markdown file in `docs/pages`. What it can do beyond Markdown:
+A chapter is a Markdown file in `docs/pages`. Beyond Markdown, it can use:
 
-- **Numbers.** `{{ expression }}`, with the spaces, is worked out when the site is built. The project says
+- **Numbers.** `{{ expression }}`, spaces included, is evaluated when the site is built. The project decides
   which names it may use. A format follows a colon, as in an f-string:
-  `{{ run("small").result.loss:.2f }}`, `{{ parameters(vocab_size=20_000) }}`. Whole numbers get their
-  commas by themselves; a fraction must say how many decimals it wants.
-- **Figures.** An expression may return HTML if it stands on a line of its own: `{{ chart("small") }}`.
-- **Samples.** A fence marked `python` is run by the tests, all fences of a page in order in one
-  process. A fence marked `output` right below holds what it printed: the tests compare, and
-  `python -m docs.literate.samples` writes it anew. A fence marked `py` is shown and not run.
-- **Asides.** `!!! aside` and an indented paragraph stand in the margin.
-- **Exercises.** `!!! exercise "Title"`, and in it `??? answer "Answer"`, which folds.
-- **Terms.** Each `## term` of `glossary.md` is linked where a page first uses the word, with its
-  first sentence on hover and focus. Other names follow in brackets, `## term (other, names)`, and are
-  found by the search; inflections follow in a comment, `<!-- also: terms -->`.
+  `{{ run("small").result.loss:.2f }}`, `{{ count("base", "encoder") }}`. Integers get thousands
+  separators automatically; a float needs a format that says how many decimals to print.
+- **Figures.** An expression on a line of its own may return HTML: `{{ chart("small") }}`.
+- **Samples.** The tests run each fence marked `python`, all fences of a page in order and in one
+  process. A fence marked `output` right below holds what the sample printed: the tests compare it, and
+  `python -m docs.literate.samples` updates it. A fence marked `py` is displayed but not run.
+- **Asides.** `!!! aside` followed by an indented paragraph appears in the margin.
+- **Exercises.** `!!! exercise "Title"`, with a collapsible `??? answer "Answer"` inside.
+- **Terms.** The first time a page uses a term of `glossary.md` (a heading `## term`), it becomes a link that
+  shows the first sentence of the definition on hover and focus. Synonyms follow in parentheses,
+  `## term (other, names)`, and can be searched for; inflected forms follow in a comment,
+  `<!-- also: terms -->`.
 - **Formulas and names** as in docstrings: `$…$`, and `` `TokenMasker` `` becomes a link.
 
-Anything unknown fails the build with the file, the line and the reason.
+A mistake fails the build with the file, the line and the reason.
 """
 
 import ast
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.literate.names import Sources, Symbol, summary
-from docs.literate.prose import TOKEN, names_in_chapter, prepared
+from docs.literate.prose import TOKEN, names_in_chapter, render_prose
 from docs.literate.rows import PageError
 
 EXPRESSION = re.compile(r"\{\{ (.+?) \}\}", re.S)
@@ -36,11 +37,9 @@ FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
 
 
 def evaluate(text: str, names: dict[str, Any]) -> str:
-    """
-    The value of an expression with its format, as text. Raises `PageError` where it has none.
-    """
+    """Evaluates an expression and formats its value as text. Raises `PageError` if that fails."""
     try:
-        # The grammar of an f-string, so that the colon means what Python readers expect.
+        # Parse it as an f-string, so that the colon means what Python readers expect.
         parsed = ast.parse(f"f'''{{{text}}}'''", mode="eval").body
     except SyntaxError as error:
         raise PageError(f"{{{{ {text} }}}} is not an expression: {error.msg}") from None
@@ -70,7 +69,8 @@ def evaluate(text: str, names: dict[str, Any]) -> str:
         raise PageError(f"{{{{ {text} }}}}: {error or type(error).__name__}") from None
     if isinstance(value, float):
         raise PageError(
-            f"{{{{ {text} }}}} is {value}; say how many places it wants, as in {{{{ {text}:.2f }}}}"
+            f"{{{{ {text} }}}} is {value}; say how many places after the point you want, "
+            f"as in {{{{ {text}:.2f }}}}"
         )
     return f"{value:,}" if isinstance(value, int) else str(value)
 
@@ -84,24 +84,24 @@ class Term:
 
 
 def read_glossary(text: str) -> list[Term]:
-    """The terms of `glossary.md`: its headings of the second level."""
-    found = []
+    """The terms of `glossary.md`: its second-level headings."""
+    terms = []
     entries = r"^## ([^(\n]+)(?: \((.+)\))?\n+((?:.|\n)*?)(?=^## |\Z)"
     for match in re.finditer(entries, FRONT.sub("", text), re.M):
         name, others, body = match[1].strip(), match[2], match[3]
         also = re.search(r"<!-- also: (.+?) -->", body)
         definition = summary(re.sub(r"<!--.*?-->", "", body))
         forms = [name] + [form for part in (others, also and also[1]) if part for form in part.split(", ")]
-        found.append(Term(Symbol("glossary", anchor_of(name), definition), forms))
-    return found
+        terms.append(Term(Symbol("glossary", anchor_of(name), definition), forms))
+    return terms
 
 
 def anchor_of(term: str) -> str:
-    """The anchor of a term: its letters and digits."""
+    """The anchor of a term: lower-case letters and digits, joined by hyphens."""
     return re.sub(r"\W+", "-", term.lower()).strip("-")
 
 
-# What no term is looked for in: fences, code, formulas, headings, links, tags, tables' rules.
+# Where terms are never linked: fences, code, formulas, headings, links, tags and the attributes in braces.
 CLOSED = re.compile(
     TOKEN.pattern
     + r"|^[ ]*\#[^\n]*$|^[ ]*(?:!!!|\?\?\?)[^\n]*$|\[[^\]]*\]\([^)]*\)|<a\b.*?</a>|<[^>]+>|\{[^}\n]*\}",
@@ -110,8 +110,8 @@ CLOSED = re.compile(
 
 
 def link_terms(text: str, terms: list[Term], page: str) -> str:
-    """Links each term where the page uses it first."""
-    for term in terms:
+    """Links each term at its first use on the page, "attention mask" before "attention"."""
+    for term in sorted(terms, key=lambda term: -max(map(len, term.forms))):
         word = "|".join(re.escape(form) for form in sorted(term.forms, key=len, reverse=True))
         pattern = re.compile(
             rf"(?P<shut>{CLOSED.pattern})|(?<![\w-])(?P<term>{word})(?![\w-])", re.S | re.M | re.I
@@ -128,14 +128,14 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
     """
     ## A chapter as plain Markdown
 
-    `name` is its page, and `names` are those that its expressions may use. Raises `PageError` with file and
-    line.
+    `name` is the page, and `names` are the ones its expressions may use. Raises `PageError` with the file and
+    the line.
     """
     text = path.read_text("utf-8")
     where = f"docs/pages/{name}.md"
-    put_aside: list[str] = []
+    finished_html: list[str] = []
 
-    def work_out(match: re.Match[str]) -> str:
+    def evaluate_match(match: re.Match[str]) -> str:
         try:
             value = evaluate(match[1].strip(), names)
         except PageError as error:
@@ -143,16 +143,16 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
             raise PageError(f"{where}:{line}: {error}") from None
         if not value.startswith("<"):
             return value
-        # HTML is finished, and none of what follows may touch it.
-        put_aside.append(value)
-        return f"<!--{len(put_aside) - 1}-->"
+        # This HTML is finished: set it aside, so that none of the steps below changes it.
+        finished_html.append(value)
+        return f"<!--{len(finished_html) - 1}-->"
 
-    # A fence may show braces of its own.
+    # Braces inside a fence are code, not an expression.
     fences = [match.span() for match in TOKEN.finditer(text) if match["fence"] or match["code"]]
 
     def outside(match: re.Match[str]) -> str:
         inside = any(a <= match.start() and match.end() <= b for a, b in fences)
-        return match[0] if inside else work_out(match)
+        return match[0] if inside else evaluate_match(match)
 
     body = EXPRESSION.sub(outside, text)
     front = FRONT.match(body)
@@ -162,9 +162,9 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
         body = re.sub(r"^## ([^(\n]+).*$", lambda m: f"{m[0]} {{#{anchor_of(m[1])}}}", body, flags=re.M)
     else:
         body = link_terms(body, terms, name)
-    body = prepared(body, name, names_in_chapter(sources), where)
+    body = render_prose(body, name, names_in_chapter(sources), where)
     body = re.sub(r"^```output$", "```text { .output }", body, flags=re.M)
     body = re.sub(r"^``` ?py(?:thon)?$", "```python", body, flags=re.M)
-    body = re.sub(r"<!--(\d+)-->", lambda match: put_aside[int(match[1])], body)
+    body = re.sub(r"<!--(\d+)-->", lambda match: finished_html[int(match[1])], body)
     maths = "true" if 'class="katex' in body else "false"
     return f"---\n{meta}maths: {maths}\n---\n{body}"

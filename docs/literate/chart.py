@@ -1,8 +1,8 @@
 """
 # Charts
 
-A chart is SVG within the page: no script draws it, it takes the colors of the theme, and a screen
-reader is told what it shows. Lines differ in dash as well as color, and the numbers stand below.
+A chart is inline SVG: it needs no script, follows the theme's colors, and describes itself to screen readers.
+Lines differ in dash pattern as well as in color, and a table of the numbers unfolds below.
 """
 
 import math
@@ -26,12 +26,14 @@ class Line:
     label: str
     points: list[tuple[float, float]]
     kind: str = ""
-    """Lines of one kind look alike and share an entry of the key: the seeds of one experiment."""
+    """
+    Lines of one kind look the same and share an entry in the legend, for example the seeds of one experiment.
+    """
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`."""
-    raw = (high - low) / about or 1.0
+def ticks(low: float, high: float, target_count: int = 5) -> list[float]:
+    """About `target_count` round numbers from `low` to `high`."""
+    raw = (high - low) / target_count or 1.0
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -39,26 +41,26 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def path(points: list[tuple[float, float]]) -> str:
-    """The `d` of a polyline."""
+    """The `d` attribute of a polyline."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Round numbers for an axis of logarithms: powers of ten, and where these are few, 2 and 5 between."""
+    """Round numbers for a logarithmic axis: powers of ten and, on a short axis, 2 and 5 times each."""
     factors = (1, 2, 5) if high / low < 100 else (1,)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    # Rounded, as 10.0 ** -3 is not 0.001.
-    found = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
-    return [value for value in found if low <= value * 1.001 and value <= high * 1.001]
+    # Parsed from text, because `10.0 ** -3` is not exactly 0.001.
+    candidates = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
+    return [value for value in candidates if low <= value * 1.001 and value <= high * 1.001]
 
 
 def numbers(head: list[str], rows: list[list[str]]) -> Markup:
-    """A table that unfolds under a chart. The first cell of a row names it."""
+    """A table that unfolds under a chart. The first cell of each row is the row's header."""
     return render("numbers.html", head=head, rows=rows)
 
 
 def text(x: float | str, y: float | str, words: str, **attributes: str) -> Markup:
-    """Words within a chart. `_class` and such are attributes with the names of Python's own words."""
+    """Text inside a chart. A leading underscore makes an attribute of a Python keyword, as in `_class`."""
     pairs = {name.strip("_").replace("_", "-"): value for name, value in attributes.items()}
     more = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in pairs.items())
     return Markup('<text x="{}" y="{}"{}>{}</text>').format(x, y, more, words)
@@ -78,9 +80,9 @@ def figure(
     """
     ## The frame of a chart
 
-    `body` is what is drawn, as SVG, and `story` says it in words. The entries of the `key` are a mark, which
-    is HTML, and a name. `below` is the HTML of the table of the numbers, and `kind` is a further class.
-    Returns HTML on one line.
+    `body` is the picture, as SVG, and `story` describes it in words. Each entry of the `key` (the legend) is
+    a symbol, as HTML, and its name. `below` is the HTML of the table of numbers, and `kind` is an extra CSS
+    class. Returns HTML on one line.
     """
     return render(
         "figure.html",
@@ -98,7 +100,7 @@ def figure(
 
 
 def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
-    """The numbers under the chart; more than `rows` places along the axis are thinned."""
+    """The numbers under the chart, for at most `rows` evenly spaced values of `x`."""
     ends = sorted({x for line in lines for x, _ in line.points})
     body = []
     if len(ends) <= rows:
@@ -115,7 +117,7 @@ def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
 
 @dataclass
 class Axes:
-    """Where a point of the data is on the paper, with axes of numbers or of their logarithms."""
+    """Maps data coordinates to the drawing, with linear or logarithmic axes."""
 
     left: float
     right: float
@@ -124,7 +126,7 @@ class Axes:
     log: bool = False
 
     def __call__(self, x: float, y: float) -> tuple[float, float]:
-        """To the right and down, from the upper left corner."""
+        """The distances from the left and from the top edge."""
         left, right, low, high = self.left, self.right, self.low, self.high
         if self.log:
             x, y, left, right, low, high = map(math.log, (x, y, left, right, low, high))
@@ -135,7 +137,7 @@ class Axes:
 
 
 def axes(at: Axes, x_label: str) -> str:
-    """The grid and what is written along it."""
+    """The grid and the axis labels."""
     between = powers if at.log else ticks
     parts: list[str] = []
     for y in between(at.low, at.high):
@@ -143,15 +145,15 @@ def axes(at: Axes, x_label: str) -> str:
         parts.append(f'<path class="grid" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(text(LEFT - 8, f"{height + 5:.1f}", short(y), text_anchor="end"))
     for x in between(at.left, at.right):
-        place = at(x, at.high)[0]
-        parts.append(text(f"{place:.1f}", HEIGHT - BOTTOM + 20, short(x), text_anchor="middle"))
+        position = at(x, at.high)[0]
+        parts.append(text(f"{position:.1f}", HEIGHT - BOTTOM + 20, short(x), text_anchor="middle"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(text(middle, HEIGHT - 8, x_label, text_anchor="middle"))
     return "".join(parts)
 
 
 def short(number: float) -> str:
-    """A number beside an axis."""
+    """A number as an axis label."""
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:g}"
 
 
@@ -167,8 +169,8 @@ def line_chart(
     """
     ## Curves
 
-    `levels` are horizontal lines with a name. With `log` both axes are logarithms, so that a power is a
-    straight line. Returns a `figure`, as HTML on one line.
+    `levels` are horizontal lines with a name. With `log` both axes are logarithmic, so that a power law
+    becomes a straight line. Returns a `figure`, as HTML on one line.
     """
     levels = levels or []
     xs = [x for line in lines for x, _ in line.points]
@@ -188,7 +190,7 @@ def line_chart(
     for line in lines:
         style = kinds.index(line.kind or line.label) + 1
         parts.append(f'<path class="line n{style}" d="{path([at(x, y) for x, y in line.points])}"/>')
-    # The end of each curve, in words, for those who do not see it.
+    # Describe each curve by its first and last value, for readers who can't see it.
     story = "; ".join(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
     )
@@ -203,24 +205,24 @@ def line_chart(
 
 @dataclass
 class Bar:
-    """A length with its name above it and its value in words behind it."""
+    """A bar with its name above it and its value written behind it."""
 
     label: str
     value: float
     words: str
     kind: int = 1
-    """Bars of one kind have one color."""
+    """Bars of one kind share a color."""
     least: float | None = None
     most: float | None = None
-    """Ends of the spread, if it is known."""
+    """The ends of the range over repetitions, if there is one."""
 
 
 def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -> Markup:
     """
     ## Bars
 
-    They lie, with their names above them, so that a name has the whole width of a phone. Returns a `figure`,
-    as HTML on one line.
+    The bars are horizontal, with their names above them, so that a name has the full width of a phone.
+    Returns a `figure`, as HTML on one line.
     """
     row, room = 46, 0.62 * WIDTH
     longest = max(bar.most or bar.value for bar in bars) or 1.0

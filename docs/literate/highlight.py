@@ -1,9 +1,9 @@
 """
 # The code of a page
 
-Pygments reads the whole file at once, so a string that spans rows keeps its color. The result is
-cut into lines afterwards, and each line carries its own number and its own link. The number is an
-attribute, drawn by the style sheet: it can be neither selected nor copied.
+Pygments tokenizes the whole file at once, so that a string that spans several rows keeps its color. The
+result is then cut into lines, and each line gets its own number and link. The number is an attribute that the
+style sheet displays, so it can be neither selected nor copied.
 """
 
 import ast
@@ -19,11 +19,11 @@ from markupsafe import Markup
 from pygments.lexers import JavascriptLexer, PythonLexer
 from pygments.token import Token
 
-from docs.literate.names import Place, Source, Symbol
+from docs.literate.names import Position, Source, Symbol
 from docs.literate.rows import Row
 from docs.literate.templates import render
 
-# Pygments knows a hundred kinds of token. A quiet page needs these.
+# Pygments distinguishes a hundred kinds of tokens; a quiet page needs only these.
 CLASSES = (
     (Token.Comment, "c"),
     (Token.Literal.String.Doc, "c"),
@@ -40,12 +40,14 @@ SHAPE = re.compile(r"(#|//) (\([A-Z0-9][^()]*\))$")
 
 
 def escape(text: str) -> str:
-    """HTML for a piece of code. A tab is spelled out, since Markdown would make it spaces."""
+    """
+    Escapes code for HTML. A tab becomes a character reference, because Markdown would turn it into spaces.
+    """
     return html.escape(text, quote=False).replace("\t", "&#9;")
 
 
 def token_html(kind: Any, text: str, symbol: Symbol | None, page: str) -> tuple[str, str]:
-    """The class and the HTML of a token within one line."""
+    """The CSS class and the HTML of a token within one line."""
     shape = SHAPE.match(text)
     if kind in Token.Comment and shape:
         return "", f'<span class="shape"><i>{shape[1]} </i>{escape(shape[2])}</span>'
@@ -54,8 +56,8 @@ def token_html(kind: Any, text: str, symbol: Symbol | None, page: str) -> tuple[
     return next((name for base, name in CLASSES if kind in base), "") if text.strip() else "", escape(text)
 
 
-def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[str]:
-    """The HTML of each line of the file as `page` shows it, without its number."""
+def line_bodies(source: Source, links: dict[Position, Symbol], page: str) -> list[str]:
+    """The HTML of each line of the file, for the page at `page`, without line numbers."""
     lines: list[list[tuple[str, str]]] = [[]]
     column = 0
     language = JavascriptLexer if source.path.endswith(".js") else PythonLexer
@@ -68,7 +70,7 @@ def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[s
             if part:
                 lines[-1].append(token_html(kind, part, links.get((len(lines), column)), page))
                 column += len(part)
-    # The quotes of a string and what is between them are three tokens, and one span will do.
+    # A string is three tokens (quotes, contents, quotes); merge neighbors of one class into one span.
     groups = (
         [(name, "".join(t for _, t in g)) for name, g in groupby(line, itemgetter(0))] for line in lines
     )
@@ -81,26 +83,28 @@ def line_bodies(source: Source, links: dict[Place, Symbol], page: str) -> list[s
 INDENT = re.compile(r'^((?:<span class="\w+">)?)( +)(?=\S)')
 
 
-def hang(line: str) -> str:
-    """How far a line is indented, for the style sheet: where it wraps, the rest stands below its start."""
+def indent_style(line: str) -> str:
+    """The indentation of a line, for the style sheet: a wrapped line continues below its own start."""
     indent = len(line) - len(line.lstrip(" "))
     return f' style="--i:{indent}"' if indent and line.strip() else ""
 
 
-def numbered(body: str, number: int, line: str, home: str = "") -> str:
+def numbered_line(body: str, number: int, line: str, home: str = "") -> str:
     """
-    A line with its number and its link. An excerpt on another page links to the line's `home`, the
-    page of the file.
+    A line with its number and its link. On another page, an excerpt links to the line on its `home`, the page
+    of the file.
     """
-    # Its width is the style sheet's matter, also where a string goes on from the line before.
+    # The indentation gets an element of its own, whose width the style sheet sets.
     body = INDENT.sub(r'<i class="in">\2</i>\1', body)
     name = "" if home else f'id="L{number}" '
     link = f'<a {name}href="{home}#L{number}" data-n="{number}" aria-label="Line {number}" tabindex="-1"></a>'
-    return f'<span class="l"{hang(line)}>{link}{body}\n</span>'
+    return f'<span class="l"{indent_style(line)}>{link}{body}\n</span>'
 
 
-def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
-    """The row as stretches: `lines`, `fold` where the prose says it already, `blank` at the end."""
+def blocks(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
+    """
+    Cuts a row into blocks: `lines`, `fold` for what the prose repeats, `blank` for empty lines at the end.
+    """
     at = row.first
     for first, last in sorted(row.folded):
         if at < first:
@@ -117,7 +121,7 @@ def pieces(row: Row, lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def only_imports(lines: list[str]) -> bool:
-    """Whether there is nothing but imports, comments and empty lines."""
+    """Whether the lines hold only imports, comments and blank lines."""
     try:
         body = ast.parse(textwrap.dedent("\n".join(lines))).body
     except SyntaxError:
@@ -129,18 +133,18 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
     """
     ## The right-hand side of a row
 
-    Docstrings and comments are all there, folded away, since the left-hand side says them better.
+    Docstrings and comments are all there but folded, because the left-hand side shows them as prose.
     """
     parts = []
-    for first, last, kind in pieces(row, lines):
-        text = "".join(numbered(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
+    for first, last, kind in blocks(row, lines):
+        text = "".join(numbered_line(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
         if kind == "lines":
-            # The Tab key stops once in each block, and the arrows go on from there.
+            # The Tab key stops once in each block; from there, the arrow keys move between lines.
             text = text.replace(' tabindex="-1"', "", 1)
-        # The search would find an imported name once more than it has to.
+        # Searching for a name should find its definition, not every import of it.
         is_searched = kind == "fold" or not only_imports(lines[first - 1 : last])
-        hidden = "" if is_searched else " data-search-exclude"
-        block = f'<pre class="{kind}"{hidden}><code>{text}</code></pre>'
+        exclude = "" if is_searched else " data-search-exclude"
+        block = f'<pre class="{kind}"{exclude}><code>{text}</code></pre>'
         if kind == "fold":
             begins = lines[first - 1].lstrip()
             mark = next((sign for sign in ("#", "//") if begins.startswith(sign)), '"""')
@@ -148,7 +152,7 @@ def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
             block = render(
                 "fold.html",
                 first=first,
-                hang=Markup(hang(lines[first - 1])),
+                hang=Markup(indent_style(lines[first - 1])),
                 mark=mark,
                 span=span,
                 block=Markup(block),

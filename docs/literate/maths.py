@@ -1,9 +1,9 @@
 """
-# Formulas, set while the site is built
+# Formulas, rendered while the site is built
 
-KaTeX turns `$…$` and `$$…$$` into HTML for the eye and MathML for a screen reader, so a page needs
-no script to show them. KaTeX comes from npm and runs in the Node of this virtual environment; one
-process serves the whole build.
+KaTeX turns `$…$` and `$$…$$` into HTML to look at and MathML for screen readers, so a page needs no script to
+display them. KaTeX comes from npm and runs in the virtual environment's Node; one process serves the whole
+build.
 """
 
 import atexit
@@ -24,7 +24,7 @@ KATEX = DOCS / "node_modules" / "katex" / "dist"
 
 @cache
 def node() -> subprocess.Popen[str]:
-    """The process that sets formulas."""
+    """The process that renders formulas."""
     program = shutil.which("node", path=Path(sys.executable).parent) or shutil.which("node")
     if program is None or not KATEX.is_dir():
         raise PageError("KaTeX is not installed: type make site")
@@ -41,9 +41,7 @@ def node() -> subprocess.Popen[str]:
 
 @cache
 def formula(tex: str, display: bool) -> str:
-    """
-    The HTML of a formula. Raises `PageError` with KaTeX's own message where it cannot read it.
-    """
+    """The HTML of a formula. Raises `PageError` with KaTeX's message if the formula has an error."""
     process = node()
     assert process.stdin and process.stdout
     process.stdin.write(json.dumps({"tex": tex, "display": display}) + "\n")
@@ -52,25 +50,25 @@ def formula(tex: str, display: bool) -> str:
     if "error" in answer:
         raise PageError(f"the formula {tex.strip()!r} cannot be set: {answer['error']}")
     markup = answer["html"].replace("\n", " ")
-    # The search reads a formula once, not three times.
+    # KaTeX writes each formula three times; search should index only one of them.
     for part in ('<span class="katex-html"', "<annotation"):
         markup = markup.replace(part, f"{part} data-search-exclude")
     return safe_in_markdown(markup)
 
 
 def safe_in_markdown(markup: str) -> str:
-    """Spells out, in the text between the tags, all that Markdown would take for itself."""
+    """Escapes every Markdown character in the text between the tags."""
 
     def spell(match: re.Match[str]) -> str:
-        # What is spelled out already, such as `&lt;`, is one sign.
+        # A character reference such as `&lt;` counts as one character.
         text = html.unescape(match[0])
-        return re.sub(r"[\\`*_{}\[\]()#+.!|~^=:$&<>-]", lambda found: f"&#{ord(found[0])};", text)
+        return re.sub(r"[\\`*_{}\[\]()#+.!|~^=:$&<>-]", lambda match: f"&#{ord(match[0])};", text)
 
     return re.sub(r"(?<=>)[^<>]+(?=<)", spell, markup)
 
 
 def write_assets(folder: Path) -> None:
-    """Copies KaTeX's style sheet and its fonts, of the three formats the one that browsers take."""
+    """Copies KaTeX's style sheet and its fonts, keeping only WOFF2 of the three font formats."""
     folder.mkdir(parents=True, exist_ok=True)
     css = (KATEX / "katex.min.css").read_text("utf-8")
     css = re.sub(r",url\(fonts/[^)]+\.(?:woff|ttf)\) format\(\"?\w+\"?\)", "", css)

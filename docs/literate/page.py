@@ -1,8 +1,9 @@
 """
 # The page of a source file
 
-Markdown that any generator with the usual extensions can build: headings stand outside the rows, so
-that search and the table of contents see them; a row is a `div` with prose and code side by side.
+The page is Markdown that any generator with the usual extensions can build. Headings are outside the rows,
+where search and the table of contents can see them. A row is a `div` with the prose and the code side by
+side.
 """
 
 import json
@@ -12,20 +13,20 @@ import nbformat
 from markupsafe import Markup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from docs.literate.highlight import line_bodies, numbered, row_code
+from docs.literate.highlight import line_bodies, numbered_line, row_code
 from docs.literate.names import Source, Sources, relative, resolve
-from docs.literate.prose import names_in_file, prepared
+from docs.literate.prose import names_in_file, render_prose
 from docs.literate.rows import PageError, Row
 from docs.literate.templates import render
 
 
 def front_matter(**values: object) -> str:
-    """The lines between `---` at the top of a page."""
+    """YAML front matter: the lines between `---` at the top of a page."""
     return "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()) + "---\n\n"
 
 
 def heading(row: Row) -> str:
-    """The heading of a row, with an anchor that no later edit moves."""
+    """The heading of a row, with an explicit anchor, so that links survive later edits."""
     return f"{'#' * row.level} {row.heading} {{#{row.name}}}\n\n" if row.heading else ""
 
 
@@ -35,7 +36,7 @@ def copy_button(first: int, last: int, what: str, label: str = "Copy") -> Markup
 
 
 def tools(source: Source) -> str:
-    """What can be done with the file, right below its title."""
+    """The toolbar below the title: copy, download, notebook."""
     name = source.path.rpartition("/")[2]
     count = len(source.text.splitlines())
     bar = render(
@@ -53,8 +54,8 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     """
     ## File to page
 
-    `sources` are all files by module name, for the links between them. `after` is Markdown that
-    follows the code: an experiment's recorded runs.
+    `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
+    code: the recorded runs of an experiment.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -65,11 +66,11 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
         if row.first > 1:
             parts.append(heading(row))
         where = f"{source.path}:{row.first}"
-        prose = prepared(row.prose, source.page, find, where)
+        prose = render_prose(row.prose, source.page, find, where)
         copy = ""
-        # One button for each definition that stands at the margin; its methods are part of it.
+        # Only top-level definitions get a copy button, which copies a class with its methods.
         if row.name and "." not in row.name and row.first > 1:
-            copy = copy_button(row.first, row.ends, f"{row.name}, with all that belongs to it")
+            copy = copy_button(row.first, row.ends, f"{row.name} and everything inside it")
         parts.append(
             render(
                 "row.md",
@@ -90,36 +91,36 @@ def excerpt(name: str, sources: Sources, page: str) -> Markup:
     """
     ## Some lines of a file, on another page
 
-    `name` is a definition, as in `"model.loss"`, or a file with lines, as in `"model.py:30-41"`. Returns HTML
-    on one line. Raises `PageError` if there are no such lines.
+    `name` is a definition, as in `"model.loss"`, or a file with a range of lines, as in `"model.py:30-41"`.
+    Returns HTML on one line. Raises `PageError` if there are no such lines.
     """
     stem, _, rest = name.partition(".py:") if ".py:" in name else name.partition(".")
-    found = next((one for one in sources.values() if one.module.rpartition(".")[2] == stem), None)
-    if found is None:
+    source = next((source for source in sources.values() if source.module.rpartition(".")[2] == stem), None)
+    if source is None:
         raise PageError(f"there is no source {stem}.py")
     if ".py:" in name:
         first, last = map(int, rest.split("-"))
-        anchor, said = f"L{first}", set[int]()
+        anchor, folded = f"L{first}", set[int]()
     else:
-        row = next((row for row in found.rows if row.name == rest), None)
+        row = next((row for row in source.rows if row.name == rest), None)
         if row is None:
-            raise PageError(f"{found.path} defines no {rest}")
+            raise PageError(f"{source.path} defines no {rest}")
         first, last, anchor = row.first, row.ends, rest
-        # The chapter says what the docstring says.
-        said = {n for a, b in row.folded for n in range(a, b + 1)}
-    lines = found.text.split("\n")
-    bodies = line_bodies(found, resolve(found, sources), page)
-    home = relative(page, found.page)
-    wanted = [n for n in range(first, last + 1) if n not in said]
-    shown = "".join(numbered(bodies[n - 1], n, lines[n - 1], home) for n in wanted)
+        # The chapter explains the code itself, so leave the docstring out.
+        folded = {n for a, b in row.folded for n in range(a, b + 1)}
+    lines = source.text.split("\n")
+    bodies = line_bodies(source, resolve(source, sources), page)
+    home = relative(page, source.page)
+    numbers = [n for n in range(first, last + 1) if n not in folded]
+    code = "".join(numbered_line(bodies[n - 1], n, lines[n - 1], home) for n in numbers)
     return render(
         "excerpt.html",
         home=home,
         anchor=anchor,
-        path=found.path,
+        path=source.path,
         first=first,
         last=last,
-        code=Markup(shown),
+        code=Markup(code),
     )
 
 
@@ -127,9 +128,9 @@ def notebook(source: Source, is_program: bool = False) -> str:
     """
     ## The same rows as a notebook
 
-    A cell of words, then a cell of code, for each definition at the margin and what follows it. The
-    docstring of a definition is in the words; everything else is in the code as it stands in the file.
-    The notebook of a program, which reads its command line, begins by emptying it.
+    Each top-level definition, with what follows it, becomes a Markdown cell and a code cell. A definition's
+    docstring moves to the Markdown cell; everything else stays in the code, as it is in the file. A program
+    would try to parse the notebook's command line, so its notebook starts by clearing it.
     """
     lines = source.text.split("\n")
     cells: list[nbformat.NotebookNode] = []
@@ -145,11 +146,11 @@ def notebook(source: Source, is_program: bool = False) -> str:
         title = f"{'#' * row.level} {row.heading}\n\n" if row.heading else ""
         cell(new_markdown_cell, title + row.prose)
         first, last = row.first, (following.first if following else len(lines) + 1) - 1
-        said = {n for a, b in row.folded for n in range(a, b + 1) if lines[a - 1].lstrip()[:1] != "#"}
-        # A class that holds nothing but its docstring needs it.
-        if row.name and not any(line.strip() for line in lines[max([*said, first]) : row.ends]):
-            said = set()
-        cell(new_code_cell, "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in said))
+        leave_out = {n for a, b in row.folded for n in range(a, b + 1) if lines[a - 1].lstrip()[:1] != "#"}
+        # A class with nothing but a docstring needs it as its body.
+        if row.name and not any(line.strip() for line in lines[max([*leave_out, first]) : row.ends]):
+            leave_out = set()
+        cell(new_code_cell, "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in leave_out))
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

@@ -1,15 +1,15 @@
 """
-# Prose, made ready for Markdown
+# Prose, prepared for Markdown
 
-Docstrings, comments and chapters are Markdown with two additions: formulas between dollars, and
-names of this project in backticks, which become links. Code stays as it is.
+Docstrings, comments and chapters are Markdown with two additions: formulas between dollar signs, and names of
+this project in backticks, which become links. Code stays as it is.
 """
 
 import re
 from collections.abc import Callable
 
 from docs.literate.maths import formula
-from docs.literate.names import Source, Sources, Symbol, imported
+from docs.literate.names import Source, Sources, Symbol, imported_symbols
 from docs.literate.rows import PageError
 
 Find = Callable[[str], Symbol | None]
@@ -23,13 +23,13 @@ TOKEN = re.compile(
 )
 
 
-def prepared(text: str, page: str, find: Find, where: str) -> str:
+def render_prose(text: str, page: str, find: Find, where: str) -> str:
     """
-    `text` with its formulas set and its names linked. `find` knows the names, and `where` begins the
-    message of the `PageError` that a bad formula raises.
+    Renders the formulas in `text` and links its names. `find` looks up a name, and `where` starts the message
+    of the `PageError` that a bad formula raises.
     """
 
-    def put(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         try:
             if match["display"]:
                 return formula(match["block"], True)
@@ -39,38 +39,38 @@ def prepared(text: str, page: str, find: Find, where: str) -> str:
             raise PageError(f"{where}: {error}") from None
         around = text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
         symbol = find(match["inner"]) if match["code"] and "[" not in around and "]" not in around else None
-        # A heading is a link target and should not be a link elsewhere as well.
+        # A heading is a link target; don't make it a link as well.
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if symbol and not line.startswith("#"):
             return symbol.link(page, f"<code>{match['inner']}</code>")
         return match[0]
 
-    return TOKEN.sub(put, text)
+    return TOKEN.sub(replace, text)
 
 
 def names_in_file(source: Source, sources: Sources) -> Find:
-    """What a name in backticks means in a docstring or a comment of `source`."""
-    # A lower-case word may be a parameter here and a function elsewhere; only its own file knows it.
+    """Looks up a name in backticks, for a docstring or a comment of `source`."""
+    # A lower-case word may be a parameter here and a function elsewhere, so only its own file may link it.
     elsewhere = {
-        name: one for name, one in everywhere(sources).items() if "." in name or name.lower() != name
+        name: one for name, one in project_symbols(sources).items() if "." in name or name.lower() != name
     }
-    known = {**elsewhere, **imported(source, sources), **source.symbols}
+    known = {**elsewhere, **imported_symbols(source, sources), **source.symbols}
     return lambda name: known.get(name)
 
 
 def names_in_chapter(sources: Sources) -> Find:
-    """What a name in backticks means in a chapter."""
-    known = everywhere(sources)
+    """Looks up a name in backticks, for a chapter."""
+    known = project_symbols(sources)
     return lambda name: known.get(name)
 
 
-def everywhere(sources: Sources) -> dict[str, Symbol]:
+def project_symbols(sources: Sources) -> dict[str, Symbol]:
     """
-    Names that mean one thing in the whole project: files, classes, functions with an underscore,
-    and all of these with their module in front. `main` is not among them.
+    Names with only one meaning in the whole project: files, classes, functions with an underscore, and all
+    symbols qualified by their module. A plain `main` is not among them.
     """
     known: dict[str, Symbol] = {}
-    twice: set[str] = set()
+    ambiguous: set[str] = set()
     for source in sources.values():
         stem = source.module.rpartition(".")[2]
         top = Symbol(source.page, source.anchor, source.title)
@@ -79,30 +79,31 @@ def everywhere(sources: Sources) -> dict[str, Symbol]:
         for name, symbol in source.symbols.items():
             known[f"{stem}.{name}"] = symbol
             first = name.partition(".")[0]
-            # A single capital is a size everywhere, whatever a file may call by it.
+            # A single capital such as `B` denotes a size everywhere, even if some file defines it.
             if len(first) > 1 and ("_" in first.strip("_") or first.lower() != first):
-                twice |= {name} & known.keys()
+                ambiguous |= {name} & known.keys()
                 known[name] = symbol
-    return {name: symbol for name, symbol in known.items() if name not in twice}
+    return {name: symbol for name, symbol in known.items() if name not in ambiguous}
 
 
 def fenced(language: str, text: str) -> str:
-    """A fence around some code, longer than any that stands in it."""
+    """A fenced code block, with a fence longer than any inside it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}\n"
 
 
 def cell(text: object) -> str:
     """
-    A text of a run for a line of Markdown. The name of a corpus is the name of somebody's file, and may hold
-    anything: every sign that means something to Markdown or HTML becomes its number.
+    Escapes text from a record for one line of Markdown. Corpora have the names of users' files, which may
+    contain anything, so every character that means something in Markdown or HTML becomes a character
+    reference.
     """
-    return re.sub(r"[^\w .,:/()-]|_", lambda sign: f"&#{ord(sign[0])};", str(text)).replace("\n", " ")
+    return re.sub(r"[^\w .,:/()-]|_", lambda match: f"&#{ord(match[0])};", str(text)).replace("\n", " ")
 
 
 def wide(table: str) -> str:
     """
-    Around a Markdown table with more columns than a phone has room for: it scrolls, not the page. It is full
-    of numbers, which nobody looks for by name.
+    Wraps a Markdown table that is wider than a phone, so that it scrolls sideways instead of the page. Search
+    skips it: it is full of numbers.
     """
     return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'

@@ -1,9 +1,9 @@
 """
 # A Python file as rows
 
-Where does one thought of a source file end and the next begin? A row begins at each definition and
-at each comment that has lines of its own. Its prose is the comment, the docstring, or both; its
-code is every line up to the next row. No line is left out and none is moved.
+Where does one thought in a source file end and the next begin? A row begins at each definition and at each
+comment on lines of its own. Its prose is the comment, the docstring, or both; its code is every line up to
+the next row. No line is left out, and none is moved.
 """
 
 import ast
@@ -17,12 +17,15 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class PageError(Exception):
-    """Something in a source or a chapter that the author has to mend. One line: where, what, how."""
+    """
+    A mistake in a source or a chapter that its author has to fix. The message is one line: where, what, and
+    how.
+    """
 
 
 @dataclass
 class Row:
-    """Lines `first` to `last`, counted from 1, both included."""
+    """Lines `first` to `last`, counted from 1, inclusive."""
 
     first: int
     last: int = 0
@@ -31,16 +34,16 @@ class Row:
     folded: list[tuple[int, int]] = field(default_factory=list)
     """The lines that the prose repeats: docstrings and comments."""
     name: str = ""
-    """The qualified name of what is defined here, if anything is."""
+    """The qualified name of the row's definition, if it has one."""
     heading: str = ""
     level: int = 0
     ends: int = 0
-    """The last line of the definition, which may lie in a later row."""
+    """The last line of the definition, which may be in a later row."""
 
 
 @dataclass
 class Piece:
-    """A run of lines that is prose, and the definition it belongs to, if it does."""
+    """Consecutive lines of prose: a docstring or a block of comments."""
 
     first: int
     last: int
@@ -48,26 +51,26 @@ class Piece:
 
 
 def comments(source: str) -> list[Piece]:
-    """The blocks of comment lines, with neighbors of one indentation joined."""
-    found: list[Piece] = []
+    """The blocks of comment lines; adjacent lines with the same indentation form one block."""
+    pieces: list[Piece] = []
     column = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.line[: token.start[1]].strip():
             continue
         text = re.sub(r"^# ?", "", token.string)
-        if found and found[-1].last == token.start[0] - 1 and column == token.start[1]:
-            found[-1] = Piece(found[-1].first, token.start[0], f"{found[-1].text}\n{text}")
+        if pieces and pieces[-1].last == token.start[0] - 1 and column == token.start[1]:
+            pieces[-1] = Piece(pieces[-1].first, token.start[0], f"{pieces[-1].text}\n{text}")
         else:
-            found.append(Piece(token.start[0], token.start[0], text))
+            pieces.append(Piece(token.start[0], token.start[0], text))
         column = token.start[1]
-    return found
+    return pieces
 
 
 def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece | None:
     """
-    The string that stands alone at `body[index]`.
+    The string literal on its own at `body[index]`.
 
-    Raises `PageError` where Python has already swallowed a backslash that the page needs.
+    Raises `PageError` if Python has already interpreted a backslash that the page needs.
     """
     if index >= len(body):
         return None
@@ -77,14 +80,14 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
     if not isinstance(node.value.value, str) or node.end_lineno is None:
         return None
     literal = "\n".join(source.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
-    # A doubled one is read as one, and is meant.
+    # A doubled backslash is deliberate: Python reads it as one.
     if "\\" in literal.replace("\\\\", "") and not re.match(r"[rR]", literal):
         raise PageError(f'{path}:{node.lineno}: this docstring has a backslash; write r""" in front of it')
     return Piece(node.lineno, node.end_lineno, inspect.cleandoc(node.value.value))
 
 
 def split_heading(text: str) -> tuple[int, str, str]:
-    """The level and words of a heading on the first line (0 and nothing without one), and the rest."""
+    """The level and the words of a heading on the first line (0 and empty if there is none), and the rest."""
     match = re.match(r"(#{1,6}) (.+)\n*", text)
     return (len(match[1]), match[2].strip(), text[match.end() :]) if match else (0, "", text)
 
@@ -93,14 +96,14 @@ def read_rows(source: str, path: str) -> list[Row]:
     """
     ## The rows of a file
 
-    `path` is for messages. Raises `PageError` as `docstring` does.
+    `path` is used in messages. Raises `PageError` as `docstring` does.
     """
     tree = ast.parse(source)
     above = {piece.last: piece for piece in comments(source)}
     starts: dict[int, Row] = {}
 
     def begin(line: int) -> Row:
-        """The row at `line`, or at the comment that ends right above it."""
+        """The row that starts at `line`, or at the comment block that ends right above it."""
         comment = above.pop(line - 1, None)
         row = starts.setdefault(comment.first if comment else line, Row(comment.first if comment else line))
         if comment:
@@ -126,14 +129,14 @@ def read_rows(source: str, path: str) -> list[Row]:
                 inside = depth + 1 if isinstance(node, ast.ClassDef) else 2
                 visit(node.body, f"{row.name}.", inside)
                 continue
-            described = docstring(body, index + 1, source, path)
-            # A field and the string below it, as in a named tuple.
-            if isinstance(node, ast.AnnAssign | ast.Assign) and described:
+            field_docstring = docstring(body, index + 1, source, path)
+            # A field with a docstring below it, as in a named tuple.
+            if isinstance(node, ast.AnnAssign | ast.Assign) and field_docstring:
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
                 row = begin(node.lineno)
                 row.name = prefix + ast.unparse(target)
                 row.ends = node.end_lineno or node.lineno
-                add(row, described)
+                add(row, field_docstring)
             for part in ("body", "orelse", "finalbody"):
                 visit(getattr(node, part, []), prefix, max(depth, 2))
 
@@ -150,9 +153,9 @@ def read_rows(source: str, path: str) -> list[Row]:
     count = len(source.splitlines())
     for row, following in zip(rows, [*(row.first for row in rows[1:]), count + 1], strict=True):
         row.last = following - 1
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for row in rows:
-        # A property and its setter share a name; a page has one place for it.
-        row.name = "" if row.name in taken else row.name
-        taken.add(row.name)
+        # A property and its setter share a name, but an anchor must be unique.
+        row.name = "" if row.name in used_names else row.name
+        used_names.add(row.name)
     return rows

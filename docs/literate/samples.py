@@ -1,9 +1,9 @@
 """
 # The samples of the chapters
 
-Code in a chapter is run. The fences marked `python` of one page go into one program, in order; a fence
+The code in a chapter runs. All fences of a page that are marked `python` form one program, in order; a fence
 marked `output` below one of them is what it printed. The tests compare the two, and
-`python -m docs.literate.samples docs/pages/some.md` writes what was printed into the page.
+`python -m docs.literate.samples docs/pages/some.md` updates the output in the page.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ SAMPLE = re.compile(
 
 
 def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Each sample of a page and what it prints, in order. An error in a sample is raised as it is."""
+    """Yields each sample of a page with what it prints, in order. An exception in a sample is not caught."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for match in SAMPLE.finditer(text):
-        # As many empty lines in front as the page has, so that a traceback names the right line.
+        # Put as many empty lines in front as the page has, so that a traceback names the right line.
         above = "\n" * (text.count("\n", 0, match.start()) + 1)
         code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
         printed = io.StringIO()
@@ -34,19 +34,19 @@ def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
         yield match, printed.getvalue()
 
 
-def indented(text: str, indent: str) -> str:
-    """`text` with `indent` before each line that is not empty."""
+def indent_lines(text: str, indent: str) -> str:
+    """`text` with `indent` before each non-empty line."""
     return re.sub(r"^(?=.)", indent, text, flags=re.M)
 
 
 def rewritten(text: str, page: str) -> str:
-    """The page with the output of every sample as it is now."""
+    """The page with the current output of every sample."""
     parts, end = [], 0
     for match, printed in run_samples(text, page):
         indent = match["indent"]
         parts.append(text[end : match.start()])
         code = text[match.start() : match.start("gap")]
-        block = f"\n{indent}```output\n{indented(printed, indent)}{indent}```\n" if printed else ""
+        block = f"\n{indent}```output\n{indent_lines(printed, indent)}{indent}```\n" if printed else ""
         parts.append(code + block + (match["gap"] if not match["whole"] else ""))
         end = match.end()
     return "".join(parts) + text[end:]

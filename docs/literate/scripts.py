@@ -1,9 +1,9 @@
 """
 # A JavaScript file as rows
 
-The model that runs in the page has a page of its own beside the Python it mirrors. Its file is read
-line by line, without a grammar: a row begins at each comment that has lines of its own and at each
-definition at the margin, and the words of a row are its comment, which is Markdown as in a docstring.
+The model that runs in the browser has its own page, beside the Python that it mirrors. Its file is read line
+by line, without a parser: a row begins at each comment on lines of its own and at each top-level definition.
+The prose of a row is its comment, which is Markdown, as in a docstring.
 """
 
 import ast
@@ -14,7 +14,7 @@ from docs.literate.names import Source, Symbol, summary
 from docs.literate.rows import Row, split_heading
 
 COMMENT = re.compile(r"( *)// ?(.*)")
-# At the margin a class or a function; one step in, a method.
+# A class or a function has no indentation; a method is indented by two spaces.
 DEFINITION = re.compile(
     r"(?:export )?(?:async )?(?:class|function) (\w+)|  (?:static |async )*(\w+)\(.*\) \{$"
 )
@@ -23,7 +23,7 @@ DEFINITION = re.compile(
 def read_script(root: Path, path: str) -> Source:
     """Reads the file at `path` under `root`."""
     text = (root / path).read_text("utf-8")
-    # There is no Python in it to follow names through.
+    # JavaScript has no Python syntax tree to resolve names in.
     source = Source(path, text, script_rows(text), ast.Module([], []))
     for row in source.rows:
         if row.name:
@@ -32,7 +32,7 @@ def read_script(root: Path, path: str) -> Source:
 
 
 def script_rows(text: str) -> list[Row]:
-    """The rows of a file. A comment right above a definition is about it."""
+    """The rows of a file. A comment right above a definition belongs to it."""
     lines = text.splitlines()
     rows = [Row(1)]
     owner = indent = ""

@@ -1,9 +1,9 @@
 """
 # Everything that is written
 
-The order is: read every source, so that each page can link to all; write their pages, the files to
-download and the notebooks; then the chapters; then KaTeX's fonts. A file that did not change is not
-touched, so a generator that watches the folder builds no more than it must.
+The order is: read every source, so that each page can link to all of them; write their pages, the downloads
+and the notebooks; then the chapters; then KaTeX's fonts. A file that hasn't changed is not touched, so a
+generator that watches the folder rebuilds only what it must.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import notebook, source_page
 from docs.literate.scripts import read_script
 
-# The time stamp of this file says when the reference was last written.
+# The modification time of this file tells when the reference was last written.
 MARK = ".made"
 
 
@@ -39,41 +39,43 @@ class Site:
 
     root: Path
     contents: Callable[[Sources], Contents]
-    """Called once for each build, with all sources."""
+    """Called once per build, with all sources."""
     folders: tuple[str, ...]
     """Folders of Python files; each file gets a page."""
     package: str
-    """The folder among them that gets a reference."""
+    """The one among `folders` that gets a reference."""
     programs: tuple[str, ...] = ()
-    """Folders among them whose files read a command line."""
+    """Those among `folders` whose files parse a command line."""
     scripts: tuple[str, ...] = ()
     """JavaScript files that get a page."""
     copied: tuple[str, ...] = ()
-    """Folders that the site serves as they are."""
+    """Folders that are copied to the site unchanged."""
     chapters: str = "docs/pages"
     written: str = "docs/written"
     watched: tuple[str, ...] = ()
     """Other folders that the pages depend on."""
     titles: dict[str, str] = field(default_factory=dict)
-    """The titles of folders in the navigation; a folder without one has its name."""
+    """The titles of folders in the navigation; a folder without one uses its name."""
     first: tuple[str, ...] = ()
-    """Folders and files that come before their neighbors; the others follow by name."""
+    """Folders and files that come first in the navigation; the rest follow in alphabetical order."""
 
     @property
     def out(self) -> Path:
-        """Where the pages are written."""
+        """The folder that the pages are written to."""
         return self.root / self.written
 
 
 def read_sources(root: Path, folders: tuple[str, ...]) -> Sources:
-    """All sources by module name. An empty file, such as most `__init__.py`, is not one."""
+    """
+    Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped.
+    """
     paths = sorted(path for name in folders for path in (root / name).rglob("*.py") if path.stat().st_size)
     sources = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
     return {source.module: source for source in sources}
 
 
-def put(path: Path, text: str | bytes) -> None:
-    """Writes a file if it is not the same already."""
+def write_if_changed(path: Path, text: str | bytes) -> None:
+    """Writes a file, unless it already has these contents."""
     data = text.encode() if isinstance(text, str) else text
     if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,43 +83,43 @@ def put(path: Path, text: str | bytes) -> None:
 
 
 def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
-    """The page of each source, the file itself, and its notebook."""
+    """Writes the page of each source, a copy of the file, and its notebook."""
     for source in sources.values():
-        put(site.out / f"{source.page}.md", source_page(source, sources, contents.after(source)))
-        put(site.out / source.path, source.text)
+        write_if_changed(site.out / f"{source.page}.md", source_page(source, sources, contents.after(source)))
+        write_if_changed(site.out / source.path, source.text)
         is_program = source.path.startswith(tuple(f"{folder}/" for folder in site.programs))
-        put(site.out / f"{source.page}.ipynb", notebook(source, is_program))
+        write_if_changed(site.out / f"{source.page}.ipynb", notebook(source, is_program))
 
 
 def write_scripts(site: Site, sources: Sources) -> None:
-    """The folders that are served as they are, and the pages of the scripts."""
+    """Copies the folders that are served unchanged, and writes the pages of the scripts."""
     for folder in site.copied:
         for path in (site.root / folder).glob("**/*.*"):
-            put(site.out / path.relative_to(site.root), path.read_bytes())
+            write_if_changed(site.out / path.relative_to(site.root), path.read_bytes())
     for name in site.scripts:
         script = read_script(site.root, name)
-        put(site.out / f"{script.page}.md", source_page(script, sources))
+        write_if_changed(site.out / f"{script.page}.md", source_page(script, sources))
 
 
 def write_chapters(site: Site, sources: Sources, contents: Contents) -> None:
-    """The chapters that people wrote."""
+    """Writes the chapters."""
     pages = site.root / site.chapters
     glossary = pages / "glossary.md"
     terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
     for path in sorted(pages.glob("**/*.md")):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
-        put(site.out / f"{name}.md", chapter(path, name, sources, contents.names(name), terms))
+        write_if_changed(site.out / f"{name}.md", chapter(path, name, sources, contents.names(name), terms))
 
 
 def reference_is_old(site: Site, sources: Sources) -> bool:
-    """Whether a source was edited since the reference was written."""
+    """Whether a source has changed since the reference was written."""
     mark = site.out / "reference" / MARK
     newest = max((site.root / source.path).stat().st_mtime for source in sources.values())
     return not mark.is_file() or mark.stat().st_mtime < newest
 
 
 def remove_old_pages(site: Site, sources: Sources) -> None:
-    """Deletes what was written for a source file that has since been moved or deleted."""
+    """Deletes what was written for source files that have since been moved or deleted."""
     known = {site.out / source.path for source in sources.values()}
     for folder in site.folders:
         for path in (site.out / folder).rglob("*.py"):
@@ -128,8 +130,8 @@ def remove_old_pages(site: Site, sources: Sources) -> None:
 
 def write_site(site: Site, reference: bool = True) -> Sources:
     """
-    Writes all pages and returns the sources they are about. The `reference` takes seconds and can be left as
-    it is. Raises `PageError` if a page would be wrong.
+    Writes all pages and returns the sources. Writing the `reference` takes seconds and can be skipped. Raises
+    `PageError` if a page would be wrong.
     """
     sources = read_sources(site.root, site.folders)
     contents = site.contents(sources)
@@ -139,7 +141,8 @@ def write_site(site: Site, reference: bool = True) -> Sources:
     write_chapters(site, sources, contents)
     maths.write_assets(site.out / "assets" / "katex")
     if reference and reference_is_old(site, sources):
-        # It imports the package, and a server that goes on running must not keep an old version of it.
+        # The reference imports the package, and a server that keeps running must not hold on to an old
+        # version of it.
         command = ["docs.literate.api", site.package, str(site.out), *site.folders]
         subprocess.run([sys.executable, "-m", *command], cwd=site.root, check=True)
     return sources

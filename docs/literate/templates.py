@@ -1,8 +1,8 @@
 """
 # Templates
 
-HTML is written by Jinja2 with autoescaping, so a text that comes from a record or a file stays text. What is
-HTML already is `Markup`, and only that is left as it is.
+Jinja2 renders HTML with autoescaping, so a text from a record or a file stays text. Only `Markup`, which is
+HTML already, is inserted as it is.
 """
 
 import re
@@ -17,8 +17,8 @@ HERE = Path(__file__).parent / "templates"
 
 class OneLineLoader(jinja2.FileSystemLoader):
     """
-    Reads templates. Those that end in `.html` lose their line breaks and indentation, as Markdown would end a
-    block of HTML at an empty line.
+    Loads templates. An `.html` template loses its line breaks and indentation, because in Markdown a blank
+    line would end a block of HTML.
     """
 
     def get_source(
@@ -29,14 +29,17 @@ class OneLineLoader(jinja2.FileSystemLoader):
 
 
 def renderer(*folders: Path) -> Callable[..., Markup]:
-    """A function that fills in a template from `folders` or from here: `render("figure.html", title="A")`."""
+    """
+    Returns a function that renders a template from `folders` or from here: `render("figure.html",
+    title="A")`.
+    """
     environment = jinja2.Environment(
         loader=OneLineLoader([*folders, HERE]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # `{#` begins the anchor of a heading.
+        # `{#` starts the anchor of a heading.
         comment_start_string="<!--#",
         comment_end_string="#-->",
     )

@@ -1,8 +1,8 @@
 """
-# Lists of modules, taken from the tree
+# Lists of modules, generated from the file tree
 
-The navigation of the site and a table for the README list every source file, so nobody keeps them by hand.
-Folders and files that a project names as `first` come before their neighbors, and the others follow by name.
+The site's navigation and a table in the README list every source file, and nobody has to maintain them.
+Folders and files that a project lists in `first` come first; the rest follow in alphabetical order.
 """
 
 import ast
@@ -18,28 +18,28 @@ from docs.literate.site import Site
 BLOCK = re.compile(r"(<!-- modules: .+? -->\n).*?(<!-- /modules -->)", re.S)
 
 
-def order(site: Site, path: str) -> tuple[bool, int, bool, str]:
-    """The sorting key of a file or a folder among its neighbors, for a `path` without an ending."""
+def sort_key(site: Site, path: str) -> tuple[bool, int, bool, str]:
+    """The sorting key of a file or a folder within its folder. `path` has no extension."""
     rank = site.first.index(path) if path in site.first else len(site.first)
-    # Folders stand below the files beside them.
+    # Subfolders come after files.
     return (site.root / path).is_dir(), rank, path.endswith("__init__"), path
 
 
 def section(site: Site, paths: Iterable[str], folder: str) -> list[Any]:
     """
-    The navigation of one folder: the `paths` in it, without endings, in order, and a part for each folder
-    below.
+    The navigation of one folder: the `paths` in it, without extensions and in order, and a section for each
+    subfolder.
     """
     inside = [path for path in paths if path.startswith(f"{folder}/")]
     names = {f"{folder}/{path.removeprefix(f'{folder}/').partition('/')[0]}" for path in inside}
     return [
         name if name in inside else {title(site, name): section(site, inside, name)}
-        for name in sorted(names, key=lambda name: order(site, name))
+        for name in sorted(names, key=lambda name: sort_key(site, name))
     ]
 
 
 def title(site: Site, folder: str) -> str:
-    """What a folder is called in the navigation."""
+    """The title of a folder in the navigation."""
     return site.titles.get(folder) or folder.rpartition("/")[2].replace("_", " ").capitalize()
 
 
@@ -47,7 +47,7 @@ def navigation(site: Site, sources: Sources) -> list[Any]:
     """
     ## What follows the chapters in the navigation
 
-    A part for each folder of sources, one for the scripts, and one for the reference, as MkDocs reads them.
+    A section for each folder of sources, one for the scripts, and one for the reference, in MkDocs's format.
     """
     paths = [source.page for source in sources.values()]
     parts = {title(site, folder): to_pages(section(site, paths, folder)) for folder in site.folders}
@@ -60,7 +60,7 @@ def navigation(site: Site, sources: Sources) -> list[Any]:
 
 
 def to_pages(entries: list[Any], old: str = "", new: str = "") -> list[Any]:
-    """A navigation of paths as one of Markdown files, with the beginning `old` of each replaced by `new`."""
+    """Turns the paths of a navigation into Markdown files and replaces the prefix `old` of each by `new`."""
     return [
         f"{new}{entry.removeprefix(old)}.md"
         if isinstance(entry, str)
@@ -69,46 +69,46 @@ def to_pages(entries: list[Any], old: str = "", new: str = "") -> list[Any]:
     ]
 
 
-def needs(site: Site, source: Source) -> str:
-    """What has to be there for a file to run: nothing, some packages, or the rest of this project."""
+def requirements(site: Site, source: Source) -> str:
+    """What a file needs to run: nothing but Python, some packages, or the rest of this project."""
     nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Import)]
     names = [*source.imports, *(alias.name for node in nodes for alias in node.names)]
     tops = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
     return "the package" if tops & {*site.folders} else ", ".join(sorted(tops)) or "Python"
 
 
-def flat(entries: list[Any]) -> list[str]:
+def flatten(entries: list[Any]) -> list[str]:
     """The pages of a navigation, in order."""
-    found: list[str] = []
+    pages: list[str] = []
     for entry in entries:
         if isinstance(entry, str):
-            found.append(entry)
+            pages.append(entry)
         else:
-            found += flat([one for inside in entry.values() for one in inside])
-    return found
+            pages += flatten([one for inside in entry.values() for one in inside])
+    return pages
 
 
 def module_table(site: Site, sources: Sources) -> str:
-    """
-    ## All modules with their first sentences, as a Markdown table
-    """
+    """## All modules with their first sentences, as a Markdown table"""
     by_page = {source.page: source for source in sources.values()}
     rows = []
     for folder in site.folders:
-        for page in flat(section(site, by_page, folder)):
+        for page in flatten(section(site, by_page, folder)):
             source = by_page[page]
             heading = source.rows[0].heading
             end = "" if heading.endswith(("?", "!", ".")) else "."
-            words = [f"**{heading}{end}**"] if heading else []
-            about = " ".join([*words, summary(source.rows[0].prose)]).strip()
-            rows.append(f"| [`{source.path}`]({source.path}) | {about} | {needs(site, source)} |\n")
+            title_words = [f"**{heading}{end}**"] if heading else []
+            description = " ".join([*title_words, summary(source.rows[0].prose)]).strip()
+            rows.append(
+                f"| [`{source.path}`]({source.path}) | {description} | {requirements(site, source)} |\n"
+            )
     return "| file | what it is about | needs |\n|---|---|---|\n" + "".join(rows)
 
 
 def with_module_table(site: Site, sources: Sources, text: str) -> str:
     """
-    `text` with its table of modules as it should be now. It stands between `<!-- modules: … -->` and
-    `<!-- /modules -->`. Raises `PageError` if there is no such place.
+    `text` with an up-to-date table of modules, which goes between `<!-- modules: … -->` and `<!-- /modules
+    -->`. Raises `PageError` if these are missing.
     """
     if not BLOCK.search(text):
         raise PageError("there is no <!-- modules: … --> with its <!-- /modules -->")

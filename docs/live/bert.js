@@ -1,25 +1,25 @@
 // # The same model in JavaScript
 //
-// Can a model be so small that a reader runs it while reading about it? This file is the forward pass of
-// `bert.py` and `mlm.py` in JavaScript, with no library under it. The [live page](../../live.md) runs it.
+// Can you run a BERT in the page that explains it? This file is the forward pass of `bert.py` and `mlm.py` in
+// JavaScript, without a library. The [live page](../../live.md) runs it.
 //
-// Classes, functions and parameters have the names of the Python and come in its order, so the two can be held
-// side by side. Each section links to its twin. What only training needs is left out: dropout, the first
-// weights, the loss. So is what one sentence at a time does not need: the batch, and with it padding and its
-// mask. Only what stands under *What PyTorch gives* and *Half precision* has no twin.
+// Classes, functions and parameters have the same names as in Python and come in the same order, so you can read
+// the two side by side. Each section names its counterpart. What only training needs is left out: dropout, the
+// initial weights, the loss. So is what a single sentence doesn't need: the batch dimension, padding and its mask.
+// Only *What PyTorch provides* and *Half precision* have no counterpart.
 //
-// There are no tensors. A matrix is a `Float32Array` with one row after another, and the letters in the comments
-// are sizes as in the Python: `T` tokens, `D` hidden size, `H` heads, `I` intermediate size, `V` vocabulary,
-// `P` places whose answer is wanted. A test runs a hundred sentences through both and compares each
-// probability and each attention weight.
+// There are no tensors. A matrix is a `Float32Array` with one row after another. The letters in the comments are
+// sizes, as in Python: `T` tokens, `D` hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary,
+// `M` masked positions. A test runs a hundred sentences through both and compares every probability and every
+// attention weight.
 
-// ## What PyTorch gives
+// ## What PyTorch provides
 //
-// Four things that a line of Python takes for granted have to be written out here.
+// Four things are one line in Python and have to be written out here.
 //
-// A dense layer, $xW^\top + b$. It is nearly all of the work, so its loop is the one that was written for speed.
-// Four rows of `x` go through it together, so that each weight is fetched once for four products. The sums are
-// in double precision, as all numbers of the language are.
+// A dense layer computes $xW^\top + b$, and takes nearly all of the time. So its loop is the one that is written
+// for speed: four rows of `x` go through it together, and each weight is read once for four multiplications. `O`
+// is the number of its outputs. The sums are in double precision, like every number in JavaScript.
 export class Linear {
   constructor({ weight, bias }) {
     this.weight = weight;
@@ -29,19 +29,19 @@ export class Linear {
   forward(x) {
     const { weight, bias } = this;
     const O = bias.length;
-    const I = weight.length / O;
-    const T = x.length / I;
+    const inputs = weight.length / O;
+    const T = x.length / inputs;
     const y = new Float32Array(T * O); // (T, O)
     for (let t = 0; t < T; t += 4) {
-      // The last group may reach past the end. It then does the last row again.
+      // If the last group reaches past the end, it repeats the last row.
       const [a, b, c, d] = [t, t + 1, t + 2, t + 3].map((row) => Math.min(row, T - 1));
-      const [ia, ib, ic, id] = [a * I, b * I, c * I, d * I];
+      const [ia, ib, ic, id] = [a * inputs, b * inputs, c * inputs, d * inputs];
       for (let o = 0; o < O; o++) {
         let ya = bias[o];
         let yb = ya;
         let yc = ya;
         let yd = ya;
-        for (let i = 0, io = o * I; i < I; i++, io++) {
+        for (let i = 0, io = o * inputs; i < inputs; i++, io++) {
           const w = weight[io];
           ya += x[ia + i] * w;
           yb += x[ib + i] * w;
@@ -58,8 +58,8 @@ export class Linear {
   }
 }
 
-// Each row to mean 0 and variance 1, then scaled and shifted by what was learned. The variance is divided by the
-// number of entries, not by one less.
+// Normalizes each row to mean 0 and variance 1, then applies the learned scale and shift. As in PyTorch, the
+// variance is the sum of squares divided by the number of entries, not by one less.
 export class LayerNorm {
   constructor({ weight, bias }, eps) {
     this.weight = weight;
@@ -83,8 +83,8 @@ export class LayerNorm {
   }
 }
 
-// JavaScript has no error function. A polynomial in $1 / (1 + p\,|x|)$ times $e^{-x^2}$ comes within
-// $1.5 \cdot 10^{-7}$ of it, about the step between two float32 numbers near 1.
+// JavaScript has no error function. A polynomial in $1 / (1 + p\,|x|)$ times $e^{-x^2}$ is within
+// $1.5 \cdot 10^{-7}$ of it, about the distance between two float32 numbers near 1.
 //
 // Source: [Abramowitz and Stegun](https://personal.math.ubc.ca/~cbm/aands/page_299.htm), formula 7.1.26.
 export function erf(x) {
@@ -99,14 +99,14 @@ export function gelu(x) {
   return x;
 }
 
-// Numbers that add up to one, in place, over rows of a given width. The largest entry is taken off first: that
-// changes nothing in the result, and no exponential overflows.
+// Softmax over rows of a given width, in place. Subtracting the largest entry first doesn't change the result and
+// keeps the exponentials from overflowing.
 export function softmax(x, width) {
   for (let start = 0; start < x.length; start += width) {
     const row = x.subarray(start, start + width);
-    const most = row.reduce((a, b) => Math.max(a, b));
+    const largest = row.reduce((a, b) => Math.max(a, b));
     let sum = 0;
-    for (let i = 0; i < width; i++) sum += row[i] = Math.exp(row[i] - most);
+    for (let i = 0; i < width; i++) sum += row[i] = Math.exp(row[i] - largest);
     for (let i = 0; i < width; i++) row[i] /= sum;
   }
   return x;
@@ -114,7 +114,7 @@ export function softmax(x, width) {
 
 // ## Embeddings
 //
-// Beside `bert.BertEmbeddings`. There is one sentence, so every token is of type 0.
+// Counterpart: `bert.BertEmbeddings`. There is one sentence, so every token has type 0.
 export class BertEmbeddings {
   constructor(state, config) {
     this.word_embeddings = state.word_embeddings.weight;
@@ -132,8 +132,8 @@ export class BertEmbeddings {
     input_ids.forEach((id, t) => {
       if (!(id >= 0 && id < V)) throw new Error(`the id ${id} is outside the vocabulary of ${V}`);
       for (let i = 0; i < D; i++) {
-        const place = this.position_embeddings[t * D + i] + this.token_type_embeddings[i];
-        x[t * D + i] = this.word_embeddings[id * D + i] + place;
+        const position = this.position_embeddings[t * D + i];
+        x[t * D + i] = this.word_embeddings[id * D + i] + position + this.token_type_embeddings[i];
       }
     });
     return this.LayerNorm.forward(x);
@@ -142,8 +142,8 @@ export class BertEmbeddings {
 
 // ## Self-attention
 //
-// Beside `bert.BertSelfAttention`. Heads are neighboring columns of the projections, so nothing is moved to
-// cut them: head `h` begins at column `h * d`.
+// Counterpart: `bert.BertSelfAttention`. A head is a group of neighboring columns of the projections, so splitting
+// into heads moves no data: head `h` begins at column `h * d`.
 export class BertSelfAttention {
   constructor(state, config) {
     this.num_attention_heads = config.num_attention_heads;
@@ -152,7 +152,7 @@ export class BertSelfAttention {
     this.value = new Linear(state.value);
   }
 
-  // Takes `(T, D)`. Returns the new vectors, `(T, D)`, and the attention weights, `(H, T, T)`.
+  // Takes `(T, D)`. Returns the context vectors, `(T, D)`, and the attention weights, `(H, T, T)`.
   forward(hidden_states) {
     const D = this.query.bias.length;
     const H = this.num_attention_heads;
@@ -187,7 +187,7 @@ export class BertSelfAttention {
 
 // ## Dense, add, norm
 //
-// Beside `bert.BertOutput`.
+// Counterpart: `bert.BertOutput`.
 export class BertOutput {
   constructor(state, config) {
     this.dense = new Linear(state.dense);
@@ -203,7 +203,7 @@ export class BertOutput {
 
 // ## Attention with its residual
 //
-// Beside `bert.BertLayer`, where these two are the parts of `attention`.
+// Counterpart: `attention` in `bert.BertLayer`, which has these two parts.
 export class BertAttention {
   constructor(state, config) {
     this.self = new BertSelfAttention(state.self, config);
@@ -218,13 +218,13 @@ export class BertAttention {
 
 // ## The feed-forward network
 //
-// Beside `bert.BertIntermediate`.
+// Counterpart: `bert.BertIntermediate`.
 export class BertIntermediate {
   constructor(state) {
     this.dense = new Linear(state.dense);
   }
 
-  // `(T, D)` to `(T, I)`.
+  // From `(T, D)` to `(T, I)`.
   forward(hidden_states) {
     return gelu(this.dense.forward(hidden_states));
   }
@@ -232,7 +232,7 @@ export class BertIntermediate {
 
 // ## One block
 //
-// Beside `bert.BertLayer`.
+// Counterpart: `bert.BertLayer`.
 export class BertLayer {
   constructor(state, config) {
     this.attention = new BertAttention(state.attention, config);
@@ -248,8 +248,7 @@ export class BertLayer {
 
 // ## The stack
 //
-// Beside `bert.BertEncoder`. What goes into each block is kept, since a picture of a model is a picture of
-// these.
+// Counterpart: `bert.BertEncoder`. The input of every block is kept, for pictures of what the model does.
 export class BertEncoder {
   constructor(state, config) {
     this.layer = Array.from({ length: config.num_hidden_layers }, (_, i) => new BertLayer(state.layer[i], config));
@@ -269,7 +268,7 @@ export class BertEncoder {
 
 // ## The whole encoder
 //
-// Beside `bert.BertModel`, without the pooler.
+// Counterpart: `bert.BertModel`, without the pooler.
 export class BertModel {
   constructor(state, config) {
     this.embeddings = new BertEmbeddings(state.embeddings, config);
@@ -281,9 +280,9 @@ export class BertModel {
   }
 }
 
-// ## From the encoder's space to the embeddings'
+// ## From the encoder's space to that of the embeddings
 //
-// Beside `mlm.BertPredictionHeadTransform`. Here ends `bert.py` and begins `mlm.py`.
+// Counterpart: `mlm.BertPredictionHeadTransform`. From here on, the counterparts are in `mlm.py`.
 export class BertPredictionHeadTransform {
   constructor(state, config) {
     this.dense = new Linear(state.dense);
@@ -297,15 +296,15 @@ export class BertPredictionHeadTransform {
 
 // ## The head
 //
-// Beside `mlm.BertLMPredictionHead`. The product with the token embeddings is a dense layer whose weight is the
-// table itself, so weight tying is visible: no other matrix of that size was sent to this page.
+// Counterpart: `mlm.BertLMPredictionHead`. The logits come from a dense layer whose weight is the embedding table
+// itself. Here you can see weight tying: the page downloads no other matrix of that size.
 export class BertLMPredictionHead {
   constructor(state, config) {
     this.transform = new BertPredictionHeadTransform(state.transform, config);
     this.bias = state.bias;
   }
 
-  // `(P, D)` and `(V, D)` to the logits, `(P, V)`.
+  // From `(M, D)` and the embeddings, `(V, D)`, to the logits, `(M, V)`.
   forward(hidden_states, embedding) {
     const decoder = new Linear({ weight: embedding, bias: this.bias });
     return decoder.forward(this.transform.forward(hidden_states));
@@ -314,8 +313,8 @@ export class BertLMPredictionHead {
 
 // ## Encoder and head
 //
-// Beside `models.BertForMaskedLM`. `state` is a tree by the names of the parameters,
-// `bert.encoder.layer.0.attention.self.query.weight`, and each class above takes its own branch.
+// Counterpart: `models.BertForMaskedLM`. `state` is a tree that follows the names of the parameters, such as
+// `bert.encoder.layer.0.attention.self.query.weight`. Each class above takes its own branch.
 export class BertForMaskedLM {
   constructor(state, config) {
     this.bert = new BertModel(state.bert, config);
@@ -323,47 +322,47 @@ export class BertForMaskedLM {
     this.config = config;
   }
 
-  // The logits are those at `places`, `(P, V)`, since nobody asks for the others.
-  forward(input_ids, places) {
+  // Computes the logits at `positions` only, `(M, V)`, since nobody needs the others.
+  forward(input_ids, positions) {
     const { hidden_size: D } = this.config;
     const { hidden_states, attentions } = this.bert.forward(input_ids);
     const last = hidden_states.at(-1); // (T, D)
-    const chosen = new Float32Array(places.length * D); // (P, D)
-    places.forEach((place, p) => chosen.set(last.subarray(place * D, (place + 1) * D), p * D));
-    const logits = this.cls.forward(chosen, this.bert.embeddings.word_embeddings); // (P, V)
+    const selected = new Float32Array(positions.length * D); // (M, D)
+    positions.forEach((t, m) => selected.set(last.subarray(t * D, (t + 1) * D), m * D));
+    const logits = this.cls.forward(selected, this.bert.embeddings.word_embeddings); // (M, V)
     return { logits, hidden_states, attentions };
   }
 
   // ### Weights from a file
   //
-  // The file is one number after another, two bytes each. `card` is `model.json`: the sizes, and the
-  // names and shapes of the tensors in the order in which they lie. Throws where the two do not belong together.
-  static from_pretrained(card, buffer) {
-    const wanted = card.tensors.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
-    if (card.dtype !== "float16" || buffer.byteLength !== 2 * wanted) {
-      throw new Error(`the file has ${buffer.byteLength} bytes and model.json wants ${2 * wanted}`);
+  // The file is one number after another, two bytes each. `metadata` is `model.json`: the sizes, and the names and
+  // shapes of the tensors in the order of the file. Throws if the two don't belong together.
+  static from_pretrained(metadata, buffer) {
+    const expected = metadata.tensors.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+    if (metadata.dtype !== "float16" || buffer.byteLength !== 2 * expected) {
+      throw new Error(`the file has ${buffer.byteLength} bytes, but model.json describes ${2 * expected}`);
     }
     const numbers = from_float16(buffer);
     const state = {};
-    let at = 0;
-    for (const { name, shape } of card.tensors) {
+    let start = 0;
+    for (const { name, shape } of metadata.tensors) {
       const path = name.split(".");
       const leaf = path.pop();
       const branch = path.reduce((tree, part) => (tree[part] ??= {}), state);
       const size = shape.reduce((a, b) => a * b, 1);
-      branch[leaf] = numbers.subarray(at, at + size);
-      at += size;
+      branch[leaf] = numbers.subarray(start, start + size);
+      start += size;
     }
-    return new BertForMaskedLM(state, card.config);
+    return new BertForMaskedLM(state, metadata.config);
   }
 }
 
 // ## Half precision
 //
-// Two bytes hold a sign, five bits of an exponent and ten bits of a fraction. New browsers know this type. For
-// the others the number is put together by hand: $(1 + f / 1024) \cdot 2^{e - 15}$, or $f / 1024 \cdot 2^{-14}$
-// where $e$ is 0. Rounding changes a weight by at most one part in 2048, and one below $2^{-14}$ by at most
-// $2^{-25}$.
+// A float16 has one bit for the sign, five for the exponent $e$ and ten for the fraction $f$. New browsers have
+// this type. For the others we compute the number: $(1 + f / 1024) \cdot 2^{e - 15}$, or $f / 1024 \cdot 2^{-14}$
+// if $e$ is 0. Rounding changes a weight by at most one part in 2048, or by at most $2^{-25}$ if it is below
+// $2^{-14}$.
 export function from_float16(buffer) {
   if (globalThis.Float16Array) return Float32Array.from(new Float16Array(buffer));
   return Float32Array.from(new Uint16Array(buffer), (bits) => {
@@ -377,10 +376,10 @@ export function from_float16(buffer) {
 
 // ## Fill the masks
 //
-// Beside `fill_mask.fill_mask`. The probabilities at each `[MASK]`, in order: `(P, V)`, over the whole
-// vocabulary.
+// Counterpart: `fill_mask.fill_mask`. Returns the probabilities at each `[MASK]`, in order: `(M, V)`, over the
+// whole vocabulary.
 export function fill_mask(model, input_ids, mask_token_id) {
-  const places = [...input_ids.keys()].filter((place) => input_ids[place] === mask_token_id);
-  const { logits, hidden_states, attentions } = model.forward(input_ids, places);
-  return { places, probabilities: softmax(logits, model.config.vocab_size), hidden_states, attentions };
+  const positions = [...input_ids.keys()].filter((t) => input_ids[t] === mask_token_id);
+  const { logits, hidden_states, attentions } = model.forward(input_ids, positions);
+  return { positions, probabilities: softmax(logits, model.config.vocab_size), hidden_states, attentions };
 }

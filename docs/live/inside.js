@@ -1,4 +1,4 @@
-// What the page of the model shows beyond its answers: the moments of its training, and where its heads look.
+// What the page of the model shows besides the predictions: earlier points in training, and the attention weights.
 
 import { choice, make, percent, progress, spoken, visible } from "./live.js";
 
@@ -18,42 +18,42 @@ export class Inside {
   constructor(page) {
     this.page = page;
     this.wanted = page.checkpoint;
-    this.here = new Set([page.checkpoint.file]);
-    this.card = page.card;
+    this.loaded = new Set([page.checkpoint.file]);
+    this.metadata = page.metadata;
     this.layer = 0;
     this.head = 0;
     this.seen = null;
     this.elements = [];
-    if (this.card.checkpoints.length > 1) this.elements.push(this.moments());
+    if (this.metadata.checkpoints.length > 1) this.elements.push(this.moments());
     this.elements.push(this.attention());
   }
 
-  // ## Moments
+  // ## Points in training
 
   stops(arm = this.wanted.arm) {
-    return this.card.checkpoints.filter((one) => one.arm === arm);
+    return this.metadata.checkpoints.filter((one) => one.arm === arm);
   }
 
   moments() {
-    // That of the last one first: it is shown when the page starts.
-    const arms = [...new Set(this.card.checkpoints.map(({ arm }) => arm).reverse())];
-    this.lines = arms.map((arm) => [arm, this.card.curves[arm] ?? []]);
+    // The run of the last checkpoint comes first, because the page starts with it.
+    const arms = [...new Set(this.metadata.checkpoints.map(({ arm }) => arm).reverse())];
+    this.lines = arms.map((arm) => [arm, this.metadata.curves[arm] ?? []]);
     this.slider = make("input", { type: "range", min: 0, step: 1, id: "moment" });
     this.slider.addEventListener("input", () => this.go(this.stops()[this.slider.value]));
     this.when = make("output", { htmlFor: "moment" });
     this.plot = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": this.story() });
-    // A shortcut for the mouse; the slider does the same.
+    // A shortcut for the mouse. The slider does the same.
     this.plot.addEventListener("click", (event) => {
       const box = this.plot.getBoundingClientRect();
       const seconds = this.at.time((event.clientX - box.left) * (WIDTH / box.width));
       this.go(this.nearest(this.wanted.arm, seconds));
     });
     this.scale();
-    const samples = (n) => {
+    const sample = (n) => {
       const line = draw("path", { class: `line n${n + 1}`, d: "M0,5H36" });
       return draw("svg", { viewBox: "0 0 36 10", "aria-hidden": "true" }, line);
     };
-    const options = arms.map((arm, n) => [arm, samples(n), arm]);
+    const options = arms.map((arm, n) => [arm, sample(n), arm]);
     this.toggle = choice("Sequence length", "arm", options, this.wanted.arm, (arm) => {
       this.go(this.nearest(arm, this.wanted.seconds));
     });
@@ -61,7 +61,7 @@ export class Inside {
     this.failed = make("p", { className: "note", role: "status" });
     this.showMoment();
     return make(
-      "section", { className: "moments chart", ariaLabel: "Earlier moments of the training" },
+      "section", { className: "moments chart", ariaLabel: "Earlier points in training" },
       make("div", { className: "controls" }, arms.length > 1 ? this.toggle : ""),
       this.plot,
       make("label", { className: "slider", htmlFor: "moment" }, "Seconds of training"), this.slider, this.when,
@@ -76,15 +76,15 @@ export class Inside {
     return `Held-out loss by seconds of training: ${ends.join("; ")}.`;
   }
 
-  // Where a moment and a loss are on the paper.
+  // Maps seconds and losses to coordinates, and draws the axes and the curves.
   scale() {
-    const points = [...this.lines.flatMap(([, curve]) => curve), ...this.card.checkpoints.map((one) => [one.seconds, one.loss])];
+    const points = [...this.lines.flatMap(([, curve]) => curve), ...this.metadata.checkpoints.map((one) => [one.seconds, one.loss])];
     const most = Math.max(...points.map(([seconds]) => seconds));
     const low = Math.floor(Math.min(...points.map(([, loss]) => loss)));
     const high = Math.max(...points.map(([, loss]) => loss));
     const x = (seconds) => LEFT + (seconds / most) * (WIDTH - LEFT - 10);
     const y = (loss) => 10 + ((high - loss) / (high - low)) * (HEIGHT - BOTTOM - 10);
-    this.at = { x, y, time: (place) => ((place - LEFT) / (WIDTH - LEFT - 10)) * most };
+    this.at = { x, y, time: (offset) => ((offset - LEFT) / (WIDTH - LEFT - 10)) * most };
     for (let loss = low; loss <= high; loss++) {
       this.plot.append(draw("path", { class: "grid", d: `M${LEFT},${y(loss)}H${WIDTH - 10}` }));
       this.plot.append(draw("text", { x: LEFT - 8, y: y(loss) + 5, "text-anchor": "end" }, loss));
@@ -93,10 +93,10 @@ export class Inside {
     for (let seconds = 0; seconds <= most; seconds += step) {
       const last = seconds + step > most;
       const anchor = last ? "end" : "middle";
-      const place = { x: last ? Math.min(x(seconds) + 24, WIDTH) : x(seconds), y: HEIGHT - BOTTOM + 24 };
-      this.plot.append(draw("text", { ...place, "text-anchor": anchor }, last ? `${seconds} s` : seconds));
+      const position = { x: last ? Math.min(x(seconds) + 24, WIDTH) : x(seconds), y: HEIGHT - BOTTOM + 24 };
+      this.plot.append(draw("text", { ...position, "text-anchor": anchor }, last ? `${seconds} s` : seconds));
     }
-    const title = "held-out loss by seconds of training";
+    const title = "held-out loss in nats by seconds of training";
     this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle", class: "level" }, title));
     this.lines.forEach(([, curve], n) => {
       const d = `M${curve.map(([seconds, loss]) => `${x(seconds).toFixed(1)},${y(loss).toFixed(1)}`).join("L")}`;
@@ -106,9 +106,9 @@ export class Inside {
     this.plot.append(this.dots);
   }
 
-  // A moment is a point of its curve. Its own loss is that of rounded weights, and may differ a little.
+  // A checkpoint is drawn on its curve. Its own loss is that of the rounded weights and may differ a little.
   height({ arm, seconds, loss }) {
-    return this.card.curves[arm]?.find(([when]) => when === seconds)?.[1] ?? loss;
+    return this.metadata.curves[arm]?.find(([when]) => when === seconds)?.[1] ?? loss;
   }
 
   nearest(arm, seconds) {
@@ -122,8 +122,8 @@ export class Inside {
     for (const input of this.toggle.querySelectorAll("input")) input.checked = input.value === checkpoint.arm;
     this.slider.max = stops.length - 1;
     this.slider.value = stops.indexOf(checkpoint);
-    // Until its weights are here, the answers are those of another moment.
-    this.page.place.classList.toggle("behind", checkpoint !== this.page.checkpoint);
+    // Until its weights have arrived, the predictions are those of another checkpoint.
+    this.page.root.classList.toggle("behind", checkpoint !== this.page.checkpoint);
     const { seconds, steps, loss } = checkpoint;
     const words = `${Math.round(seconds)} s, ${steps.toLocaleString("en")} steps, loss ${loss.toFixed(2)}`;
     this.when.textContent = words;
@@ -138,8 +138,8 @@ export class Inside {
     );
   }
 
-  // To another moment. Its weights come first, then those of the others, since who moves a slider moves on.
-  // Until they are here, the answers are those of the moment before.
+  // Goes to another checkpoint. Its weights are downloaded first, then those of its neighbors, because a slider
+  // rarely moves only once. Until they arrive, the predictions are those of the checkpoint before.
   async go(checkpoint) {
     this.wanted = checkpoint;
     this.settle();
@@ -149,15 +149,15 @@ export class Inside {
     const bar = progress("", () => this.page.model.call("cancel"));
     try {
       for (let next = this.next(); next; next = this.next()) {
-        bar.begin(`Fetching the model as it was after ${Math.round(next.seconds)} s`);
-        // Once for all files: a button that goes takes the focus with it.
+        bar.begin(`Downloading the weights after ${Math.round(next.seconds)} s of training`);
+        // One bar for all files: if its button disappeared between two, it would lose the focus.
         if (!bar.element.isConnected) this.state.append(bar.element);
         await this.page.model.call("fetch", { file: next.file }, bar.tell);
-        this.here.add(next.file);
+        this.loaded.add(next.file);
         this.settle();
       }
     } catch (error) {
-      this.failed.textContent = error.cancelled ? "Cancelled. Move the slider to go on." : error.message;
+      this.failed.textContent = error.canceled ? "Canceled. Move the slider to try again." : error.message;
       this.wanted = this.page.checkpoint;
       this.settle();
     }
@@ -167,17 +167,17 @@ export class Inside {
     this.working = false;
   }
 
-  // What to fetch: the moment that is wanted, then the nearest ones.
+  // What to download next: the wanted checkpoint, then the nearest ones.
   next() {
     const far = (one) => Math.abs(one.seconds - this.wanted.seconds);
-    return this.stops().filter(({ file }) => !this.here.has(file)).sort((a, b) => far(a) - far(b))[0];
+    return this.stops().filter(({ file }) => !this.loaded.has(file)).sort((a, b) => far(a) - far(b))[0];
   }
 
-  // Asks the wanted moment as soon as its weights are here, and shows how things stand.
+  // Switches to the wanted checkpoint once its weights have arrived, and updates the display.
   settle() {
-    if (this.wanted !== this.page.checkpoint && this.here.has(this.wanted.file)) {
+    if (this.wanted !== this.page.checkpoint && this.loaded.has(this.wanted.file)) {
       this.page.checkpoint = this.wanted;
-      this.page.ask();
+      this.page.predict();
     }
     this.showMoment();
   }
@@ -185,7 +185,7 @@ export class Inside {
   // ## Attention
 
   attention() {
-    const { num_hidden_layers: L, num_attention_heads: H } = this.card.config;
+    const { num_hidden_layers: L, num_attention_heads: H } = this.metadata.config;
     const layers = Array.from({ length: L }, (_, i) => [i, String(i + 1)]);
     const step = choice("Layer", "layer", layers, 0, (layer) => {
       this.layer = layer;
@@ -205,12 +205,12 @@ export class Inside {
     input.addEventListener("change", () => {
       this.head = h;
       this.look(this.seen);
-      this.page.say(this.reading.textContent);
+      this.page.announce(this.reading.textContent);
     });
-    const shares = draw("path", { class: "shares" });
+    const weights = draw("path", { class: "shares" });
     const row = draw("path", { class: "looks" });
     const column = draw("path", { class: "looks" });
-    const svg = draw("svg", { "aria-hidden": "true" }, shares, row, column);
+    const svg = draw("svg", { "aria-hidden": "true" }, weights, row, column);
     const cell = (event) => {
       const box = svg.getBoundingClientRect();
       const part = (offset, size) => Math.min(this.size - 1, Math.max(0, Math.floor((offset / size) * this.size)));
@@ -219,43 +219,43 @@ export class Inside {
     svg.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.look(cell(event), h));
     svg.addEventListener("pointerleave", () => this.look(null));
     svg.addEventListener("click", (event) => {
-      // The label chooses the head.
+      // The label around the map chooses the head.
       this.page.pin(cell(event)[0]);
     });
     const takes = make("span", { className: "takes" });
     const label = make("label", { className: "head" }, make("span", { className: "name" }, input, `head ${h + 1}`), svg, takes);
-    return { label, svg, shares, row, column, takes };
+    return { label, svg, weights, row, column, takes };
   }
 
-  share(h, i, j) {
+  weight(h, i, j) {
     const { attentions, length } = this.page.answer;
     const from = this.page.frame[0].length;
     return attentions[this.layer][(h * length + i + from) * length + j + from];
   }
 
-  // All maps anew. The area of a square is the share.
+  // Draws all maps. The area of a square is the attention weight.
   draw() {
     if (!this.page.answer && this.page.characters.length) return;
     const T = (this.size = this.page.characters.length);
-    this.maps.forEach(({ svg, shares }, h) => {
+    this.maps.forEach(({ svg, weights }, h) => {
       const squares = [];
       for (let i = 0; i < T; i++) {
         for (let j = 0; j < T; j++) {
-          const side = Math.sqrt(this.share(h, i, j)) * 0.94;
+          const side = Math.sqrt(this.weight(h, i, j)) * 0.94;
           if (side < 0.1) continue;
           const [x, y, s] = [j + 0.5 - side / 2, i + 0.5 - side / 2, side].map((number) => number.toFixed(2));
           squares.push(`M${x},${y}h${s}v${s}h-${s}z`);
         }
       }
       svg.setAttribute("viewBox", `0 0 ${T || 1} ${T || 1}`);
-      shares.setAttribute("d", squares.join(""));
-      shares.setAttribute("class", `shares n${(this.layer % 4) + 1}`);
+      weights.setAttribute("d", squares.join(""));
+      weights.setAttribute("class", `shares n${(this.layer % 4) + 1}`);
     });
     this.look(this.seen);
   }
 
-  // The letter that looks: the one under the mouse, else the one that has the focus or had it last. Its line is
-  // marked in every map, and below the letters stands what the chosen head takes from each.
+  // Chooses the query: the character under the mouse, or else the one that last had the focus. Every map outlines its
+  // row, and the squares below the characters show the attention weights of the chosen head.
   look(seen, over = this.head) {
     this.seen = seen;
     const { characters, buttons, answer, pinned } = this.page;
@@ -269,30 +269,32 @@ export class Inside {
       this.reading.textContent = "";
     }
     const T = characters.length;
-    // Between a keystroke and its answer the maps are still those of the text before.
+    // Between a keystroke and the new predictions, the maps still belong to the text before.
     if (!answer || T !== this.size || i >= T) return;
-    const name = (at) => (this.page.hidden.has(at) ? "▁" : visible(characters[at]));
+    const name = (at) => (this.page.masked.has(at) ? "▁" : visible(characters[at]));
     this.maps.forEach(({ label, row, column, takes }, h) => {
       row.setAttribute("d", `M0,${i}h${T}v1h-${T}z`);
       column.setAttribute("d", j === undefined ? "" : `M${j},0h1v${T}h-1z`);
-      const most = [...characters.keys()].sort((a, b) => this.share(h, i, b) - this.share(h, i, a)).slice(0, 3);
-      const shown = most.filter((at) => this.share(h, i, at) >= 0.01);
-      const list = (named, sign) => shown.map((at) => `${named(at)} ${percent(this.share(h, i, at))}`).join(sign);
-      const said = list((at) => (this.page.hidden.has(at) ? "a hidden letter" : spoken(characters[at])), ", ");
+      const most = [...characters.keys()].sort((a, b) => this.weight(h, i, b) - this.weight(h, i, a)).slice(0, 3);
+      const shown = most.filter((at) => this.weight(h, i, at) >= 0.01);
+      const list = (named, separator) => shown.map((at) => `${named(at)} ${percent(this.weight(h, i, at))}`).join(separator);
+      const said = list((at) => (this.page.masked.has(at) ? "a masked character" : spoken(characters[at])), ", ");
       takes.replaceChildren(
         make("span", { "aria-hidden": true }, list(name, "  ")),
-        make("span", { className: "sr" }, said && `takes from ${said}`),
+        make("span", { className: "sr" }, said && `attends to ${said}`),
       );
       label.classList.toggle("chosen", h === over);
     });
     this.page.letters.dataset.layer = (this.layer % 4) + 1;
     buttons.forEach((button, at) => {
-      button.style.setProperty("--share", Math.sqrt(this.share(over, i, at)).toFixed(3));
+      button.style.setProperty("--share", Math.sqrt(this.weight(over, i, at)).toFixed(3));
       button.classList.toggle("looks", at === i);
       button.classList.toggle("taken", at === j);
     });
-    const hidden = this.page.hidden.has(i) ? " (hidden)" : "";
-    const what = j === undefined ? "; the squares below the letters are its shares" : `: ${percent(this.share(over, i, j))} from letter ${j + 1}, ${spoken(characters[j])}`;
-    this.reading.textContent = `Head ${over + 1} at letter ${i + 1}, ${spoken(characters[i])}${hidden}${what}.`;
+    const masked = this.page.masked.has(i) ? " (masked)" : "";
+    const what = j === undefined
+      ? ". The squares below the characters are its attention weights"
+      : `: attention weight ${percent(this.weight(over, i, j))} on character ${j + 1}, ${spoken(characters[j])}`;
+    this.reading.textContent = `Head ${over + 1} at character ${i + 1}, ${spoken(characters[i])}${masked}${what}.`;
   }
 }

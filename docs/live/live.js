@@ -1,7 +1,7 @@
-// The sentence, its hidden letters, and the answers at each of them. What the page of the model has beyond this
-// stands in `inside.js`. Text of the reader is put into the page as text and never as markup.
+// The sentence, its masked characters, and the predictions for each of them. What else the page of the model shows is
+// in `inside.js`. Text of the reader enters the page as text, never as markup.
 
-// Letters between brackets are hidden.
+// Characters between brackets are masked.
 const SAMPLES = [
   "Return a copy of the [l]ist.",
   "If the key is not fo[u]nd, raise an e[rr]or.",
@@ -11,16 +11,16 @@ const SAMPLES = [
 ];
 const SHOWN = 5;
 const SPOKEN = {
-  " ": "blank", "\n": "line end", "\t": "tab", ".": "full stop", ",": "comma", ";": "semicolon", ":": "colon",
+  " ": "space", "\n": "line break", "\t": "tab", ".": "period", ",": "comma", ";": "semicolon", ":": "colon",
   "!": "exclamation mark", "?": "question mark", "'": "apostrophe", '"': "quotation mark", "`": "backtick",
-  "-": "hyphen", _: "underscore", "(": "opening bracket", ")": "closing bracket", "[": "opening square bracket",
-  "]": "closing square bracket", "{": "opening brace", "}": "closing brace", "<": "less than", ">": "greater than",
+  "-": "hyphen", _: "underscore", "(": "opening parenthesis", ")": "closing parenthesis", "[": "opening bracket",
+  "]": "closing bracket", "{": "opening brace", "}": "closing brace", "<": "less than", ">": "greater than",
   "=": "equals", "+": "plus", "*": "asterisk", "/": "slash", "\\": "backslash", "|": "vertical bar", "#": "hash",
   "@": "at sign", "&": "ampersand", "%": "percent sign", $: "dollar sign", "^": "caret", "~": "tilde",
 };
 
-// A character in words, where it cannot be seen or is likely to be passed over. What would turn the writing of
-// the line around is kept to itself.
+// The name of a character that is invisible or easily skipped by a screen reader. A character of a right-to-left
+// script is isolated, so that it doesn't turn the rest of the line around.
 export function spoken(character) {
   if (SPOKEN[character]) return SPOKEN[character];
   if (/[\p{C}\p{Z}\p{M}]/u.test(character)) return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
@@ -28,9 +28,9 @@ export function spoken(character) {
   return /[\u0590-\u08ff\ufb1d-\ufefc]/.test(character) ? `\u2068${character}\u2069` : character;
 }
 
-export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+export const percent = (fraction) => `${(100 * fraction).toFixed(fraction < 0.0995 ? 1 : 0)}%`;
 
-// A character as it can be seen, if it can be.
+// A visible stand-in for a character, if it has no shape of its own.
 export function visible(character) {
   if (character === " ") return "·";
   if (character === "\n") return "↵";
@@ -48,7 +48,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// A row of choices of which one holds: radio buttons, so that the arrow keys go through them.
+// A row of options of which one is chosen: radio buttons, so the arrow keys go through them.
 export function choice(legend, name, options, chosen, change) {
   const labels = options.map(([value, ...words]) => {
     const input = make("input", { type: "radio", name, value, checked: value === chosen });
@@ -58,35 +58,35 @@ export function choice(legend, name, options, chosen, change) {
   return make("fieldset", { className: "choice" }, make("legend", {}, legend), ...labels);
 }
 
-// The worker, as a function that returns a promise. It ends when the page does.
+// The worker behind a method that returns a promise. It lives as long as the page.
 class Model {
   constructor() {
     this.waiting = new Map();
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    this.worker.onmessage = ({ data: { number, answer, error, cancelled, done, total } }) => {
-      const { resolve, reject, tell } = this.waiting.get(number);
-      if (done !== undefined) return tell?.(done, total);
+    this.worker.onmessage = ({ data: { number, result, error, canceled, done, total } }) => {
+      const { resolve, reject, onProgress } = this.waiting.get(number);
+      if (done !== undefined) return onProgress?.(done, total);
       this.waiting.delete(number);
-      if (error === undefined) resolve(answer);
-      else reject(Object.assign(new Error(error), { cancelled }));
+      if (error === undefined) resolve(result);
+      else reject(Object.assign(new Error(error), { canceled }));
     };
     this.worker.onerror = (event) => {
       event.preventDefault();
-      for (const { reject } of this.waiting.values()) reject(new Error("The script of the model did not run here."));
+      for (const { reject } of this.waiting.values()) reject(new Error("The model's script didn't run in this browser."));
       this.waiting.clear();
     };
     this.count = 0;
   }
 
-  call(task, more, tell) {
+  call(task, more, onProgress) {
     return new Promise((resolve, reject) => {
-      this.waiting.set(++this.count, { resolve, reject, tell });
+      this.waiting.set(++this.count, { resolve, reject, onProgress });
       this.worker.postMessage({ number: this.count, task, ...more });
     });
   }
 }
 
-// How much has arrived, with a button that ends it.
+// How much of a download has arrived, with a button that cancels it.
 export function progress(what, cancel) {
   const bar = make("progress", { max: 1 });
   const words = make("span", { className: "words" });
@@ -110,54 +110,54 @@ export function progress(what, cancel) {
   return shown;
 }
 
-// Called by `start.js`. `asked` says that the reader pressed the button, and so where the focus belongs.
-export async function open(place, asked) {
-  const button = place.querySelector(".start");
-  const said = place.querySelector(".said");
+// Called by `start.js`. If the reader `pressed` the button, the focus follows to what replaces it.
+export async function open(root, pressed) {
+  const button = root.querySelector(".start");
+  const status = root.querySelector(".said");
   let model;
   let arriving;
   try {
-    if (!globalThis.Worker) throw new Error("This browser has no workers, and the model needs one.");
-    if (!globalThis.ReadableStream) throw new Error("This browser cannot read a file as it arrives.");
+    if (!globalThis.Worker) throw new Error("This browser has no web workers, and the model needs one.");
+    if (!globalThis.ReadableStream) throw new Error("This browser can't read a download as it arrives, and the page needs that.");
     model = new Model();
-    arriving = progress("Fetching the model", () => model.call("cancel"));
-    said.textContent = "";
+    arriving = progress("Downloading the model", () => model.call("cancel"));
+    status.textContent = "";
     button.hidden = true;
     button.after(arriving.element);
-    if (asked) arriving.stop.focus();
-    const card = await model.call("card");
-    const last = card.checkpoints.at(-1);
+    if (pressed) arriving.stop.focus();
+    const metadata = await model.call("metadata");
+    const last = metadata.checkpoints.at(-1);
     await model.call("fetch", { file: last.file }, arriving.tell);
-    const page = new Live(place, model, card, last);
-    if (place.dataset.kind === "page") {
+    const page = new Live(root, model, metadata, last);
+    if (root.dataset.kind === "page") {
       const { Inside } = await import("./inside.js").catch(() => {
-        throw new Error("A script of this page did not arrive. Reload the page to try again.");
+        throw new Error("A script of this page couldn't be loaded. Reload the page to try again.");
       });
       page.inside = new Inside(page);
     }
     page.mount();
-    if (asked) page.letters.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
+    if (pressed) page.letters.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
   } catch (error) {
     model?.worker.terminate();
     const focused = arriving?.element.contains(document.activeElement);
     arriving?.element.remove();
     button.hidden = button.disabled = false;
     if (focused) button.focus();
-    said.textContent = error.cancelled ? "Cancelled; nothing was kept." : error.message;
+    status.textContent = error.canceled ? "Canceled. Nothing was kept." : error.message;
   }
 }
 
 export class Live {
-  constructor(place, model, card, checkpoint) {
-    Object.assign(this, { place, model, card, checkpoint });
-    this.ids = new Map(card.tokens.map((token, id) => [token, id]));
-    // What stands in brackets is no answer.
-    this.special = new Set([...card.tokens.keys()].filter((id) => /^\[\w+\]$/.test(card.tokens[id])));
-    this.frame = card.cls_id === null ? [[], []] : [[card.cls_id], [card.sep_id]];
-    this.limit = card.config.max_position_embeddings - this.frame.flat().length;
-    this.hidden = new Set();
+  constructor(root, model, metadata, checkpoint) {
+    Object.assign(this, { root, model, metadata, checkpoint });
+    this.ids = new Map(metadata.tokens.map((token, id) => [token, id]));
+    // Special tokens have names in brackets and are never shown as a prediction.
+    this.special = new Set([...metadata.tokens.keys()].filter((id) => /^\[\w+\]$/.test(metadata.tokens[id])));
+    this.frame = metadata.cls_id === null ? [[], []] : [[metadata.cls_id], [metadata.sep_id]];
+    this.limit = metadata.config.max_position_embeddings - this.frame.flat().length;
+    this.masked = new Set();
     this.characters = [];
-    this.words = false;
+    this.wholeWords = false;
     this.pinned = 0;
     this.build();
   }
@@ -165,10 +165,10 @@ export class Live {
   build() {
     this.letters = make("div", {
       className: "letters", role: "group",
-      "aria-label": "The letters of the sentence. A pressed letter is hidden from the model.",
+      "aria-label": "The characters of the sentence. A pressed character is masked.",
     });
     this.letters.addEventListener("click", (event) => this.press(event.target.closest("button")));
-    this.letters.addEventListener("keydown", (event) => this.walk(event));
+    this.letters.addEventListener("keydown", (event) => this.moveFocus(event));
     this.letters.addEventListener("focusin", (event) => this.pin(Number(event.target.dataset.at)));
     this.letters.addEventListener("pointerover", (event) => {
       const at = event.target.closest("button")?.dataset.at;
@@ -179,26 +179,26 @@ export class Live {
     this.field.addEventListener("input", (event) => event.isComposing || this.type(this.field.value));
     this.field.addEventListener("compositionend", () => this.type(this.field.value));
     this.pick = make("select", { name: "sentence" }, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
-    // What the list says while there is a text of the reader's own.
+    // Selected while the text is the reader's own.
     this.pick.append(make("option", { hidden: true }, "your own"));
     this.pick.addEventListener("change", () => this.sample(SAMPLES[this.pick.selectedIndex]));
-    const clear = make("button", { type: "button" }, "Show all");
-    clear.addEventListener("click", () => this.hide([]));
-    const some = make("button", { type: "button" }, "Hide some");
+    const clear = make("button", { type: "button" }, "Unmask all");
+    clear.addEventListener("click", () => this.setMasked([]));
+    const some = make("button", { type: "button" }, "Mask 15%");
     some.addEventListener("click", () => {
-      // As in the paper: each letter draws a number, and 15% are chosen. Of a short text one is, at least.
+      // As in pretraining, each character is chosen with a probability of 15%. At least one is masked.
       const all = [...this.characters.keys()];
       const drawn = all.filter(() => Math.random() < 0.15);
-      this.hide(drawn.length ? drawn : all.splice(Math.floor(Math.random() * all.length), 1));
+      this.setMasked(drawn.length ? drawn : all.splice(Math.floor(Math.random() * all.length), 1));
     });
     this.note = make("p", { className: "note", role: "status" });
-    this.answers = make("div", { className: "answers", role: "group", "aria-label": "Answers" });
+    this.answers = make("div", { className: "answers", role: "group", "aria-label": "Predictions" });
     this.summary = make("p", { className: "summary" });
-    this.heard = make("p", { className: "sr", role: "status" });
+    this.announcement = make("p", { className: "sr", role: "status" });
     this.controls = make(
       "div", { className: "controls" },
-      choice("Click hides", "hides", [["letter", "a letter"], ["word", "a word"]], "letter", (value) => {
-        this.words = value === "word";
+      choice("A click masks", "masks", [["character", "a character"], ["word", "a word"]], "character", (value) => {
+        this.wholeWords = value === "word";
       }),
       make("div", { className: "buttons" }, some, clear),
     );
@@ -210,32 +210,32 @@ export class Live {
   }
 
   mount() {
-    this.place.classList.add("running");
-    const told = make("div", { className: "told" }, this.summary, this.answers, this.heard);
-    this.place.replaceChildren(
+    this.root.classList.add("running");
+    const predictions = make("div", { className: "told" }, this.summary, this.answers, this.announcement);
+    this.root.replaceChildren(
       ...(this.inside
-        ? [this.letters, this.controls, this.text, this.note, told, ...this.inside.elements]
-        : [this.letters, told, this.controls, this.text, this.note, ...this.place.querySelectorAll(".more")]),
+        ? [this.letters, this.controls, this.text, this.note, predictions, ...this.inside.elements]
+        : [this.letters, predictions, this.controls, this.text, this.note, ...this.root.querySelectorAll(".more")]),
     );
     this.sample(SAMPLES[0]);
-    addEventListener("resize", () => this.stay());
+    addEventListener("resize", () => this.updateSticky());
   }
 
   sample(sample) {
-    this.hidden.clear();
+    this.masked.clear();
     const plain = [];
-    let hiding = false;
+    let masking = false;
     for (const character of sample) {
-      if (character === "[" || character === "]") hiding = character === "[";
-      else if (plain.push(character) && hiding) this.hidden.add(plain.length - 1);
+      if (character === "[" || character === "]") masking = character === "[";
+      else if (plain.push(character) && masking) this.masked.add(plain.length - 1);
     }
     this.field.value = plain.join("");
     this.characters = plain;
-    this.pinned = Math.min(...this.hidden);
-    this.lay();
+    this.pinned = Math.min(...this.masked);
+    this.layOut();
   }
 
-  // The text of the field. What is hidden stays hidden in front of an edit and behind it.
+  // Takes the text of the field. Masked characters before and after an edit stay masked.
   type(text) {
     const before = this.characters;
     const now = [];
@@ -259,15 +259,15 @@ export class Live {
     const shorter = Math.min(before.length, now.length) - same;
     while (tail < shorter && before.at(-1 - tail) === now.at(-1 - tail)) tail++;
     const moved = now.length - before.length;
-    const kept = [...this.hidden].filter((at) => at < same || at >= before.length - tail);
-    this.hidden = new Set(kept.map((at) => (at < same ? at : at + moved)));
+    const kept = [...this.masked].filter((at) => at < same || at >= before.length - tail);
+    this.masked = new Set(kept.map((at) => (at < same ? at : at + moved)));
     this.characters = now;
     this.pinned = Math.min(this.pinned, Math.max(0, now.length - 1));
-    this.lay(cut);
+    this.layOut(cut);
   }
 
-  // The letters anew, one button each. A line breaks between words.
-  lay(cut = false) {
+  // Draws one button for each character. Lines break between words.
+  layOut(cut = false) {
     const unknown = new Set(this.characters.filter((character) => !this.ids.has(character)));
     const words = [];
     this.buttons = this.characters.map((character, at) => {
@@ -278,23 +278,23 @@ export class Live {
       return button;
     });
     this.letters.replaceChildren(...words);
-    this.stay();
+    this.updateSticky();
     const notes = [];
     if (cut) notes.push(`Cut to the first ${this.limit} characters: the model has no more positions.`);
-    if (!this.characters.length) notes.push("There is no text. Type a letter or pick a sentence.");
+    if (!this.characters.length) notes.push("There is no text. Type something or pick a sentence.");
     if (unknown.size) {
       const some = [...unknown].slice(0, 6).map(visible).join(" ");
       const others = unknown.size > 6 ? ` and ${unknown.size - 6} more` : "";
-      notes.push(`The model has never seen ${some}${others}. It reads [UNK] there.`);
+      notes.push(`The vocabulary has no ${some}${others}. The model reads [UNK] instead.`);
     }
     this.note.textContent = notes.join(" ");
     this.answer = null;
     this.mark();
-    this.ask();
+    this.predict();
   }
 
-  // The sentence stays in view beside its maps, if it leaves room for them.
-  stay() {
+  // Keeps the sentence in view beside its maps, if that leaves enough room for them.
+  updateSticky() {
     this.letters.classList.toggle("stays", this.letters.offsetHeight < innerHeight / 4);
   }
 
@@ -302,32 +302,32 @@ export class Live {
     if (!button) return;
     const at = Number(button.dataset.at);
     this.pinned = at;
-    let places = [at];
-    if (this.words) {
+    let positions = [at];
+    if (this.wholeWords) {
       const ends = (step) => {
         let end = at;
         while (this.inWord(end + step) && this.inWord(at)) end += step;
         return end;
       };
-      places = Array.from({ length: ends(1) - ends(-1) + 1 }, (_, i) => ends(-1) + i);
+      positions = Array.from({ length: ends(1) - ends(-1) + 1 }, (_, i) => ends(-1) + i);
     }
-    const hide = !this.hidden.has(at);
-    const others = [...this.hidden].filter((place) => !places.includes(place));
-    this.hide(hide ? [...others, ...places] : others);
+    const isMasked = this.masked.has(at);
+    const others = [...this.masked].filter((position) => !positions.includes(position));
+    this.setMasked(isMasked ? others : [...others, ...positions]);
   }
 
   inWord(at) {
     return /[\p{L}\p{M}\p{N}'’]/u.test(this.characters[at] ?? "");
   }
 
-  hide(places) {
-    this.hidden = new Set(places);
+  setMasked(positions) {
+    this.masked = new Set(positions);
     this.mark();
-    this.ask();
+    this.predict();
   }
 
-  // The arrows go from letter to letter and from line to line; Tab goes past all of them.
-  walk(event) {
+  // The arrow keys move the focus by a character or a line. Tab skips the whole sentence.
+  moveFocus(event) {
     const at = this.buttons.indexOf(event.target);
     const middle = (button) => {
       const box = button.getBoundingClientRect();
@@ -350,12 +350,12 @@ export class Live {
     }[event.key];
     if (!to || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
-    // With Shift the letter that looks stays, and the one that it looks at moves.
+    // With Shift the query stays and the key moves.
     if (event.shiftKey && this.inside) {
       const next = (this.inside.seen?.[1] ?? at) + { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!this.buttons[next]) return;
       this.inside.look([at, next]);
-      this.say(this.inside.reading.textContent);
+      this.announce(this.inside.reading.textContent);
       return;
     }
     to()?.focus();
@@ -367,50 +367,50 @@ export class Live {
     this.inside?.look(null);
   }
 
-  // What each letter shows and says of itself.
+  // Updates the text and the label of each button.
   mark() {
     this.buttons.forEach((button, at) => {
-      const hidden = this.hidden.has(at);
-      const best = hidden && this.best(at, 1)[0];
+      const masked = this.masked.has(at);
+      const best = masked && this.best(at, 1)[0];
       const character = this.characters[at];
-      button.textContent = hidden ? (best ? visible(best.token) : "") : visible(character);
-      button.classList.toggle("blank", character === " " && !hidden);
-      button.setAttribute("aria-pressed", hidden);
-      const known = this.ids.has(character) ? "" : ", unknown to the model";
+      button.textContent = masked ? (best ? visible(best.token) : "") : visible(character);
+      button.classList.toggle("blank", character === " " && !masked);
+      button.setAttribute("aria-pressed", masked);
+      const known = this.ids.has(character) ? "" : ", not in the vocabulary";
       button.setAttribute("aria-label", `${at + 1}, ${spoken(character)}${known}`);
       button.tabIndex = at === this.pinned ? 0 : -1;
     });
   }
 
-  // Only the newest question matters: while one is answered, later ones wait as one.
-  async ask() {
+  // Only the newest text matters. While the model is busy, at most one further request waits.
+  async predict() {
     if (!this.characters.length) {
       this.inside?.draw();
-      return this.tell();
+      return this.showPredictions();
     }
     this.again = this.busy;
     if (this.busy) return;
     this.busy = true;
-    const asked = this.characters;
-    const { mask_id, unk_id } = this.card;
-    const text = asked.map((character, at) => (this.hidden.has(at) ? mask_id : this.ids.get(character) ?? unk_id));
+    const characters = this.characters;
+    const { mask_id, unk_id } = this.metadata;
+    const text = characters.map((character, at) => (this.masked.has(at) ? mask_id : this.ids.get(character) ?? unk_id));
     const input_ids = [...this.frame[0], ...text, ...this.frame[1]];
     try {
-      const answer = await this.model.call("ask", { file: this.checkpoint.file, input_ids });
-      if (!this.again && asked === this.characters) this.answer = { ...answer, length: input_ids.length };
+      const answer = await this.model.call("predict", { file: this.checkpoint.file, input_ids });
+      if (!this.again && characters === this.characters) this.answer = { ...answer, length: input_ids.length };
     } catch (error) {
       this.note.textContent = error.message;
     }
     this.busy = false;
-    if (this.again) return this.ask();
+    if (this.again) return this.predict();
     this.mark();
-    this.tell();
+    this.showPredictions();
     this.inside?.draw();
   }
 
-  // The tokens at a place, the most probable first, with their rank.
+  // The tokens for a masked position, the most probable first, with their rank.
   best(at, count) {
-    const p = this.answer?.places.indexOf(at + this.frame[0].length) ?? -1;
+    const p = this.answer?.positions.indexOf(at + this.frame[0].length) ?? -1;
     if (p < 0) return [];
     this.answer.ranked ??= [];
     this.answer.ranked[p] ??= this.ranked(p);
@@ -418,36 +418,36 @@ export class Live {
   }
 
   ranked(p) {
-    const V = this.card.config.vocab_size;
+    const V = this.metadata.config.vocab_size;
     const row = this.answer.probabilities.subarray(p * V, (p + 1) * V);
     const order = [...row.keys()].filter((id) => !this.special.has(id)).sort((a, b) => row[b] - row[a]);
-    return order.map((id, i) => ({ token: this.card.tokens[id], share: row[id], rank: i + 1 }));
+    return order.map((id, i) => ({ token: this.metadata.tokens[id], probability: row[id], rank: i + 1 }));
   }
 
-  // A table for each hidden letter. The letter that was there is marked wherever it ranks.
-  tell() {
-    const places = [...this.hidden].sort((a, b) => a - b);
-    this.answers.replaceChildren(...places.map((at) => this.table(at)));
-    // Where it scrolls, the keyboard must get there.
+  // A table for each masked character. The character that was there is marked, whatever its rank.
+  showPredictions() {
+    const positions = [...this.masked].sort((a, b) => a - b);
+    this.answers.replaceChildren(...positions.map((at) => this.table(at)));
+    // If it scrolls, it must be reachable by keyboard.
     this.answers.tabIndex = this.answers.scrollHeight > this.answers.clientHeight ? 0 : -1;
-    const right = places.filter((at) => this.best(at, 1)[0]?.token === this.characters[at]).length;
-    const time = this.answer ? ` Answered in ${Math.max(1, Math.round(this.answer.milliseconds))} ms, here in the page.` : "";
+    const right = positions.filter((at) => this.best(at, 1)[0]?.token === this.characters[at]).length;
+    const time = this.answer ? ` It took ${Math.max(1, Math.round(this.answer.milliseconds))} ms, in your browser.` : "";
     this.summary.textContent = !this.characters.length
       ? ""
-      : places.length
-        ? `${right} of ${places.length} hidden ${places.length === 1 ? "letter" : "letters"} guessed right (✓).${time}`
-        : "Nothing is hidden. Click a letter to hide it from the model.";
-    const said = places.slice(0, 3).map((at) => {
-      const guesses = this.best(at, 3).map(({ token, share }) => `${spoken(token)} ${percent(share)}`);
-      return `Letter ${at + 1}, ${spoken(this.characters[at])}: ${guesses.join(", ")}.`;
+      : positions.length
+        ? `Predicted correctly (✓): ${right} of ${positions.length}.${time}`
+        : "Nothing is masked. Click a character to mask it.";
+    const sentences = positions.slice(0, 3).map((at) => {
+      const guesses = this.best(at, 3).map(({ token, probability }) => `${spoken(token)} ${percent(probability)}`);
+      return `Character ${at + 1}, ${spoken(this.characters[at])}: ${guesses.join(", ")}.`;
     });
-    this.say(`${this.summary.textContent} ${said.join(" ")}`);
+    this.announce(`${this.summary.textContent} ${sentences.join(" ")}`);
   }
 
-  // To a screen reader, once the hands are still.
-  say(words) {
+  // Tells a screen reader, half a second after the last change.
+  announce(words) {
     clearTimeout(this.later);
-    this.later = setTimeout(() => (this.heard.textContent = words), 500);
+    this.later = setTimeout(() => (this.announcement.textContent = words), 500);
   }
 
   table(at) {
@@ -456,21 +456,21 @@ export class Live {
     const rows = all.slice(0, SHOWN);
     const later = all.find(({ token }) => token === truth);
     if (later && later.rank > SHOWN) rows.push(later);
-    // The hole in its surroundings, so that one knows which it is.
+    // The caption shows the masked character in its context.
     const around = (from, to) => this.characters.slice(Math.max(0, from), to).map((character, i) => {
-      return this.hidden.has(Math.max(0, from) + i) ? "▁" : visible(character);
+      return this.masked.has(Math.max(0, from) + i) ? "▁" : visible(character);
     }).join("");
     const caption = make(
-      "caption", {}, make("span", { className: "sr" }, `Letter ${at + 1}: `),
+      "caption", {}, make("span", { className: "sr" }, `Character ${at + 1}: `),
       around(at - 4, at), make("mark", {}, "▁"), around(at + 1, at + 5),
     );
-    const body = rows.map(({ token, share, rank }) => {
+    const body = rows.map(({ token, probability, rank }) => {
       const bar = make("i");
-      bar.style.width = percent(share);
-      const sign = make("th", { scope: "row" }, make("span", { "aria-hidden": true }, visible(token)));
-      sign.append(make("span", { className: "sr" }, spoken(token)));
-      if (token === truth) sign.append(make("b", { title: "the hidden letter", "aria-hidden": true }, "✓"), make("span", { className: "sr" }, " the hidden letter"));
-      const row = make("tr", {}, sign, make("td", {}, bar), make("td", {}, percent(share)));
+      bar.style.width = percent(probability);
+      const name = make("th", { scope: "row" }, make("span", { "aria-hidden": true }, visible(token)));
+      name.append(make("span", { className: "sr" }, spoken(token)));
+      if (token === truth) name.append(make("b", { title: "the masked character", "aria-hidden": true }, "✓"), make("span", { className: "sr" }, ", the masked character"));
+      const row = make("tr", {}, name, make("td", {}, bar), make("td", {}, percent(probability)));
       if (rank > SHOWN) row.className = "late";
       return row;
     });

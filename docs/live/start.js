@@ -1,8 +1,9 @@
-// All that the page of a live model fetches until somebody wants it: by the button, or by scrolling to it.
+// The only script that a page with a live model loads by itself. The rest loads when the reader presses the button
+// or scrolls to the model.
 
-for (const place of document.querySelectorAll(".live")) {
-  const button = place.querySelector(".start");
-  const said = place.querySelector(".said");
+for (const root of document.querySelectorAll(".live")) {
+  const button = root.querySelector(".start");
+  const status = root.querySelector(".said");
   let left = false;
 
   const start = async (event) => {
@@ -10,14 +11,14 @@ for (const place of document.querySelectorAll(".live")) {
     button.disabled = true;
     try {
       const { open } = await import("./live.js");
-      await open(place, event?.type === "click");
+      await open(root, event?.type === "click");
     } catch (error) {
-      said.textContent = `The script of the model did not arrive. Reload the page to try again.`;
+      status.textContent = "The model's script couldn't be loaded. Reload the page to try again.";
       button.disabled = false;
     }
   };
 
-  // What is in view from the beginning has not been scrolled to, and waits for the button.
+  // A model that is in view from the beginning waits for the button: nobody scrolled to it.
   const scroll = new IntersectionObserver(([seen]) => {
     if (!seen.isIntersecting) left = true;
     else if (left && !navigator.connection?.saveData) start();
@@ -25,5 +26,5 @@ for (const place of document.querySelectorAll(".live")) {
 
   button.addEventListener("click", start);
   button.hidden = false;
-  scroll.observe(place);
+  scroll.observe(root);
 }

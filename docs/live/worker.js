@@ -1,23 +1,23 @@
-// The model on a thread of its own, so that the page never waits for it. Each message has a number, and so has
-// what comes back for it: progress, an answer, or a word of why there is none.
+// The model runs in a thread of its own, so the page never waits for it. Each message has a number, and so has each
+// reply to it: progress, a result, or the reason why there is none.
 
 import { BertForMaskedLM, fill_mask } from "./bert.js";
 
 const FOLDER = new URL("model/", import.meta.url);
 const models = new Map();
-let card;
+let metadata;
 let fetching = new AbortController();
 
-// The body of a file as it arrives, so that the progress is that of the bytes.
-async function bytes(name, address, total, tell) {
+// Downloads a file and reports the number of bytes as they arrive.
+async function download(name, address, total, onProgress) {
   let response;
   try {
     response = await fetch(address, { signal: fetching.signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error(`${name} did not arrive: no connection. Try again.`);
+    throw new Error(`Couldn't download ${name}: no connection. Try again.`);
   }
-  if (!response.ok) throw new Error(`${name} did not arrive: the server answered ${response.status}. Try again later.`);
+  if (!response.ok) throw new Error(`Couldn't download ${name}: the server answered ${response.status}. Try again later.`);
   const parts = [];
   let done = 0;
   try {
@@ -25,11 +25,11 @@ async function bytes(name, address, total, tell) {
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
       parts.push(part.value);
       done += part.value.length;
-      tell(done, total);
+      onProgress(done, total);
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error(`${name} broke off after ${done} bytes. Try again.`);
+    throw new Error(`The download of ${name} stopped after ${done} bytes. Try again.`);
   }
   return new Blob(parts).arrayBuffer();
 }
@@ -40,40 +40,40 @@ async function checksum(buffer) {
 }
 
 const tasks = {
-  async card() {
-    if (!card) {
-      const text = new TextDecoder().decode(await bytes("model.json", new URL("model.json", FOLDER), 0, () => {}));
+  async metadata() {
+    if (!metadata) {
+      const text = new TextDecoder().decode(await download("model.json", new URL("model.json", FOLDER), 0, () => {}));
       try {
-        card = JSON.parse(text);
+        metadata = JSON.parse(text);
       } catch {
-        // A network that asks for a password first answers with a page of its own.
-        throw new Error("model.json is not what was sent. Look whether this network wants something, and try again.");
+        // A network that wants a login answers with a page of its own.
+        throw new Error("model.json isn't what the site sent. If your network wants a login, log in and try again.");
       }
     }
-    return card;
+    return metadata;
   },
 
-  async fetch({ file }, tell) {
+  async fetch({ file }, onProgress) {
     if (models.has(file)) return;
-    const { bytes: total, sha256 } = card.checkpoints.find((one) => one.file === file);
+    const { bytes: total, sha256 } = metadata.checkpoints.find((one) => one.file === file);
     const address = new URL(file, FOLDER);
-    // Weights of another version may lie in the cache under the same name.
+    // The cache may hold the weights of another version under the same name.
     address.search = sha256.slice(0, 8);
-    const buffer = await bytes(file, address, total, tell);
-    // Only pages that came over https have this.
+    const buffer = await download(file, address, total, onProgress);
+    // `crypto.subtle` exists only on pages that came over https.
     if (buffer.byteLength !== total || (crypto.subtle && (await checksum(buffer)) !== sha256)) {
-      throw new Error(`${file} is not what was sent: its checksum differs. Reload the page and try again.`);
+      throw new Error(`${file} is damaged: its checksum differs. Reload the page and try again.`);
     }
-    const model = BertForMaskedLM.from_pretrained(card, buffer);
-    // The first pass of a fresh engine is several times slower than the next. The reader need not wait for it.
-    fill_mask(model, Array(32).fill(card.mask_id), card.mask_id);
+    const model = BertForMaskedLM.from_pretrained(metadata, buffer);
+    // The first pass is several times slower than the next, until the engine has compiled the code. So do it now.
+    fill_mask(model, Array(32).fill(metadata.mask_id), metadata.mask_id);
     models.set(file, model);
   },
 
-  async ask({ file, input_ids }) {
-    const began = performance.now();
-    const { places, probabilities, attentions } = fill_mask(models.get(file), input_ids, card.mask_id);
-    return { places, probabilities, attentions, milliseconds: performance.now() - began };
+  async predict({ file, input_ids }) {
+    const start = performance.now();
+    const { positions, probabilities, attentions } = fill_mask(models.get(file), input_ids, metadata.mask_id);
+    return { positions, probabilities, attentions, milliseconds: performance.now() - start };
   },
 
   async cancel() {
@@ -84,9 +84,9 @@ const tasks = {
 
 onmessage = async ({ data: { number, task, ...rest } }) => {
   try {
-    const answer = await tasks[task](rest, (done, total) => postMessage({ number, done, total }));
-    postMessage({ number, answer });
+    const result = await tasks[task](rest, (done, total) => postMessage({ number, done, total }));
+    postMessage({ number, result });
   } catch (error) {
-    postMessage({ number, error: error.message, cancelled: error.name === "AbortError" });
+    postMessage({ number, error: error.message, canceled: error.name === "AbortError" });
   }
 };

@@ -1,21 +1,22 @@
 r"""
-# What the papers say, run here
+# What the papers say, put to the test
 
-Everybody repeats the same sentences about BERT. Which of them hold at a size that a laptop can repeat? Each
-is an entry of `claims.toml`: the sentence, its source, the arms to compare, and what to compare them in, all
-written down before the first run. [The page of claims](../../claims.md) computes the verdicts.
+Everybody repeats the same claims about BERT. Which of them hold for models that a laptop can train? Each
+claim is an entry in `claims.toml`: the sentence, its source, the arms to compare, and the metric to compare
+them by. All of this was written down before the first run. [The claims page](../../claims.md) computes the
+verdicts.
 
     python experiments/claims/claims.py --list
     python experiments/claims/claims.py short-to-long
     python experiments/claims/claims.py short-to-long --arm "length 128" --seed 3
 
-The second line runs a claim, and continues one that was stopped: each result is in the record as soon as it
-is known. The third repeats one row of the record and changes nothing.
+The second command runs a claim, or continues it if it was stopped: each result is recorded as soon as it is
+known. The third command repeats one row of the record and records nothing.
 
-An arm is one side of a comparison. What it changes is in `options.py` and `variants.py`, how it is trained in
-`training.py`, what is measured afterwards in `scores.py`, and how results are kept in `results.py`. After the
-runs of a claim, a step of each arm is timed, all arms in turn. The time to reach a loss is then the number of
-steps to reach it times the seconds per step.
+An arm is one side of a comparison. `options.py` and `variants.py` define what an arm can change,
+`training.py` trains it, `scores.py` measures it afterwards, and `results.py` records the results. After the
+runs of a claim, we time a training step of each arm, all arms in turn. The time to reach a loss is then the
+number of steps times the seconds per step.
 """
 
 import sys
@@ -38,15 +39,19 @@ EXPERIMENTS = Path(__file__).parents[1]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, and runs claims, or repeats a row of one."""
-    parser = OneLineParser(description="Run what is said of masked language models.")
-    parser.add_argument("claim", nargs="*", help="which; see --list")
-    parser.add_argument("--all", action="store_true", help="all claims; what is recorded is not run again")
-    parser.add_argument("--list", action="store_true", help="print the claims, their arms and what they take")
-    parser.add_argument("--arm", help="repeat the recorded runs of this arm, with --seed; records nothing")
-    parser.add_argument("--seed", type=int, help=f"which run of the arm; {TUNING_SEED} is the search")
+    """Parses the command line and lists claims, runs them, or repeats a row of one."""
+    parser = OneLineParser(description="Test claims about masked language models.")
+    parser.add_argument("claim", nargs="*", help="the claims to run; see --list")
+    parser.add_argument("--all", action="store_true", help="run all claims; recorded runs are not repeated")
+    parser.add_argument("--list", action="store_true", help="print the claims with their arms and times")
+    parser.add_argument("--arm", help="repeat the recorded runs of this arm and --seed; records nothing")
+    parser.add_argument("--seed", type=int, help=f"seed of the runs to repeat; {TUNING_SEED} is the search")
     parser.add_argument(
-        "--record", type=Path, default=Path("docs/runs"), metavar="FOLDER", help="(default: docs/runs)"
+        "--record",
+        type=Path,
+        default=Path("docs/runs"),
+        metavar="FOLDER",
+        help="folder of the records (default: docs/runs)",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     arguments = parser.parse_args(argv)
@@ -56,11 +61,11 @@ def main(argv: list[str] | None = None) -> None:
         if unknown:
             raise ValueError(f"no claim {unknown[0]!r}; choose from {', '.join(claims)}")
         if not (arguments.list or arguments.all or arguments.claim):
-            raise ValueError("name a claim, or give --all or --list")
+            raise ValueError("name a claim, or use --all or --list")
         if (arguments.arm is None) != (arguments.seed is None) or (
             arguments.arm is not None and len(arguments.claim) != 1
         ):
-            raise ValueError("to repeat a row give one claim, --arm and --seed")
+            raise ValueError("to repeat a row, name one claim and use --arm and --seed")
         device = choose_device(arguments.device)
     chosen = (
         list(claims.values())
@@ -85,13 +90,13 @@ def main(argv: list[str] | None = None) -> None:
             try:
                 results.complete()
             except KeyboardInterrupt:
-                console.print("  stopped; the same command continues after the last run that was finished")
+                console.print("  stopped; run the same command to continue after the last finished run")
                 raise
             console.print(f"  record      {display_path(results.path)}")
 
 
 def list_claims(claims: list[Claim]) -> None:
-    """Prints what there is to run, and how long it takes."""
+    """Prints the claims, and how long each of them takes."""
     for claim in claims:
         console.print(
             f"{claim.name}: {claim.title}\n  {claim.seeds} seeds, {claim.count_runs()} runs, "
@@ -105,13 +110,15 @@ def list_claims(claims: list[Claim]) -> None:
 
 def run_experiments(claim: Claim, folder: Path, is_repeat: bool) -> None:
     """
-    A claim whose record is that of other experiments: they are run if it does not exist.
+    Runs a claim whose record comes from other experiments, if the record doesn't exist.
 
-    Raises `ValueError` if one row of it is to be repeated, and `SystemExit` if an experiment fails.
+    Raises `ValueError` if you want to repeat only one row, and `SystemExit` if an experiment fails.
     """
     path = folder / f"{claim.record}.json"
     if is_repeat:
-        raise ValueError(f"{claim.name} is recorded as a whole; run python experiments/{claim.record}.py")
+        raise ValueError(
+            f"{claim.name} can only be repeated as a whole; run python experiments/{claim.record}.py"
+        )
     if path.exists():
         console.print(f"  record      {display_path(path)}")
         return

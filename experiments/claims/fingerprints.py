@@ -2,8 +2,8 @@
 # Fingerprints of a claim
 
 A record is current if today's code reproduces it, and [all records](../../labml_bert/run/fingerprint.md) are
-checked in the same way. A claim has one fingerprint for each arm: the run of its first seed, cut down to a
-few steps.
+checked in the same way. The record of a claim has one fingerprint per arm: the run of its first seed,
+shortened to a few steps.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,8 @@ from labml_bert.run.fingerprint import (
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """How to take the fingerprint of each arm in the record of a claim."""
-    # The search for a learning rate comes before the first seed.
-    # A run that was made for another claim is checked there.
+    """Returns a function for each arm in the record of a claim that takes its fingerprint."""
+    # Seed 0 leaves out the search for a learning rate. A run from another claim is checked with that claim.
     own = [row for row in record["table"] if row["seed"] == 0 and "from" not in row]
     rows = {row["arm"]: row for row in reversed(own)}
     return {
@@ -40,12 +39,12 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 
 def take_arm_fingerprint(kind: str, values: OptionValues, steps: int = STEPS) -> Fingerprint:
-    """A run of a few steps in float32 on one thread: the loss of each, and a held-out loss at the end."""
+    """Runs a few steps in float32 on one thread. Takes the loss of each, and a held-out loss at the end."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
     tokens = steps * read_options(kind, values).batch_tokens
 
-    def see_step(number: int, loss: Tensor) -> None:
+    def record_step(number: int, loss: Tensor) -> None:
         losses.append(loss.item())
         if number == steps:
             evaluation["loss"] = held_out_loss(run, quick=True)
@@ -53,5 +52,5 @@ def take_arm_fingerprint(kind: str, values: OptionValues, steps: int = STEPS) ->
 
     with single_thread(), quiet(), suppress(FingerprintComplete):
         run = prepare(kind, {**values, "tokens": tokens, "precision": "float32"}, 0, torch.device("cpu"))
-        train(run, on_step=see_step, evaluations=1)
+        train(run, on_step=record_step, evaluations=1)
     return make_fingerprint(losses, evaluation)

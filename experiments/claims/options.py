@@ -1,8 +1,8 @@
 """
-# What a run of a claim can choose
+# The options of a claim's runs
 
-One class for each kind of run, windows of a text and pairs of texts. The values here are those of a run that
-no arm has changed; an entry of `claims.toml` names what it changes.
+There are two kinds of runs, on windows of a text and on pairs of texts, with one class for each. The values
+here are the defaults. The entries in `claims.toml` list only what they change.
 """
 
 from dataclasses import dataclass, fields
@@ -12,17 +12,17 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.training.optimization import TrainingArguments
 
-# As they stand in `claims.toml` and in the records: names and values.
+# Options by name, as in `claims.toml` and in the records.
 OptionValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Options:
     """
-    ## In both kinds of run
+    ## Options of both kinds
     """
 
-    # The budget. A run is so many tokens long, padding included, whatever the machine.
+    # The budget, in tokens. Padding is included.
     tokens: int
     corpus: str = "python-docs"
     vocab_size: int = 8192
@@ -37,16 +37,17 @@ class Options:
     warmup_ratio: float = 0.05
     weight_decay: float = 0.05
     adam_beta2: float = 0.98
-    # Adam `corrected` for the bias of its first steps, as PyTorch does it, or without, as `published`.
+    # Adam with its bias correction (`corrected`), as in PyTorch, or without it (`published`), as in the
+    # original.
     adam: str = "corrected"
-    # `bfloat16`, `float32`, or `auto`: bfloat16 if the machine multiplies it in hardware.
+    # `bfloat16`, `float32`, or `auto`: bfloat16 if the machine has fast instructions for it.
     precision: str = "auto"
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
         """
-        The sizes of the model; a small text may have a smaller vocabulary than was asked for.
+        The sizes of the model. A small text may have a smaller vocabulary than the option says.
 
-        Raises `ValueError` if they do not fit together.
+        Raises `ValueError` if no model can have these sizes.
         """
         config = BertConfig(
             vocab_size=vocab_size,
@@ -63,7 +64,7 @@ class Options:
         return config
 
     def training_arguments(self) -> TrainingArguments:
-        """Raises `ValueError` if one makes no sense."""
+        """The training arguments. Raises `ValueError` if a value is out of range."""
         return TrainingArguments(
             steps=max(1, self.tokens // self.batch_tokens),
             learning_rate=self.learning_rate,
@@ -77,32 +78,34 @@ class Options:
 @dataclass(frozen=True)
 class WindowOptions(Options):
     """
-    ## On windows of a text
+    ## Options of runs on windows
     """
 
-    # What one token is: `char`, `word` or `wordpiece`.
+    # The kind of token: `char`, `word` or `wordpiece`.
     tokenizer: str = "char"
     mlm_probability: float = 0.3
     max_position_embeddings: int = 128
-    # Whether a window starts at a random position of the model, or always at position 0.
+    # Whether the positions of a window start at a random offset, or always at 0.
     offsets: bool = True
-    # How the length grows: in the `stages` of the schedule, `linear`, or at each `plateau` of the loss.
+    # How the sequence length grows: in the `stages` of the schedule, `linear`, or at each `plateau` of the
+    # loss.
     growth: str = "stages"
-    # Each token sees only those before it, and predicts the next one.
+    # Whether the model is left-to-right: each token sees only itself and those before it, and predicts the
+    # next.
     causal: bool = False
-    # Whether the output matrix is the token embedding.
+    # Whether the output matrix is tied to the token embedding.
     tied: bool = True
-    # The parts of the head before the output matrix.
+    # Whether the head has its dense layer and its LayerNorm.
     head_dense: bool = True
     head_norm: bool = True
-    # The standard deviation of the three initial embeddings, if it is not that of all other weights.
+    # The initial standard deviation of the embeddings. `None` means that of all other weights.
     embedding_std: float | None = None
 
 
 @dataclass(frozen=True)
 class PairOptions(Options):
     """
-    ## On pairs of texts
+    ## Options of runs on pairs
     """
 
     vocab_size: int = 4096
@@ -110,24 +113,25 @@ class PairOptions(Options):
     hidden_dropout_prob: float = 0.1
     learning_rate: float = 2e-3
     weight_decay: float = 0.01
-    # Masks drawn for each batch (`dynamic`), once for all (`static`), or for whole words (`whole-word`).
+    # New masks for each batch (`dynamic`), masks that are drawn once (`static`), or masks of whole words
+    # (`whole-word`).
     masking: str = "dynamic"
     mlm_probability: float = 0.15
-    # What becomes of a chosen token; with the remaining probability it stays as it is.
+    # What happens to a chosen token. With the remaining probability, it is kept.
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
-    # Whether the model also learns to tell which texts belong together.
+    # Whether to train on next sentence prediction too.
     next_sentence: bool = True
 
 
 def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions:
     """
-    `kind` is `masked` (windows) or `pairs`; `values` is what `claims.toml` or a record says.
+    `kind` is `masked` (windows) or `pairs`. `values` are options from `claims.toml` or from a record.
 
-    Raises `ValueError` for an option that this kind of run does not have.
+    Raises `ValueError` if this kind of run doesn't have such an option.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
     known = {field.name for field in fields(options)}
     if unknown := values.keys() - known:
-        raise ValueError(f"no option {min(unknown)!r} on {kind!r}; choose from {', '.join(sorted(known))}")
+        raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(known))}")
     return options(**values)

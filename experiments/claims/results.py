@@ -1,9 +1,9 @@
 """
 # A claim and its results
 
-A claim is an entry of `claims.toml`. Its results are a file, `FOLDER/claims/NAME.json`, written as a whole
-after each run, so a claim that is stopped continues where it was. A run that is in the file is not repeated;
-one whose options are no longer those of the claim is dropped.
+A claim is an entry in `claims.toml`. Its results are in `FOLDER/claims/NAME.json`, which is rewritten after
+each run. So you can stop a claim and continue it later. A run that is in the file isn't repeated. A run whose
+options are no longer those of the claim is dropped.
 """
 
 import json
@@ -29,7 +29,7 @@ from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.trainer import Step
 
-# The seed of the search for a learning rate. No final run has it, so the final runs were not searched among.
+# The seed of the search for a learning rate. No final run uses it, so no final run took part in the search.
 TUNING_SEED = 100
 
 
@@ -38,7 +38,7 @@ class Claim:
     """
     ## A claim
 
-    What the script needs of an entry of `claims.toml`, where the fields are explained.
+    The fields of an entry in `claims.toml` that the script needs. The file explains them.
     """
 
     name: str
@@ -56,26 +56,26 @@ class Claim:
     experiments: list[str] | None = None
 
     def grid_points(self) -> list[OptionValues]:
-        """All combinations of the grid's values; without a grid, one empty combination."""
+        """Returns all combinations of the grid's values. Without a grid, this is one empty combination."""
         grid = self.grid or {}
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
     def count_runs(self) -> int:
-        """How many runs the claim takes, the search included."""
+        """Returns the number of runs of this claim, the search included."""
         points = len(self.grid_points())
-        searching = sum("rate_of" not in arm for arm in self.arms.values())
+        searches = sum("rate_of" not in arm for arm in self.arms.values())
         if self.over_grid:
             return len(self.arms) * self.seeds * points
-        return len(self.arms) * self.seeds + (searching * points if points > 1 else 0)
+        return len(self.arms) * self.seeds + (searches * points if points > 1 else 0)
 
     def options_of(self, arm: str, point: OptionValues) -> OptionValues:
-        """All options of a run: those of the claim, of the grid point and of the arm."""
-        changed = {key: value for key, value in self.arms[arm].items() if key != "rate_of"}
-        return {**(self.options or {}), **point, **changed}
+        """Merges the options of the claim, of the grid point and of the arm."""
+        arm_options = {key: value for key, value in self.arms[arm].items() if key != "rate_of"}
+        return {**(self.options or {}), **point, **arm_options}
 
 
 def read_claims(path: Path) -> dict[str, Claim]:
-    """All claims by name."""
+    """Reads all claims, by name."""
     names = {field.name for field in fields(Claim)}
     entries = tomllib.loads(path.read_text("utf-8"))["claim"]
     claims = [Claim(**{key: value for key, value in entry.items() if key in names}) for entry in entries]
@@ -88,10 +88,10 @@ class Results:
     """
 
     def __init__(self, claim: Claim, folder: Path, device: torch.device):
-        """Raises `ValueError` if the file is no record of a claim or cannot be written."""
+        """Raises `ValueError` if the file isn't a record of a claim, or can't be written."""
         self.claim, self.device = claim, device
         self.path = folder / "claims" / f"{claim.name}.json"
-        # The rows that the claim needs, in the order in which they were asked for.
+        # The rows that the claim needs, in the order of its runs.
         self.rows: dict[str, dict[str, Any]] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,14 +102,16 @@ class Results:
             self.check()
             self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
         except BlockingIOError:
-            raise ValueError(f"another process runs this claim in {self.path}; wait until it ends") from None
+            raise ValueError(
+                f"another process is running this claim in {self.path}; wait until it ends"
+            ) from None
         except OSError as error:
             raise ValueError(f"cannot use {self.path}: {error.strerror}; choose another --record") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"{self.path} is no record of a claim; move it away to start anew") from None
+            raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
 
     def empty_record(self) -> dict[str, Any]:
-        """A record without a result."""
+        """Returns a record without results."""
         return {
             **record_head("claims/claims", [self.claim.name], self.device),
             "claim": {},
@@ -118,26 +120,26 @@ class Results:
         }
 
     def check(self) -> None:
-        """Raises an error if something is missing that would otherwise be missed after an hour of runs."""
+        """Raises an error if the record is damaged. Without this check, the error would come hours later."""
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
         parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
         if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded.values()):
             raise ValueError("something is missing")
         for row in self.recorded.values():
-            # Raises `TypeError` if one is no number.
+            # Raises `TypeError` if a value isn't a number.
             for value in (row["result"]["loss"], row["core_seconds"]):
                 math.isfinite(0 if value is None else value)
             describe_result(row)
         self.record["step_seconds"].keys()
 
     def write(self) -> None:
-        """Writes the rows needed so far, and those recorded earlier that may still be needed."""
+        """Writes the rows that are needed so far, and earlier rows that may still be needed."""
         table = [*{**self.rows, **self.recorded}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
-        """The result of a run, which is made now if nobody has made it."""
+        """Returns the result of a run. If it isn't recorded yet, runs it."""
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
         key = row_key(row)
@@ -155,8 +157,8 @@ class Results:
 
     def find_in_other_claims(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
         """
-        The same run in the record of another claim, with the scores of this one. Several claims compare
-        something with the same baseline, which is then trained once. Records that cannot be read are skipped.
+        Looks for the same run in the records of other claims, with the scores that this claim needs. Several
+        claims share a baseline, which then has to be trained only once. Skips records that can't be read.
         """
         scores = set(self.claim.scores or ()) if wanted["seed"] != TUNING_SEED else set()
         for path in sorted(self.path.parent.glob("*.json")):
@@ -178,17 +180,17 @@ class Results:
         return None
 
     def run_once(self, options: OptionValues, seed: int) -> dict[str, Any]:
-        """One run and its scores. The search for a learning rate looks at the loss only."""
+        """Trains one run and measures its scores. The search for a learning rate needs only the loss."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
         outcome = train(run)
         if seed != TUNING_SEED and outcome["result"]["loss"] is not None:
             outcome["result"] |= measure_scores(run, self.claim.scores or [], seed)
-        # Seconds of all cores added up, which a busy machine changes little.
+        # The sum over all cores, which hardly depends on how busy the machine is.
         return {**outcome, "core_seconds": time.process_time() - start}
 
     def best_point(self, arm: str) -> OptionValues:
-        """The point of the grid with the lowest held-out loss."""
+        """Returns the grid point with the lowest held-out loss."""
         points = self.claim.grid_points()
         arm = self.claim.arms[arm].get("rate_of", arm)
         if len(points) == 1:
@@ -197,7 +199,7 @@ class Results:
         return points[min(range(len(points)), key=lambda i: math.inf if losses[i] is None else losses[i])]
 
     def complete(self) -> None:
-        """Makes all runs that are missing, and then times the steps."""
+        """Runs everything that isn't recorded yet, and then times the steps."""
         for arm in self.claim.arms:
             for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
                 for seed in range(self.claim.seeds):
@@ -208,27 +210,27 @@ class Results:
             self.time_steps()
 
     def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
-        """Seconds per step of each arm at each of its lengths, all measured in turn."""
-        works: dict[str, Callable[[], object]] = {}
+        """Times a step of each arm at each of its sequence lengths, all of them in turn."""
+        steps: dict[str, Callable[[], object]] = {}
         for arm in self.claim.arms:
             row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == 0)
             run = prepare(self.claim.job, row["options"], 0, self.device)
             for length in sorted({length for _, length in row["lengths"]}):
-                works[json.dumps([arm, length])] = partial(timed_step, run, length)
+                steps[json.dumps([arm, length])] = partial(timed_step, run, length)
         step_seconds: dict[str, dict[str, float]] = {arm: {} for arm in self.claim.arms}
-        for name, times in time_in_turn(works, self.device, rounds, repeats).items():
+        for name, times in time_in_turn(steps, self.device, rounds, repeats).items():
             arm, length = json.loads(name)
             step_seconds[arm][str(length)] = round(median(times), 6)
         self.record["step_seconds"] = step_seconds
-        # They were of other runs, and are taken anew by `python -m labml_bert.run.fingerprint --write`.
+        # The fingerprints are from other runs. `python -m labml_bert.run.fingerprint --write` takes new ones.
         self.record.pop("fingerprints", None)
         self.write()
 
     def repeat(self, arm: str, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """
-        Yields each recorded row of this arm and seed, and the same run made again.
+        Repeats the recorded runs of this arm and seed. Yields each recorded row together with the new one.
 
-        Raises `ValueError` if there is none.
+        Raises `ValueError` if there is no such run.
         """
         rows = [row for row in self.recorded.values() if (row["arm"], row["seed"]) == (arm, seed)]
         if not rows:
@@ -238,21 +240,21 @@ class Results:
 
 
 def timed_step(run: Run, length: int) -> None:
-    """What is timed: drawing a batch, masking it, and a step."""
+    """Draws and masks a batch and takes a step, to be timed."""
     take_step(run, Step(run.trainer), length)
 
 
 def row_key(row: dict[str, Any]) -> str:
-    """Everything that decides a result."""
+    """Everything that determines the result of a run, as a string."""
     return json.dumps([row["arm"], row["seed"], row["options"]], sort_keys=True)
 
 
 def describe_point(point: OptionValues) -> str:
-    """A point of the grid, as words to print."""
+    """Formats a grid point for printing."""
     return "".join(f", {key} {value:g}" for key, value in point.items())
 
 
 def describe_result(row: dict[str, Any]) -> str:
-    """The numbers of a run, as words to print."""
+    """Formats the results of a run for printing."""
     numbers = (f"{key} {'none' if value is None else f'{value:.4f}'}" for key, value in row["result"].items())
-    return f"{', '.join(numbers)} ({row['core_seconds']:.0f} s of a core)"
+    return f"{', '.join(numbers)} ({row['core_seconds']:.0f} core seconds)"

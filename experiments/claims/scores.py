@@ -1,12 +1,12 @@
 r"""
 # What a pretrained model is good for
 
-The held-out loss says how well a model fills in masks. Some claims are about what it is worth afterwards, so
-three more things are measured at the end of a run on pairs:
+The held-out loss says how well a model fills in masks. Some claims are about what the model is good for
+afterwards. So we measure three more things at the end of a run on pairs:
 
-- `seen_loss`: how well the model knows a token that it can see;
-- `probe`: what a linear layer reads out of the frozen model;
-- `package` and `summary`: accuracy after fine-tuning on 1,000 labeled docstrings, of one text each or of two.
+- `seen_loss`: how well the model predicts a token that it can see;
+- `probe`: how much a linear layer can read from the frozen model;
+- `package` and `summary`: the accuracy after fine-tuning on 1,000 labeled examples of each task.
 
 Letters for sizes: `N` texts, `B` of them in a batch, `T` tokens in the longest, `D` hidden size, `K` classes.
 """
@@ -35,15 +35,15 @@ from labml_bert.training.evaluation import evaluate_pretraining
 
 # Texts to fine-tune on.
 LABELS = 1000
-# Four epochs of 1,000 texts are 128 steps, which is too few.
+# Four epochs of 1,000 texts would be only 128 steps.
 FEWEST_STEPS = 200
-# For each task the learning rate that won for a pretrained model in `finetune_docstrings.py`, and the longest
-# text in tokens.
+# For each task, the learning rate that was best for a pretrained model in `finetune_docstrings.py`, and the
+# maximum number of tokens in a text.
 FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
 
 
 def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float]:
-    """The scores that a claim asks for, by name."""
+    """Measures the scores of a claim, by name."""
     scores = {}
     for name in names:
         if name == "seen_loss":
@@ -59,9 +59,9 @@ def seen_loss(run: Run) -> float:
     """
     ## Tokens that the model sees
 
-    The held-out loss at the same positions with nothing masked: each label is also the token at its position.
+    The held-out loss if nothing is masked: at each labeled position, the model sees the true token.
     """
-    assert isinstance(run.text, PairedText), "a model of characters has no labeled texts"
+    assert isinstance(run.text, PairedText), "only runs on pairs have this score"
     unmasked = [
         {**batch, "input_ids": torch.where(batch["labels"] == IGNORE, batch["input_ids"], batch["labels"])}
         for batch in run.text.held_out
@@ -71,7 +71,7 @@ def seen_loss(run: Run) -> float:
 
 @cache
 def labeled_texts(name: str) -> Task:
-    """The task `package` or `summary`."""
+    """Returns the task `package` or `summary`."""
     return (package_task if name == "package" else summary_task)(docstrings())
 
 
@@ -82,9 +82,9 @@ def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
     """
     ## Fine-tuning
 
-    Accuracy on the test texts of the task `name`, after training everything on `LABELS` of its texts.
+    The accuracy on the test set of the task `name`, after training the whole model on `LABELS` of its texts.
     """
-    assert isinstance(run.model, BertForPreTraining), "a model of characters has no labeled texts"
+    assert isinstance(run.model, BertForPreTraining), "only runs on pairs have this score"
     config, tokenizer = run.model.config, run.text.tokenizer
     task, (learning_rate, length) = labeled_texts(name), FINE_TUNING[name]
     length = min(length, config.max_position_embeddings)
@@ -101,11 +101,12 @@ def probe(run: Run, seed: int) -> float:
     r"""
     ## A linear probe
 
-    What a linear layer reads out of a model that does not change: its accuracy on `package`. The layer solves
-    a ridge regression on the classes, $(X^\top X + \lambda I)^{-1} X^\top Y$, with each column of $X$ scaled
-    to mean 0 and standard deviation 1, and $\lambda$ a hundredth of the number of texts.
+    The accuracy on `package` of a linear layer on the frozen model. The layer is the solution of a ridge
+    regression on the one-hot classes $Y$: $(X^\top X + \lambda I)^{-1} X^\top Y$. The rows of $X$ are the
+    mean vectors of the texts, with each column scaled to mean 0 and standard deviation 1. $\lambda$ is a
+    hundredth of the number of texts.
     """
-    assert isinstance(run.model, BertForPreTraining), "a model of characters has no labeled texts"
+    assert isinstance(run.model, BertForPreTraining), "only runs on pairs have this score"
     task = labeled_texts("package")
     length = min(FINE_TUNING["package"][1], run.model.config.max_position_embeddings)
     examples = task.draw(LABELS, seed)
@@ -123,7 +124,7 @@ def probe(run: Run, seed: int) -> float:
 
 @torch.no_grad()
 def mean_vectors(run: Run, rows: list[SentencePair]) -> Tensor:
-    """The mean of the encoder's vectors over the tokens of each text, `(N, D)`."""
+    """Returns the mean of the encoder's output over the tokens of each text, `(N, D)`."""
     run.model.eval()
     means = []
     for start in range(0, len(rows), 64):

@@ -1,14 +1,14 @@
 r"""
 # One run of a claim
 
-A text, a model, and a loop of its own: the training is that of every experiment, and the loop records what a
-claim is about. That is the held-out loss at forty evenly spaced points, and the step at which each sequence
-length began.
+How is one arm of a claim trained? As in every experiment, but the loop records what claims are about: the
+held-out loss at forty evenly spaced steps, and the step at which each sequence length starts.
 
     run = prepare("masked", {"tokens": 409_600, "schedule": "16"}, seed=0, device=torch.device("cpu"))
     results = train(run)
 
-A run is so many tokens long, not so many minutes. So it gives the same numbers whoever else uses the machine.
+The budget of a run is a number of tokens, not of minutes. So the result doesn't depend on how busy the
+machine is.
 """
 
 import contextlib
@@ -42,18 +42,18 @@ from labml_bert.run.options import PRECISIONS
 from labml_bert.training.evaluation import evaluate_masked_lm, evaluate_pretraining
 from labml_bert.training.trainer import NonFiniteLossError, Step, Trainer
 
-# Evenly over the run.
+# Evaluations per run, evenly spaced.
 EVALUATIONS = 40
-# What an evaluation during the run looks at; the last one looks at everything.
+# An evaluation during the run uses only this much of the held-out text. The last one uses all of it.
 QUICK_TOKENS = 16_384
 QUICK_BATCHES = 4
-# A run has failed if it ends less than this below the unigram baseline, in nats.
+# A run has failed if its final loss isn't at least this much below the unigram baseline, in nats.
 LEAST_GAIN = 0.1
 
 
 @dataclass
 class Run:
-    """The parts of one run. The held-out text is that of `text`, or with other labels."""
+    """The parts of one run. `held_out` is the held-out part of `text`, possibly with other labels."""
 
     options: WindowOptions | PairOptions
     text: MaskedText | PairedText
@@ -67,16 +67,17 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
     """
     ## The parts of a run
 
-    `kind` is `masked` (windows of a text) or `pairs`; `values` are options as in `claims.toml` or a record.
+    `kind` is `masked` (windows of a text) or `pairs`. `values` are options from `claims.toml` or from a
+    record.
 
-    Raises `ValueError` for an unknown option, one that makes no sense, or a text that is too short.
+    Raises `ValueError` if an option is unknown or out of range, or if the text is too short.
     """
     options = read_options(kind, values)
     arguments = options.training_arguments()
     stages = parse_schedule(options.schedule)
     corpus = load_corpus(options.corpus)
     torch.manual_seed(seed)
-    # It draws windows, pairs and masks.
+    # For windows, pairs and masks.
     generator = torch.Generator().manual_seed(seed)
     text: MaskedText | PairedText
     held_out: MaskedTokens | list[dict[str, Tensor]]
@@ -95,7 +96,7 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
         text = read_pairs(options, corpus, [stage.length for stage in stages], generator)
         held_out = text.held_out
         model = BertForPreTraining(options.model_config(text.vocab_size, stages[-1].length))
-    # Embeddings with a standard deviation of 1 begin with a loss that counts as an explosion elsewhere.
+    # One arm has embeddings with a standard deviation of 1, and starts with a loss above the usual limit.
     trainer = Trainer(
         model, arguments, generator, device, PRECISIONS[options.precision], largest_loss=math.inf
     )
@@ -105,7 +106,7 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
 def read_windows(
     options: WindowOptions, corpus: Corpus, longest: int, generator: torch.Generator
 ) -> MaskedText:
-    """The text as windows of up to `longest` tokens."""
+    """Returns the text as windows of up to `longest` tokens."""
     if options.growth not in GROWTHS:
         raise ValueError(f"growth is {options.growth!r}; choose from {', '.join(GROWTHS)}")
     tokenizer: Tokenizer
@@ -130,7 +131,7 @@ def read_windows(
 def read_pairs(
     options: PairOptions, corpus: Corpus, lengths: list[int], generator: torch.Generator
 ) -> PairedText:
-    """The text as pairs of these lengths, with the masks of the arm in training."""
+    """Returns the text as pairs of these lengths. Only the training pairs have the masking of the arm."""
     tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size)
     text = PairedText(corpus, tokenizer, lengths, options.batch_tokens, options.masking, generator)
     for batches in text.batches.values():
@@ -142,7 +143,7 @@ def read_pairs(
 
 
 def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
-    """The next random batch of sequences of this length, as the arguments of the model."""
+    """Draws a batch of sequences of this length, and returns the arguments of the model."""
     options, text = run.options, run.text
     if isinstance(options, PairOptions):
         batch = text.batch(length)
@@ -158,7 +159,7 @@ def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
 
 
 def held_out_loss(run: Run, quick: bool = False) -> float:
-    """Nats per masked token, on all of the held-out text or, if `quick`, on its first part."""
+    """Returns the loss in nats per masked token on the held-out text, or if `quick` on its first part."""
     if isinstance(run.held_out, MaskedTokens):
         result = evaluate_masked_lm(run.trainer, run.held_out, QUICK_TOKENS if quick else None)
     else:
@@ -172,8 +173,8 @@ def train(
     """
     ## The loop
 
-    Returns the held-out loss by step (`curve`), the step at which each length began (`lengths`), and what the
-    run ended with (`result`). A run whose loss is not finite ends at the next evaluation. `on_step` is called
+    Returns the held-out loss by step (`curve`), the step at which each length starts (`lengths`), and the
+    final loss (`result`). If a loss isn't finite, the run ends at the next evaluation. `on_step` is called
     after each step with its number and its loss, a scalar on the device.
     """
     trainer, options = run.trainer, run.options
@@ -194,7 +195,7 @@ def train(
         if on_step is not None:
             on_step(step.number, step.loss)
         if step.number in evaluation_steps:
-            # After a failed step the weights no longer change, and their loss says nothing.
+            # After a failed step the weights no longer change, and their loss means nothing.
             loss = math.nan if trainer.failed else held_out_loss(run, quick=True)
             curve.append([step.number, rounded(loss)])
             if curve[-1][1] is None:
@@ -213,17 +214,17 @@ def train(
 
 
 def take_step(run: Run, step: Step, length: int) -> None:
-    """One step, on a new batch of sequences of this length."""
+    """Takes one step on a new batch of sequences of this length."""
     for part in step.micro_batches(draw_batch(run, length)):
         with step.autocast():
             output = run.trainer.parallel(**part)
         step.backward(output.loss)
-    # About once a second the trainer raises an error if a loss was not finite. What a run records must not
-    # depend on the clock, so a failed run continues until its next evaluation; its weights no longer change.
+    # The trainer checks about once a second, and raises an error if a loss wasn't finite. A record must not
+    # depend on the clock, so a failed run continues until its next evaluation. Its weights no longer change.
     with contextlib.suppress(NonFiniteLossError):
         step.update()
 
 
 def rounded(value: float) -> float | None:
-    """Six digits after the point, and `None` for what JSON has no word for."""
+    """Rounds to six decimals. JSON has no NaN and no infinity, so they become `None`."""
     return round(value, 6) if math.isfinite(value) else None

@@ -1,12 +1,12 @@
 """
 # The same run with one thing changed
 
-A claim compares two runs that differ in one point. Most points are plain options, such as a learning rate.
-The others are here, because nobody who trains a model wants them: each is how somebody else does it, or how
-one should not do it.
+A claim compares two runs that differ in one thing. Mostly this is a plain option, such as a learning rate.
+The other changes are here. You wouldn't want them in your own training code: each one is what another kind of
+model does, or a bad idea that a claim warns against.
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions of a sequence,
-`M` labeled positions in the batch, `D` hidden size, `V` vocabulary.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions in a sequence,
+`M` masked positions in the whole batch, `D` hidden size, `V` vocabulary.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
 from labml_bert.bert import BertConfig, BertEncoder, select_positions
-from labml_bert.data.curriculum import Stage, length_at, put_cls_sep, random_windows
+from labml_bert.data.curriculum import Stage, length_at
 from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import (
     IGNORE,
     MaskedLMOutput,
@@ -28,7 +29,8 @@ from labml_bert.mlm import (
 )
 from labml_bert.models import BertForMaskedLM
 
-# Steps of the training loss that are compared with as many before them, and the gain in nats that counts.
+# The loss is on a plateau if its mean over 200 steps is less than 0.02 nats below the mean over the 200
+# before.
 PLATEAU_STEPS = 200
 PLATEAU_GAIN = 0.02
 GROWTHS = ("stages", "linear", "plateau")
@@ -38,14 +40,14 @@ def sequence_length(growth: str, stages: list[Stage], progress: float, losses: S
     """
     ## How the length grows
 
-    The length of the sequences of a step, after the fraction `progress` of the budget and with the training
-    losses so far.
+    Returns the sequence length of a step, given the fraction `progress` of the budget and the training losses
+    so far.
 
-    - `stages`: as the schedule says;
-    - `linear`: evenly, in steps of eight, over the time that the schedule takes to grow;
-    - `plateau`: one stage further whenever the training loss stands still.
+    - `stages`: follow the schedule;
+    - `linear`: grow evenly, in increments of eight, until the schedule's last stage starts;
+    - `plateau`: go to the next stage whenever the training loss is on a plateau.
 
-    All three spend the same fraction of the budget at full length, or more.
+    All three spend at least as large a fraction of the budget at full length as the schedule does.
     """
     last = stages[-1].length
     grows_until = 1 - stages[-1].fraction
@@ -60,7 +62,7 @@ def sequence_length(growth: str, stages: list[Stage], progress: float, losses: S
 
 
 def count_plateaus(losses: Sequence[float]) -> int:
-    """How often 200 steps were not 0.02 nats better than the 200 before. No step is in two plateaus."""
+    """Counts the plateaus. They don't overlap: each step belongs to at most one of them."""
     plateaus = start = 0
     while start + 2 * PLATEAU_STEPS <= len(losses):
         middle, end = start + PLATEAU_STEPS, start + 2 * PLATEAU_STEPS
@@ -82,14 +84,14 @@ def next_token_labels(
     """
     ## The task of a left-to-right model
 
-    Nothing is masked, and the label of a position is the token after it. Only a random fraction
-    `mlm_probability` of the positions gets one; the last position never does.
+    Nothing is masked, and the label of a position is the next token. Only a random fraction `mlm_probability`
+    of the positions has a label, and the last position never has one.
     """
     labels = torch.full_like(input_ids, IGNORE)  # (B, T)
-    following = input_ids[:, 1:]  # (B, T - 1)
-    chosen = torch.rand(following.shape, generator=generator) < mlm_probability
-    chosen &= ~torch.isin(following, torch.tensor([*special_ids]))
-    labels[:, :-1] = following.masked_fill(~chosen, IGNORE)
+    next_ids = input_ids[:, 1:]  # (B, T - 1)
+    is_chosen = torch.rand(next_ids.shape, generator=generator) < mlm_probability
+    is_chosen &= ~torch.isin(next_ids, torch.tensor([*special_ids]))
+    labels[:, :-1] = next_ids.masked_fill(~is_chosen, IGNORE)
     return MaskedTokens(input_ids, labels)
 
 
@@ -110,7 +112,9 @@ def next_token_batch(text: MaskedText, length: int, mlm_probability: float) -> d
 
 class CausalEncoder(nn.Module):
     """
-    ## The same encoder, looking back only
+    ## A left-to-right encoder
+
+    The same encoder with a causal mask: a position attends only to itself and to those before it.
     """
 
     def __init__(self, encoder: BertEncoder):
@@ -126,8 +130,8 @@ class CausalEncoder(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """As `BertEncoder.forward`, without padding."""
         T = hidden_states.size(1)
-        back = torch.ones(T, T, dtype=torch.bool, device=hidden_states.device).tril()  # (T, T)
-        x, attentions = self.encoder(hidden_states, back[None, None], output_attentions)  # (B, T, D)
+        causal_mask = torch.ones(T, T, dtype=torch.bool, device=hidden_states.device).tril()  # (T, T)
+        x, attentions = self.encoder(hidden_states, causal_mask[None, None], output_attentions)  # (B, T, D)
         if output_positions is not None:
             x = select_positions(x, output_positions)  # (B, P, D)
         return x, attentions
@@ -135,9 +139,9 @@ class CausalEncoder(nn.Module):
 
 class UntiedMaskedLM(nn.Module):
     """
-    ## An output matrix of its own
+    ## An untied output matrix
 
-    The parts of `BertForMaskedLM`, and a `(V, D)` matrix for the head that is not the token embedding.
+    The parts of `BertForMaskedLM`, but the output matrix, `(V, D)`, isn't the token embedding.
     """
 
     def __init__(self, config: BertConfig):
@@ -169,9 +173,9 @@ class UntiedMaskedLM(nn.Module):
 
 def remove_head_parts(model: BertForMaskedLM | UntiedMaskedLM, dense: bool, norm: bool) -> None:
     """
-    ## A head without its parts
+    ## A smaller head
 
-    Keeps the dense layer with its GELU, and the LayerNorm, only if told to.
+    Removes the dense layer with its GELU unless `dense`, and the LayerNorm unless `norm`.
     """
     transform = model.cls.predictions.transform
     parts: list[nn.Module] = [transform.dense, nn.GELU()] if dense else []
@@ -187,7 +191,7 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     """
     model: BertForMaskedLM | UntiedMaskedLM = BertForMaskedLM(config)
     if not options.tied:
-        # A second draw: the first one stays, because the recorded runs were drawn this way.
+        # Build the tied model first all the same: the recorded runs used its random numbers too.
         model = UntiedMaskedLM(config)
     if options.causal:
         model.bert.encoder = CausalEncoder(model.bert.encoder)  # type: ignore[assignment]

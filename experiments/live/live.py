@@ -2,17 +2,17 @@ r"""
 # What a model knows after a few seconds
 
 What does a masked language model know after ten seconds of training, and what after three minutes? This
-script trains two models for three minutes each: one starts with short sequences, as in `curriculum.py`, and
-one trains at the full length from the start. It keeps the weights of each at four moments. The site loads
-them, so that a reader can ask the model at every moment.
+script trains two models for three minutes each. One starts with short sequences, as in `curriculum.py`; the
+other trains at the full length from the start. The script saves the weights of each at four moments. A page
+of the site loads them, so you can try the model as it was at each moment.
 
-A reader has to wait for the weights to arrive, and that limits the size of the model. They are stored in
-float16, and a file of them should have a few hundred kilobytes. So the model is narrower than that of
-`mlm_tiny.py`, and has two layers instead of four. Everything else is as there. Among the sizes that fit,
-wider models with fewer layers learned more in the same time, because their steps are shorter.
+The weights have to be downloaded before you can use the page, so the model must be small. The weights are
+stored in float16, and one file should have a few hundred kilobytes. So the model is narrower than that of
+`mlm_tiny.py`, and has two layers instead of four. All else is equal. Among the sizes that fit, wider models
+with fewer layers learned more in the same time, because their steps take less time.
 
-The script also measures four things about the last weights; `pictures.py` explains them. They are measured
-on the rounded weights, because the page has no others.
+The script also measures four properties of the final weights, which `pictures.py` explains. It measures
+them on the rounded weights, because the page runs those.
 """
 
 import sys
@@ -51,10 +51,11 @@ from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
-# The two arms: the positions of the page's switch.
+# The two arms. You can switch between them on the page.
 SHORT, FIXED = "short to long", "fixed length"
-# Fractions of the budget. With three minutes they are 2, 45, 90 and 180 seconds: when the model knows only
-# how frequent each character is, when it uses the neighbors, and twice when it knows words.
+# Fractions of the budget: with three minutes, they are 2, 45, 90 and 180 seconds. At the first moment, the
+# model knows only how frequent each character is. At the second, it uses the neighbors. At the last two, it
+# knows words.
 MOMENTS = (2 / 180, 45 / 180, 90 / 180, 1.0)
 
 
@@ -63,62 +64,62 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The sizes are those that suit a page. The reasons for all other values are in `mlm_tiny.py`.
+    The sizes are small enough for a page. The reasons for all other values are in `mlm_tiny.py`.
     """
 
     schedule: str = "16:3,32:1,64:1,128:3"
-    """Sequence lengths of the first model and their shares of the budget. The second model is trained at the
-    last of these lengths only."""
+    """Sequence lengths of the first model and their weights in the budget. The second model trains only at
+    the last of these lengths."""
     batch_tokens: int = 2048
-    """Tokens in a step, at every length."""
+    """Tokens per step at every length."""
     mlm_probability: float = 0.3
-    """Fraction of the tokens to predict in training; the evaluation always masks 15%."""
+    """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 80
-    """Width of the model. With two layers this gives 182,000 weights, which are 364 kB."""
+    """Width of the model. With two layers, this gives 182,000 weights, or 364 kB in float16."""
     num_hidden_layers: int = 2
-    """Number of blocks. Of the sizes that fit a page, wider models with fewer blocks learned more in three
-    minutes."""
+    """Number of blocks. Among sizes that are small enough, wider models with fewer blocks learned more in
+    three minutes."""
     num_attention_heads: int = 4
-    """Heads in each block; must divide the hidden size."""
+    """Heads per block. The hidden size must be a multiple of this."""
     max_position_embeddings: int = 128
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights."""
     hidden_dropout_prob: float = 0.0
-    """Dropout, in the attention weights too."""
+    """Dropout probability, also for attention weights."""
     learning_rate: float = 3e-3
     """Peak learning rate."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget in which the learning rate rises to its peak."""
+    """Fraction of the budget in which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices; biases and LayerNorms have none."""
+    """Weight decay of matrices. Biases and LayerNorms have none."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
     output: Path = field(default=Path("logs/live/web"), metadata=OPERATIONAL)
-    """Folder for the files of the page."""
+    """Folder for the files that the page loads."""
 
 
 class TrainedModel(NamedTuple):
-    """One of the two models, with its weights at every evaluation of its training."""
+    """One of the two models, with its weights at each evaluation during training."""
 
     model: BertForMaskedLM
     text: MaskedText
     page: Trainer
-    """Computes in float32 on the CPU, as the page does."""
+    """A trainer that computes in float32 on the CPU, as the page does."""
     record: dict[str, Any]
     weights: dict[int, dict[str, Tensor]]
-    """By the number of steps."""
+    """The parameters by name, for each number of steps."""
     moments: list[int]
-    """The numbers of steps at `MOMENTS`."""
+    """The number of steps at each of `MOMENTS`."""
 
 
 def train(run: Run, options: Options) -> TrainedModel:
     """
     ## One training run
 
-    The weights are copied at every evaluation. Afterwards all of them are evaluated again, on the whole
-    held-out text: the page shows the learning curve and the moments in one figure, so both need the same
-    measure.
+    Copies the weights at every evaluation. Afterwards, evaluates all of them again on the whole held-out
+    text: the page shows the learning curve and the moments in one figure, so they must be measured in the
+    same way.
     """
     stages = parse_schedule(options.schedule)
     with run.reading_text():
@@ -135,8 +136,8 @@ def train(run: Run, options: Options) -> TrainedModel:
     tokens = len(text.tokenizer.encode(TEXT).ids)
     if tokens > options.max_position_embeddings:
         raise ValueError(
-            f"the sentence of the pictures has {tokens} tokens and max_position_embeddings is "
-            f"{options.max_position_embeddings}; raise it"
+            f"the sentence for the pictures has {tokens} tokens but max_position_embeddings is "
+            f"{options.max_position_embeddings}; use more positions"
         )
     model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
     details = {
@@ -148,7 +149,7 @@ def train(run: Run, options: Options) -> TrainedModel:
     weights, moments = {}, []
 
     for step in trainer.steps(evaluate_at=MOMENTS):  # budget, clock, Ctrl-C
-        length = length_at(stages, step.progress)  # the curriculum, or always the same
+        length = length_at(stages, step.progress)  # the curriculum, or always the full length
         batch = text.batch(length)  # random windows at random positions, masked
         for part in step.micro_batches(batch):
             with step.autocast():  # bfloat16 where that is fast
@@ -177,16 +178,16 @@ def train(run: Run, options: Options) -> TrainedModel:
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """How to take the fingerprint of each of the two runs."""
+    """Returns a function for each of the two runs that takes its fingerprint."""
     values = record["configuration"]
     options = Options(**{f.name: values[f.name] for f in fields(Options) if f.name in values})
     longest = str(parse_schedule(options.schedule)[-1].length)
     runs = {SHORT: options, FIXED: replace(options, schedule=longest)}
-    return {arm: partial(take_fingerprint, train, chosen, "live") for arm, chosen in runs.items()}
+    return {arm: partial(take_fingerprint, train, arm_options, "live") for arm, arm_options in runs.items()}
 
 
 def loss_curve(record: dict[str, Any]) -> list[list[float]]:
-    """Pairs of seconds and held-out loss."""
+    """Returns pairs of seconds and held-out loss."""
     seconds = dict(record["history"]["seconds"])
     return [[round(seconds[step], 1), round(loss, 4)] for step, loss in record["history"]["valid.loss"]]
 
@@ -195,8 +196,8 @@ def write_moments(folder: Path, arm: str, trained: TrainedModel) -> list[dict[st
     """
     ## A file for each moment
 
-    Returns the entries of `model.json`. Their loss is that of the rounded weights, computed as on the page.
-    Afterwards the model has the weights of the last file.
+    Writes the weights at each moment, and returns the entries for `model.json`. Their loss is that of the
+    rounded weights, computed as on the page. Afterwards the model has the weights of the last file.
     """
     entries = []
     seconds = dict(trained.record["history"]["seconds"])
@@ -217,7 +218,7 @@ def write_moments(folder: Path, arm: str, trained: TrainedModel) -> list[dict[st
 
 
 def print_moments(entries: list[dict[str, Any]]) -> None:
-    """Prints the held-out loss of each file."""
+    """Prints the held-out loss of the weights in each file."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("lengths", "seconds", "steps", "loss (nats)", "accuracy", "kilobytes"):
         table.add_column(column, justify="left" if column == "lengths" else "right")
@@ -229,15 +230,15 @@ def print_moments(entries: list[dict[str, Any]]) -> None:
 
 
 def main(run: Run, options: Options) -> None:
-    """Train two models for a page, and write their weights at several moments to the folder --output."""
+    """Train two models for a web page, and write their weights at several moments to the folder --output."""
     if options.resume:
-        raise ValueError("the moments of a run that was stopped are lost; start again, without --resume")
+        raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
     if launcher():
-        raise ValueError("the moments of a run are in one process; start it without torchrun")
+        raise ValueError("this experiment needs a single process; start it without torchrun")
     longest = parse_schedule(options.schedule)[-1].length
     folder = prepare_folder(options.output)
     run.is_resumable = False
-    # One record holds both runs, so neither writes its own.
+    # One record contains both runs, so neither run writes its own.
     run.options = replace(options, record=None)
     fixed_options = replace(run.options, schedule=str(longest))
 

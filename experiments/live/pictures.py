@@ -1,10 +1,10 @@
 """
 # Four pictures of one model
 
-What did a model learn, besides a low loss? These functions measure four things: what each head attends to
-in one sentence, which positions have similar vectors, what the dense layer of the masked LM head does to a
-hidden state, and which tokens have similar vectors. The site draws what they return. All of it is computed
-in float32 on the CPU.
+What has a model learned, besides reaching a low loss? These functions measure four things: what each head
+attends to in one sentence, which positions have similar embeddings, what the dense layer of the masked LM
+head does to a hidden state, and which tokens have similar embeddings. The site draws the results. Everything
+is computed in float32 on the CPU.
 """
 
 from typing import Any
@@ -19,9 +19,9 @@ from labml_bert.mlm import IGNORE, MaskedTokens
 from labml_bert.models import BertForMaskedLM
 
 TEXT = "Return a copy of the [MASK]ist."
-# Tokens whose nearest neighbors are shown: a vowel, three consonants, a capital, a digit, a bracket, a space.
+# Find the nearest neighbors of these tokens: two vowels, a consonant, a capital, a digit, a bracket, a space.
 NEIGHBORS_OF = "aetT7( "
-# First and last rank of the groups that are counted together.
+# The first and the last rank of each group of ranks.
 RANKS = [[1, 1], [2, 3], [4, 10], [11, 10**6]]
 
 
@@ -30,8 +30,8 @@ def compare_positions(model: BertForMaskedLM, most: int = 40) -> dict[str, Any]:
     """
     ## Which positions are alike
 
-    Returns the cosine similarity between the position embeddings: of the first `most` with each other, and
-    averaged over all pairs at each distance.
+    Returns cosine similarities of position embeddings: between all pairs of the first `most`, and averaged
+    over all pairs with the same distance.
     """
     vectors = F.normalize(model.bert.embeddings.position_embeddings.weight, dim=-1)
     cosines = vectors @ vectors.T
@@ -45,13 +45,14 @@ def compare_positions(model: BertForMaskedLM, most: int = 40) -> dict[str, Any]:
 @torch.no_grad()
 def compare_dense_layer(model: BertForMaskedLM, held_out: MaskedTokens, most: int = 4096) -> dict[str, Any]:
     r"""
-    ## What the dense layer is for
+    ## What the dense layer does
 
-    Before the hidden state $h$ of a masked position is compared with the embeddings, it passes a dense
-    layer and a LayerNorm. What if it didn't? This function computes the logits both ways, $E h + b$ and
-    $E\, t(h) + b$ with $t$ the dense layer and the norm, at `most` masked positions of the held-out text.
-    It returns the accuracy, how often the true token has which rank, the entropy of the prediction in nats,
-    and the cosine between the vector and the true token's embedding and, on average, all embeddings.
+    The hidden state $h$ of a masked position goes through a dense layer and a LayerNorm before it is compared
+    with the embeddings. What if it didn't? This function computes the logits both ways, as $E h + b$ and as
+    $E\, t(h) + b$, where $t$ is the dense layer and the LayerNorm. It does so at `most` masked positions of
+    the held-out text. For each way it returns the accuracy, how often the rank of the true token is in each
+    group, the median rank, and the entropy of the prediction in nats. It also returns two cosines: between
+    the vector and the true token's embedding, and the mean over all embeddings.
     """
     input_ids, labels = (part[: most // 16] for part in held_out)
     hidden = model.bert(input_ids).last_hidden_state[labels != IGNORE][:most]
@@ -81,8 +82,8 @@ def find_neighbors(
     """
     ## Nearest neighbors of a token
 
-    For each token of `NEIGHBORS_OF`, returns the `count` tokens whose embeddings have the largest cosine
-    with its own. Special tokens are left out.
+    For each token in `NEIGHBORS_OF`, returns the `count` tokens whose embeddings have the largest cosine with
+    its own embedding. Special tokens are left out.
     """
     E = F.normalize(model.bert.embeddings.word_embeddings.weight, dim=-1)
     rows = []
@@ -99,7 +100,7 @@ def find_neighbors(
 
 
 def make_pictures(model: BertForMaskedLM, text: MaskedText) -> dict[str, Any]:
-    """All four, in the form that the record keeps."""
+    """Returns all four results in the format of the record."""
     model.eval()
     attention = attention_map(model, text.tokenizer, TEXT)
     return {

@@ -2,36 +2,36 @@ r"""
 # How does the cost scale?
 
 What does a longer sequence cost, a larger vocabulary, a wider model, a larger batch? We start from a small
-model of words, change one size at a time, and measure two things: the time of a training step, and its peak
+word model, change one size at a time, and measure two things: the time of a training step, and its peak
 memory on top of the weights and the optimizer's state.
 
 Each size has a scaling exponent. An exponent of 1 means that twice the size takes twice the time. For large
-sizes, counting FLOPs predicts it:
+sizes, you can predict the exponent by counting FLOPs:
 
 | size | exponent of the time | why |
 |---|---|---|
 | sequence length | between 1 and 2 | each token goes through the same layers, and attends to all others |
-| width | at most 2 | weights are matrices; norms, GELU and dropout scale with 1 |
+| width | at most 2 | weights are matrices; the exponent of norms, GELU and dropout is 1 |
 | vocabulary | at most 1 | only the head and the embeddings depend on it |
 | batch | at most 1 | the optimizer's step costs the same for any batch |
 
 Small sizes hide the exponent: most of their time goes to launching ops and to the parts that don't grow. So
-we compute two exponents. The one from the last two sizes is to be compared with the prediction. The other is
-from all sizes: the slope of a line fitted by least squares to $(\ln \text{size}, \ln \text{cost})$.
+we compute two exponents. The one from the last two sizes is the one to compare with the prediction. The other
+is from all sizes: the slope of a line fitted by least squares to $(\ln \text{size}, \ln \text{cost})$.
 
-An exponent above the prediction has another cause than FLOPs. Large tensors fit into no cache, and the system
-hands out their memory page by page. We don't measure how much of the time each of these takes.
+If an exponent is above the prediction, the cause isn't FLOPs. Large tensors don't fit into any cache, and the
+system allocates their memory page by page. We don't measure how much time either effect costs.
 
 ## More text
 
-A training step doesn't depend on how much text there is. Does the code that draws its batches? Sentence pairs
-are read from a memory-mapped file. The pages of the file that have been read count as memory of the process,
-but the system takes them back whenever it needs room. It can't take back *anonymous* memory, so that must not
-grow with the text. Masked windows are cut from tokens in memory, 8 bytes each.
+A training step doesn't depend on the amount of text. What about drawing its batches? Sentence pairs are read
+from a memory-mapped file. Pages of the file that have been read count as memory of the process, but the
+system takes them back whenever it needs memory. It can't take back *anonymous* memory, so that must not grow
+with the text. Masked windows are slices of the tokens in memory, which take 8 bytes each.
 
-We measure only how batches are drawn. A training run also reads all of its text into memory, to train the
-tokenizer and to count the n-gram baselines, and keeps it there. So a run is limited by its memory, although
-drawing pairs isn't.
+We measure only how batches are drawn. A training run also reads all of its text into memory and keeps it
+there, to train the tokenizer and to count the n-gram baselines. So the memory limits a run, although it
+doesn't limit the drawing of pairs.
 """
 
 import sys
@@ -59,7 +59,6 @@ from rich.table import Table
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import python_documents
-from labml_bert.data.curriculum import random_windows
 from labml_bert.data.pair_collator import PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments, end_with_parent
@@ -70,6 +69,7 @@ from labml_bert.data.tokenizers import (
     special_token_ids,
     wordpiece_tokenizer,
 )
+from labml_bert.data.windows import random_windows
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
@@ -102,7 +102,7 @@ def measure_scaling(letter: str, device: torch.device, rounds: int) -> dict[str,
     """
     ## A training step
 
-    Measures a training step at all sizes of one letter, in turn. Times are in seconds, memory is in bytes.
+    Measures a training step at all sizes of one letter, in turn. Time is in seconds, memory in bytes.
     """
     torch.manual_seed(0)
     bfloat16 = has_fast_bfloat16(device)
@@ -132,8 +132,8 @@ def measure_scaling(letter: str, device: torch.device, rounds: int) -> dict[str,
 
 def fit_exponents(points: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """
-    Returns the exponents of time and memory, from all sizes and from the last two. Where memory can't be
-    measured, it has none.
+    Returns the exponents of time and memory, from all sizes and from the last two. If memory can't be
+    measured, its exponents are missing.
     """
     sizes = [point["size"] for point in points]
     costs = {
@@ -156,7 +156,7 @@ def repeat_documents(characters: int) -> Iterator[str]:
     """
     ## Drawing batches
 
-    Yields the documents of Python's documentation, again and again, until they have `characters` characters.
+    Yields the documents of Python's documentation repeatedly, up to a total of `characters` characters.
     """
     for document in cycle([text for _, text in python_documents() if text]):
         yield document[:characters]
@@ -168,7 +168,7 @@ def repeat_documents(characters: int) -> Iterator[str]:
 def read_memory() -> dict[str, float]:
     """
     Returns the memory of this process in bytes: anonymous memory, and pages of files, which the system may
-    take back. Empty on any system but Linux.
+    take back. On any system but Linux, the result is empty.
     """
     gc.collect()
     try:
@@ -180,10 +180,10 @@ def read_memory() -> dict[str, float]:
 
 def measure_drawing(pipeline: str, characters: int, folder: Path, batches: int) -> dict[str, Any]:
     """
-    Draws batches of 32 sequences with 128 tokens, in a process of its own. `anonymous` and `file` count the
-    bytes of its memory, on top of what it had before it opened its data.
+    Draws batches of 32 sequences with 128 tokens. Call this in a fresh process. `anonymous` and `file` in the
+    result are the bytes of memory on top of what the process had before it opened its data.
     """
-    import datasets  # noqa: F401  # Load the library now, so that its own memory doesn't count.
+    import datasets  # noqa: F401  # Load it now, so that its own memory doesn't count.
 
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
@@ -226,11 +226,11 @@ def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
             start = time.perf_counter()
             path = folder / str(characters)
             build_dataset(repeat_documents(characters), tokenizer, path, DatasetArguments())
-            # The first time that a dataset is opened, its files are unpacked.
+            # This unpacks the files, which happens only once.
             open_dataset(path)
             build_seconds = time.perf_counter() - start
             for pipeline in ("pairs", "masked"):
-                # A fresh process has no memory left over from the last size.
+                # A fresh process has no memory left from the previous size.
                 context = multiprocessing.get_context("spawn")
                 with ProcessPoolExecutor(1, context, end_with_parent) as pool:
                     row = pool.submit(measure_drawing, pipeline, characters, folder, batches).result()
@@ -275,13 +275,13 @@ def print_pipelines(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, measures, prints, and writes a record if asked."""
+    """Parses the command line, measures, prints the results, and writes a record if asked."""
     parser = OneLineParser(description="Measure how time and memory scale with the sizes.")
-    parser.add_argument("--letters", nargs="+", choices=[*SIZES], default=[*SIZES], help="what to vary")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed (default: 3)")
-    parser.add_argument("--batches", type=int, default=300, help="how many are drawn (default: 300)")
+    parser.add_argument("--letters", nargs="+", choices=[*SIZES], default=[*SIZES], help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds in which each is timed (default: 3)")
+    parser.add_argument("--batches", type=int, default=300, help="batches to draw (default: 300)")
     parser.add_argument(
-        "--megabytes", nargs="+", type=float, default=[1, 4, 16], help="sizes of the text (default: 1 4 16)"
+        "--megabytes", nargs="+", type=float, default=[1, 4, 16], help="text in MB (default: 1 4 16)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
@@ -300,7 +300,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     if options.record is not None:
         check_record(options.record)
     at_least_one(options, "rounds", "batches")
-    # Less text may be a single document, which makes no pairs. More would fill a disk.
+    # Less text may be a single document, which isn't enough for pairs. More could fill the disk.
     for size in options.megabytes:
         if not 0.1 <= size <= 10_000:
             raise ValueError(f"megabytes is {size:g}; it must be at least 0.1 and at most 10,000")

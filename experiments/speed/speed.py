@@ -1,17 +1,17 @@
 r"""
-# How fast is it, next to other implementations?
+# How fast is it, compared with other implementations?
 
-We time a training step of our model next to two others: `transformers`, with both of its attention
-implementations, and `labml_nn`. All of them train on the same batch, in one process, in turn.
+We compare a training step of our model with two others: `transformers`, with two of its attention
+implementations, and `labml_nn`. All models train on the same batch, in one process, in turn.
 
-`transformers` has the same architecture as ours, so it gets our weights, and both must compute the same loss
-before anything is timed. The model of `labml_nn` has the same sizes but another architecture: it normalizes
-before each layer, doesn't tie the output layer to the embeddings, and predicts every position.
+The model of `transformers` has the same architecture as ours. So we copy our weights into it, and before we
+time anything, both must compute the same loss. The model of `labml_nn` has the same sizes but a different
+architecture: it is pre-norm, its output layer isn't tied to the embeddings, and it predicts every position.
 
-We time each model in float32, and with autocast to bfloat16. By default the others use float32, and ours uses
-bfloat16 if the machine has fast instructions for it.
+We time each model in float32, and with autocast to bfloat16. By default, the others use float32, and ours
+uses bfloat16 if the machine has fast instructions for it.
 
-Run `make peers` to install the others. The comparison skips the ones that are missing.
+Install the others with `make peers`. Those that are missing are skipped.
 """
 
 import sys
@@ -66,7 +66,7 @@ class Shape:
     batch_size: int = 32
     length: int = 128
     repeats: int = 3
-    """Steps in a row that are timed together."""
+    """Number of steps that are timed together."""
 
     def config(self, dropout: float) -> BertConfig:
         """Returns the configuration for our model and for `transformers`."""
@@ -99,7 +99,7 @@ class LabmlNN(nn.Module):
     """
     ## The model of labml_nn
 
-    Put together as in `labml_nn/transformers/mlm/experiment.py`. Its modules want tensors of `(T, B, …)`.
+    Built as in `labml_nn/transformers/mlm/experiment.py`. Its modules take tensors of shape `(T, B, …)`.
     """
 
     def __init__(self, shape: Shape, dropout: float):
@@ -132,7 +132,7 @@ class LabmlNN(nn.Module):
 
 
 def build_model(name: str, shape: Shape, dropout: float) -> nn.Module:
-    """Returns `"ours"` or one of `PEERS`."""
+    """Builds our model if `name` is `ours`, or else one of `PEERS`."""
     if name == "labml_nn":
         return LabmlNN(shape, dropout)
     config = shape.config(dropout)
@@ -148,11 +148,12 @@ def build_model(name: str, shape: Shape, dropout: float) -> nn.Module:
 @torch.no_grad()
 def check_losses(models: dict[str, nn.Module], batch: MaskedTokens) -> float:
     """
-    ## Do they compute the same?
+    ## Do the models compute the same loss?
 
-    Copies our weights into the models of `transformers` and returns the largest difference from our loss.
+    Copies our weights into the models of `transformers`, and returns the largest difference between their
+    loss and ours.
 
-    Raises `AssertionError` if it is 1e-4 or more: the models then don't do the same work.
+    Raises `AssertionError` if it is 1e-4 or more, because then the models don't do the same work.
     """
     ours = models["ours"]
     losses = {}
@@ -173,8 +174,8 @@ def measure_steps(
     """
     ## A training step
 
-    Measures all models at one shape and one dropout probability, in both precisions. Times are in seconds,
-    memory is in bytes.
+    Measures all models at one shape and one dropout probability, in both precisions. Time is in seconds,
+    memory in bytes.
     """
     torch.manual_seed(0)
     batch = draw_batch(shape.vocab_size, shape.batch_size, shape.length, device)
@@ -220,7 +221,7 @@ def measure_layer_ops(shape: Shape, device: torch.device, rounds: int) -> dict[s
     """
     ## The ops of a layer, one by one
 
-    Measures the points of a roofline plot: the FLOPs of each op, its memory traffic and its seconds.
+    Measures the points of a roofline plot: the FLOPs, the memory traffic and the seconds of each op.
     """
     rows = []
     for dtype in (torch.bfloat16, torch.float32):
@@ -240,7 +241,7 @@ def measure_layer_ops(shape: Shape, device: torch.device, rounds: int) -> dict[s
 
 
 def print_table(result: dict[str, Any], peaks: dict[str, float]) -> None:
-    """Prints the results of `measure_steps`. `peaks` is the FLOP/s of a large matmul in each precision."""
+    """Prints the results of `measure_steps`. `peaks` has the FLOP/s of a large matmul in each precision."""
     shape = result["shape"]
     console.print(
         f"  [bold]{shape['name']}[/bold], {result['parameters']:,} parameters, batch "
@@ -267,13 +268,13 @@ def print_table(result: dict[str, Any], peaks: dict[str, float]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, measures, prints, and writes a record if asked."""
+    """Parses the command line, measures, prints the results, and writes a record if asked."""
     parser = OneLineParser(description="Time our training step next to those of transformers and labml_nn.")
     parser.add_argument("--shapes", nargs="+", choices=[s.name for s in GPU_SHAPES], help="default: all")
     parser.add_argument("--dropout", nargs="+", type=float, default=[0.1, 0.0], help="default: 0.1 0")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: 5)")
-    parser.add_argument("--batch-size", type=int, help="sequences in a batch, for a quick look")
-    parser.add_argument("--length", type=int, help="tokens in a sequence, for a quick look")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in which each is timed (default: 5)")
+    parser.add_argument("--batch-size", type=int, help="sequences in a batch, for a quick test")
+    parser.add_argument("--length", type=int, help="tokens in a sequence, for a quick test")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
@@ -302,19 +303,19 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
         peaks = {name: measure_matmul_flops(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
         bandwidth = measure_memory_bandwidth(device)
     header(
-        "speed: our training step next to those of others",
+        "speed: our training step compared with others",
         {
             "machine": f"{peaks['bfloat16'] / 1e9:,.0f} GFLOP/s in a large bfloat16 matmul, "
             f"{peaks['float32'] / 1e9:,.0f} in float32",
             "memory": f"{bandwidth / 1e9:,.0f} GB/s in a large copy",
-            **({"missing": f"{', '.join(missing)}: make peers installs them"} if missing else {}),
+            **({"missing": f"{', '.join(missing)}; install with make peers"} if missing else {}),
         },
     )
     results, ops = [], []
     for shape in shapes:
         with console.status(f"{shape.name}, op by op"):
             ops.append(measure_layer_ops(shape, device, options.rounds))
-        # The large models take minutes, and dropout costs them the same fraction of a step.
+        # Large models take minutes. Time them only with the first dropout probability.
         for dropout in options.dropout[: 1 if shape.name.startswith("BERT") else None]:
             with console.status(f"{shape.name}, dropout {dropout:g}"):
                 results.append(measure_steps(shape, dropout, names, device, options.rounds))
@@ -335,7 +336,7 @@ def choose_shapes(options: argparse.Namespace, shapes: list[Shape]) -> list[Shap
     """
     Returns the shapes that the options ask for, with their batch size and length.
 
-    Raises `ValueError` for a shape that is for another kind of device.
+    Raises `ValueError` if a shape is for another kind of device.
     """
     names = [shape.name for shape in shapes]
     for name in options.shapes or []:

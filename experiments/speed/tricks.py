@@ -1,9 +1,9 @@
 r"""
 # Our model without its speed tricks
 
-`speed_ledger.py` measures what each speed trick is worth. For that it needs models that differ from ours in
-one trick and compute the same. Our code knows nothing about them: we build our model, and then replace some
-of its modules by others that hold the same layers, or put its parts together in another way.
+`speed_ablation.py` measures what each speed trick is worth. It needs models that differ from ours in one
+trick and compute the same result. Our code knows nothing about them. We build our model, and then replace
+some of its modules with others that contain the same layers, or combine its parts in another way.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ Heads = list[Tensor]
 
 def replace_modules(model: nn.Module, replacements: Replacements) -> None:
     """
-    ## Other modules
+    ## Replacing modules
 
-    Replaces every module whose class is in `replacements`. The function for that class gets the original and
-    returns a module with the same layers.
+    Replaces every module whose class is in `replacements`. The function for that class takes the original
+    module and returns another one with the same layers.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -50,17 +50,17 @@ def replace_modules(model: nn.Module, replacements: Replacements) -> None:
 
 
 def project_separately(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
-    """One matmul for each of query, key and value."""
+    """Projects with a separate matmul for query, key and value."""
     return [layer(x).unflatten(-1, (num_heads, -1)).transpose(1, 2) for layer in layers]
 
 
 def project_together(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
-    """One matmul for all, as in the original."""
+    """Projects with one matmul for all three, as our model does."""
     return [y.unflatten(-1, (num_heads, -1)).transpose(1, 2) for y in apply_all(layers, x)]
 
 
 def project_contiguous(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
-    """One matmul for all, and one copy to the layout that the attention's matmuls want."""
+    """Projects with one matmul for all three, and copies once to the layout that attention needs."""
     weight = torch.cat([layer.weight for layer in layers])  # (n * D, D)
     bias = torch.cat([layer.bias for layer in layers])  # (n * D)
     heads = F.linear(x, weight, bias).unflatten(-1, (len(layers), num_heads, -1))  # (B, T, n, H, D/H)
@@ -68,12 +68,12 @@ def project_contiguous(x: Tensor, num_heads: int, *layers: nn.Linear) -> Heads:
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """PyTorch's fused kernel, in every precision."""
+    """Attends with PyTorch's fused kernel, in every precision."""
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
 
 
 class SelfAttention(nn.Module):
-    """Takes over the layers of a `BertSelfAttention`, and projects or attends in another way."""
+    """Uses the layers of a `BertSelfAttention`, but projects or attends in another way."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class SelfAttention(nn.Module):
         self.project, self.attend = project, attend or self.attend_like_the_original
 
     def attend_like_the_original(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        """Two matmuls if they are faster, otherwise the fused kernel."""
+        """Attends with two matmuls if they are faster, otherwise with the fused kernel."""
         if written_out_is_faster(q, dropout):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             return self.dropout(scores.softmax(dim=-1)) @ v  # (B, H, P, D/H)
         return attend_fused(q, k, v, dropout)
 
     def forward(self, query_states: Tensor, hidden_states: Tensor, *_: object) -> tuple[Tensor, None]:
-        """`(B, P, D)` and `(B, T, D)` to `(B, P, D)`. Windows of a text need no attention mask."""
+        """`(B, P, D)` and `(B, T, D)` to `(B, P, D)`. Ignores the attention mask: there is no padding."""
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.num_heads, self.query, self.key, self.value)
         else:
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
 
 
 class InPlaceOutput(nn.Module):
-    """Takes over the layers of a `BertOutput`, and adds the residual in the memory of `dense`'s result."""
+    """Uses the layers of a `BertOutput`, but adds the residual in place."""
 
     def __init__(self, original: BertOutput):
         super().__init__()
@@ -127,9 +127,9 @@ TANH_GELU: Replacements = {
 
 def model_loss(model: BertForMaskedLM, input_ids: Tensor, labels: Tensor) -> Tensor:
     """
-    ## Other losses
+    ## Computing the loss
 
-    First the loss as the model computes it. `input_ids` and `labels` are `(B, T)`.
+    The loss as our model computes it. `input_ids` and `labels` are `(B, T)`.
     """
     loss = model(input_ids, labels).loss
     assert loss is not None
@@ -146,12 +146,12 @@ def loss_from_parts(
     in_chunks: bool = False,
 ) -> Tensor:
     """
-    The same forward pass, put together from the model's parts. With the defaults it does what the model does.
+    Does the same forward pass with the model's parts. With the defaults, it does exactly what the model does.
 
     - `cast`: one cast to bfloat16 after the embeddings.
-    - `whole_last_layer`: the last layer computes every position.
-    - `all_logits`: so does the head, as in most code.
-    - `in_chunks`: one function does the last matmul and the cross-entropy, and computes the logits in chunks.
+    - `whole_last_layer`: the last layer computes all positions.
+    - `all_logits`: the head computes all positions too, as in most code.
+    - `in_chunks`: one function does the last matmul and the cross-entropy, with the logits in chunks.
     """
     x = model.bert.embeddings(input_ids)  # (B, T, D)
     if cast:
@@ -178,7 +178,8 @@ def keep_memory() -> Iterator[None]:
     """
     ## Another allocator
 
-    Tells the C library of Linux to return no memory to the system and to request it in large blocks.
+    In this block, the C library of Linux returns no memory to the system, and requests memory in large
+    blocks.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
     mallopt = ctypes.CDLL(None).mallopt
@@ -198,8 +199,8 @@ class Trick:
     """
     ## The list of tricks
 
-    Each entry says how a training step differs from ours: it lacks a trick that we `kept`, or it has one that
-    we left out. With the defaults nothing differs.
+    Each entry says how a training step differs from ours. If we `kept` the trick, the step does without it;
+    otherwise the step has a trick that we left out. With the defaults, there is no difference.
     """
 
     name: str
@@ -207,12 +208,12 @@ class Trick:
     replacements: Replacements = field(default_factory=dict)
     loss: Callable[..., Tensor] = model_loss
     bfloat16: bool | None = None
-    """By default, bfloat16 is used if the device has fast instructions for it."""
+    """`None` means bfloat16 if the device has fast instructions for it."""
     fixed_mask_count: bool = True
-    """As many masks in every row; otherwise an independent coin flip per token."""
+    """Whether all rows have the same number of masks. Otherwise there is a coin flip per token."""
     fused_adamw: bool = True
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """A setting of the process that holds during the step."""
+    """A context manager around each step. It can change a setting of the process."""
 
 
 TRICKS = [

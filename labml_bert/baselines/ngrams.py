@@ -2,7 +2,7 @@ r"""
 # N-gram baselines
 
 Is a loss of 3.1 good? You can only tell if you know what simpler methods reach on the same text. Three of
-them need nothing but counting, and each stands for something that a model has or hasn't learned:
+them only need counts, and each one shows something that a model may or may not have learned:
 
 | baseline | what it knows |
 |---|---|
@@ -11,11 +11,11 @@ them need nothing but counting, and each stands for something that a model has o
 | two-neighbor n-gram, a table of counts | which tokens occurred between the same two neighbors in training |
 
 A masked model whose loss stays at the unigram baseline is on the plateau: it has learned the frequencies, but
-it doesn't look at the neighbors yet. The n-gram model always sees both neighbors; for a masked model they may
-be masked too. So the third baseline is harder to beat than it looks.
+it doesn't use the neighbors yet. The n-gram model always sees both neighbors, while a masked model may find
+them masked too. So the third baseline is harder to beat than it looks.
 
-Letters for sizes: `N` tokens of training text, `M` of held-out text, `K` different keys that were counted,
-`V` tokens in the vocabulary.
+Letters for sizes: `N` tokens of training text, `M` tokens of held-out text to predict, `K` different keys,
+`V` vocabulary.
 """
 
 import math
@@ -32,7 +32,7 @@ class Baseline(NamedTuple):
     loss: float
     """Nats per token."""
     accuracy: float
-    """The fraction of tokens whose most probable prediction is right."""
+    """The fraction of tokens for which the most probable prediction is right."""
 
 
 class Counts:
@@ -43,14 +43,15 @@ class Counts:
         self.keys, self.counts = keys.unique(return_counts=True)
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """The count of each key as float64, 0 if it doesn't occur; any shape."""
+        """Returns the count of each key as float64, 0 if it doesn't occur. Takes any shape."""
         index = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return torch.where(self.keys[index] == keys, self.counts[index], 0).double()
 
     def most_frequent(self, context: Tensor, keys: Tensor, default: Tensor) -> Tensor:
         """
-        For each context in `keys`, the index of the most frequent counted key in that context. `context`
-        `(K,)` is the context of each counted key. Returns `default` for a context that doesn't occur.
+        Returns, for each context in `keys`, the index of the most frequent counted key in that context.
+        `context`, `(K,)`, is the context of each counted key. For a context that doesn't occur, returns
+        `default`.
         """
         by_count = self.counts.argsort(stable=True)  # (K)
         # A stable sort by context keeps the order of the counts within each, so the last one is the largest.
@@ -66,16 +67,16 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     ## Three baselines
 
     `train` and `valid` are one-dimensional token ids. The baselines are counted on `train` and evaluated on
-    the tokens of `valid` that aren't special. If a context is rare, the n-gram model falls back on the left
-    neighbor alone, and then on the unigram frequencies. How much is decided by Witten and Bell's rule, from
-    the number $t$ of *different* tokens that occurred in a context,
+    the tokens of `valid` that aren't special. If a context is rare, the n-gram model backs off to the left
+    neighbor alone, and then to the unigram frequencies. Witten-Bell smoothing decides how much, from the
+    number $t$ of *different* tokens that occurred in a context:
 
     $$p(w \mid l, r) = \frac{n(l, w, r) + t(l, r)\, p(w \mid l)}{n(l, r) + t(l, r)}, \qquad
       p(w \mid l) = \frac{n(l, w) + t(l)\, p(w)}{n(l) + t(l)}$$
 
     where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them.
 
-    Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare such rules.
+    Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
 
     Raises `ValueError` if no token of `valid` has a neighbor on both sides.
     """
@@ -95,9 +96,9 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     at = ordinary[valid[1:-1]]
     left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
     if len(word) == 0:
-        raise ValueError("the held-out text is shorter than three tokens; give more text")
-    # For a context that never occurred, the rule is 0/0. With t = 1 it gives the distribution that it falls
-    # back on.
+        raise ValueError("the held-out text is shorter than three tokens; use more text")
+    # For a context that never occurred, the formula is 0/0. With t = 1, it gives the lower-order
+    # distribution.
     t = t_l[left].clamp(min=1)  # (M)
     p_left = (pairs(left * V + word) + t * p_w[word]) / (n_l[left] + t)  # (M)
     context = left * V + right  # (M)
@@ -105,7 +106,7 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     p_both = (triples(context * V + word) + t * p_left) / (n_lr(context) + t)  # (M)
 
     frequent = p_w.argmax()
-    # If the two neighbors never occurred around a token, predict the most frequent token.
+    # If these two neighbors never occurred, predict the most frequent token.
     best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
     prediction = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
     return [

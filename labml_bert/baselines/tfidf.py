@@ -1,26 +1,27 @@
 r"""
 # A bag-of-words baseline
 
-Does a classifier need to read at all? For many tasks it's enough to know which words occur. A linear model
-on word counts knows nothing about order or meaning, and with few labels it is often hard to beat. So it is
-the baseline for `finetuning.py`, and it gets a fair chance: its one hyperparameter is tuned, as the
-network's is.
+Does a classifier need to read at all? For many tasks it's enough to know which words occur. A linear model on
+word counts knows nothing about order or meaning, but with few labels it's often hard to beat. So it is the
+baseline for `finetuning.py`. It gets a fair chance: its one hyperparameter is tuned, like that of the
+network.
 
-Two things decide how much a word counts. The more texts contain it, the less it says. The more often a text
-repeats it, the more it counts, but only logarithmically. For a word that occurs `tf` times in a text, and in
-`df` of `N` texts:
+Two things decide how much a word counts. A word counts less if many texts contain it. It counts more if a
+text repeats it, but only logarithmically. For a word that occurs `tf` times in a text, and in `df` of `N`
+texts:
 
 $$x_w = (1 + \ln tf_w) \left(1 + \ln \frac{1 + N}{1 + df_w}\right), \qquad x \leftarrow x / \lVert x \rVert$$
 
-This is TF-IDF. On top of it is a multinomial logistic regression with a penalty on the size of its weights:
+This is TF-IDF. On top of it comes a multinomial logistic regression with a penalty on the size of its
+weights:
 
 $$
 \min_{W, b} \; -\frac1N \sum_i \log \operatorname{softmax}(W x_i + b)_{y_i}
   + \frac{\lambda}{2} \lVert W \rVert^2
 $$
 
-Both come from [scikit-learn](https://scikit-learn.org), which is the first thing to try on a new task. Only
-the words of a *pair* of texts are our own.
+Both come from [scikit-learn](https://scikit-learn.org), the first thing to try on a new task. Only the
+treatment of text *pairs* is our own.
 
 Letters for sizes: `N` texts, `K` classes.
 """
@@ -48,9 +49,9 @@ def words(example: Example) -> list[str]:
     """
     ## The words
 
-    Runs of letters, digits and underscores, in lower case. In a pair of texts, each word is marked with the
-    text that it is from, and a word that both texts contain is counted a third time. What the two bags share
-    is the only thing that they say about each other.
+    Words are runs of letters, digits and underscores, in lower case. In a pair of texts, each word is marked
+    with the text that it is from. A word that both texts contain is counted a third time, because the words
+    in common are all that two bags of words say about how their texts are related.
     """
     first = re.findall(r"\w+", example.text.lower())
     if example.pair is None:
@@ -65,7 +66,7 @@ class BagOfWords:
     ## The model
 
     Fits a model of `classes` classes to `examples`; `penalty` is the $\lambda$ above. Words that no example
-    contains are ignored later.
+    contains are ignored in predictions.
     """
 
     def __init__(self, examples: Sequence[Example], classes: int, penalty: float):
@@ -76,30 +77,30 @@ class BagOfWords:
 
         self.classes = classes
         labels = [example.label for example in examples]
-        # scikit-learn weighs the *sum* of the losses with `C`, so C = 1 / (λN). For two classes it fits only
-        # the difference of the two columns of W. That difference has twice the squared norm of W.
+        # scikit-learn multiplies the *sum* of the losses by `C`, so C = 1 / (λN). For two classes it fits
+        # only the difference of the two columns of W. That difference has twice the squared norm of W.
         kinds = len(set(labels))
         C = (2 if kinds == 2 else 1) / (penalty * len(examples))
         self.pipeline = make_pipeline(
             TfidfVectorizer(analyzer=words, sublinear_tf=True),
-            # With one class there is nothing to learn, and `LogisticRegression` refuses to.
+            # With one class there is nothing to learn, and `LogisticRegression` raises an error.
             LogisticRegression(C=C, tol=1e-6, max_iter=1000) if kinds > 1 else DummyClassifier(),
         )
         self.pipeline.fit(examples, labels)
 
     def predict(self, examples: Sequence[Example]) -> Tensor:
         """
-        The log-probability of each class for each example, `(N, K)`. A class that had no example gets the
-        logarithm of $10^{-12}$.
+        Returns the log-probability of each class for each example, `(N, K)`. A class without any training
+        example gets the logarithm of 1e-12.
         """
         probabilities = torch.full((len(examples), self.classes), 1e-12)  # (N, K)
-        probabilities = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
-        probabilities[:, self.pipeline.classes_] = probabilities.clamp(min=1e-12)
+        predicted = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
+        probabilities[:, self.pipeline.classes_] = predicted.clamp(min=1e-12)
         return probabilities.log()
 
 
 def tune(examples: Sequence[Example], classes: int, seed: int = 0) -> BagOfWords:
-    """Chooses the penalty on a fifth of the examples, then fits a bag of words to all of them."""
+    """Chooses the penalty on a fifth of the examples, then fits a bag of words to all of the examples."""
 
     def attempt(penalty: float, rest: list[Example], fifth: list[Example]) -> Tensor:
         return BagOfWords(rest, classes, penalty).predict(fifth)

@@ -1,15 +1,16 @@
 r"""
 # Where text comes from
 
-To learn a language a model needs text, and the first run should not depend on a download. Every
-Python installation carries a few megabytes of English: the language reference behind `help()` and
-the docstrings of the standard library. That is the default corpus here, `python-docs`.
+Which text can you train on without downloading anything? Every Python installation comes with a few megabytes
+of English: the language reference behind `help()` and the docstrings of the standard library. Together they
+are the default corpus, `python-docs`.
 
-A corpus is a list of documents, some of them held out. The model never trains on a held-out
-document, and every loss that we quote is measured there.
+A corpus is a list of documents, and some of them are held out. The model never trains on those, and every
+loss that we quote is measured on them.
 """
 
 import ast
+import builtins
 import collections
 import contextlib
 import hashlib
@@ -35,14 +36,14 @@ TINY_SHAKESPEARE_URL = (
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# A commit of the data set, which is the fingerprint of all of its files.
+# A commit of the data set, which pins the contents of all of its files.
 WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to learn from and documents to be tested on."""
+    """Documents to train on (`train`) and held-out documents (`valid`)."""
 
     name: str
     train: list[str]
@@ -50,7 +51,7 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """The fingerprint of all the text, so that a recorded result says which text it was."""
+        """A hash of all the text. A record contains it, so you can tell which text a result is from."""
         digest = hashlib.sha256()
         for text in (*self.train, "\0", *self.valid):
             digest.update(text.encode() + b"\0")
@@ -61,11 +62,11 @@ def load_corpus(name: str) -> Corpus:
     """
     ## By name or by path
 
-    `name` is `python-docs`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of a UTF-8
-    file or of a folder of such files.
+    `name` is `python-docs`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of a UTF-8 file or
+    of a folder of such files. Each file is a document.
 
-    Raises `ValueError` for a name that is neither, a file that is empty or not UTF-8, and a download
-    that fails or is not the file it should be.
+    Raises `ValueError` if there is no such corpus or path, if a file is empty or isn't UTF-8, or if a
+    download fails or has the wrong sha256.
     """
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))
@@ -81,34 +82,34 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
         documents = {legible(file.relative_to(path)): read_utf8(file) for file in files}
         if not any(text.strip() for text in documents.values()):
-            raise ValueError(f"all files in {name} are empty; give files with text")
+            raise ValueError(f"all files in {name} are empty; put text into them")
         return split_documents(legible(path.name), documents)
     if not name.strip() or not path.exists():
         known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
-        raise ValueError(f"no corpus or file is called {name!r}; give a file, a folder, or one of {known}")
+        raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {known}")
     text = read_utf8(path)
     if not text.strip():
-        raise ValueError(f"{name} is empty; give a file with text")
-    # Fetched by hand or by us, it is the same text and goes by the same name.
+        raise ValueError(f"{name} is empty; use a file with text")
+    # A copy that you downloaded yourself gets the same name, because it's the same text.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
     display_name = "tiny-shakespeare" if is_known else legible(path.name)
     return split_documents(display_name, {display_name: text})
 
 
 def is_hidden(file: Path, folder: Path) -> bool:
-    """Whether a part of the path below `folder` starts with a dot, as in `.git`."""
+    """Whether the name of the file, or of a folder between it and `folder`, starts with a dot."""
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def legible(name: Path | str) -> str:
-    """A name as UTF-8. Where the terminal is set to another code, Python keeps foreign letters as bytes."""
+    """A file name as UTF-8 in any locale: in an ASCII one, Python escapes the bytes of other letters."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file, line ends as `\\n`. Raises `ValueError` where it cannot be read as UTF-8."""
+    """The text of a file, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
     try:
-        # A byte order mark is no part of the text.
+        # This encoding drops a byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -122,9 +123,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     """
     ## What is held out
 
-    About a tenth of the text. With several documents whole ones are taken, in the order of a hash of
-    their names: it looks random, and does not change when others are added. One long document gives
-    its last tenth, cut at a line end.
+    Holds out about a tenth of the text. With several documents, it holds out whole ones, in the order of a
+    hash of their names: the order looks random, and stays the same if you add documents. A single document
+    loses its last tenth, cut at a line end. Empty documents are dropped.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -134,7 +135,7 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         if len(documents[key]) <= room:
             valid.add(key)
             room -= len(documents[key])
-    # Where the documents are so unequal that hardly any fits, the last tenth of the longest serves.
+    # If the documents are so unequal that hardly any fits, use the end of the longest one.
     if room > total / 20:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
@@ -151,37 +152,37 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
 
 def python_documents() -> Iterator[tuple[str, str]]:
     """
-    ## The text every Python carries
+    ## The text that comes with Python
 
-    Yields `(name, text)`, first the topics of `help()`, then one document a module of the standard
-    library. A paragraph that was seen before is left out, or the
-    held-out documents would contain copies: `turtle` documents each method twice, `posixpath` and
-    `ntpath` share most of theirs.
+    Yields `(name, text)`: the topics of `help()` first, then one document per module of the standard library.
+    A paragraph that has occurred before is left out. Otherwise held-out documents would contain copies of
+    training text: `turtle` documents each method twice, and `posixpath` and `ntpath` share most of their
+    docstrings.
     """
     from pydoc_data.topics import topics
 
-    seen: set[str] = set()
+    earlier: set[str] = set()
 
-    def fresh(texts: Iterable[str]) -> str:
+    def drop_repeats(texts: Iterable[str]) -> str:
         paragraphs = dict.fromkeys(p for text in texts for p in text.split("\n\n") if p.strip())
-        new = [paragraph for paragraph in paragraphs if paragraph.strip() not in seen]
-        seen.update(paragraph.strip() for paragraph in new)
+        new = [paragraph for paragraph in paragraphs if paragraph.strip() not in earlier]
+        earlier.update(paragraph.strip() for paragraph in new)
         return "\n\n".join(new)
 
     for topic, text in sorted(topics.items()):
-        yield f"topic {topic}", fresh([text])
+        yield f"topic {topic}", drop_repeats([text])
     for name, docstrings in module_docstrings():
-        yield name, fresh(docstrings)
+        yield name, drop_repeats(docstrings)
 
 
 @cache
 def module_docstrings() -> list[tuple[str, list[str]]]:
-    """Each module of the standard library and all of its docstrings. They are read once, in some seconds."""
+    """The modules of the standard library with their docstrings. Takes seconds, so the result is cached."""
     modules = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
-        # Packages of others, tests, and tables of code points are not prose.
+        # Skip other packages, and what isn't prose: tests, and tables of code points.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
             modules.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
@@ -190,13 +191,14 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
-    """The docstrings of a source file, read without running it: importing `antigravity` opens a browser."""
+    """Parses a source file for its docstrings. Imports have effects: `antigravity` opens a browser."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
-        # The library's own broken examples, such as those of lib2to3.
+        # The library contains files that are broken on purpose, such as those of lib2to3.
         return
-    # Breadth first like `ast.walk`, but not through expressions, which are most of a tree and define nothing.
+    # Breadth first, like `ast.walk`, but without expressions: most nodes are expressions, and they define
+    # nothing.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:
         node = nodes.popleft()
@@ -207,31 +209,46 @@ def source_docstrings(file: Path) -> Iterator[str]:
 
 
 def compiled_docstrings(name: str) -> Iterator[str]:
-    """The docstrings of a module written in C, which has no source to read and does nothing on import."""
+    """Imports a module written in C for its docstrings. It has no source to parse, and is safe to import."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is None or not (spec.origin == "built-in" or (spec.origin or "").endswith((".so", ".pyd"))):
             return
         with warnings.catch_warnings(action="ignore"):
-            # Some are on their way out of the library, and say so to whoever imports them.
+            # Some modules are deprecated, and warn when they are imported.
             module = importlib.import_module(name)
     except (ImportError, ValueError):
         return
     stack: list[tuple[object, int]] = [(module, 0)]
     while stack:
-        thing, depth = stack.pop()
-        text = getattr(thing, "__doc__", None)
+        owner, depth = stack.pop()
+        text = getattr(owner, "__doc__", None)
         yield inspect.cleandoc(text) if isinstance(text, str) else ""
-        if depth < 2 and (inspect.ismodule(thing) or inspect.isclass(thing)):
-            stack.extend((m, depth + 1) for _, m in sorted(vars(thing).items()) if inspect.isroutine(m))
-            stack.extend((m, depth + 1) for _, m in sorted(vars(thing).items()) if inspect.isclass(m))
+        if depth < 2 and (inspect.ismodule(owner) or inspect.isclass(owner)):
+            members = [member for _, member in sorted(compiled_members(owner).items())]
+            stack.extend((m, depth + 1) for m in members if inspect.isroutine(m))
+            stack.extend((m, depth + 1) for m in members if inspect.isclass(m))
+
+
+def compiled_members(owner: object) -> dict[str, object]:
+    """
+    The members that a module or a class has when Python starts. Test runners, debuggers and notebooks put
+    functions of their own into `sys` and `builtins`; the text must be the same in each of them.
+    """
+    members = dict(vars(owner))
+    if owner is sys:
+        # `sys` keeps the original of each hook: `sys.__excepthook__`.
+        return {name: members.get(f"__{name}__", member) for name, member in members.items()}
+    if owner is builtins:
+        return {name: member for name, member in members.items() if not inspect.isfunction(member)}
+    return members
 
 
 def cache_folder() -> Path:
     """
-    Where downloads are kept: `$XDG_CACHE_HOME/labml_bert`, by default `~/.cache/labml_bert`.
+    The folder for downloads: `$XDG_CACHE_HOME/labml_bert`, by default `~/.cache/labml_bert`.
 
-    Raises `ValueError` where there is neither.
+    Raises `ValueError` if the variable isn't set and there is no home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labml_bert"
@@ -239,7 +256,7 @@ def cache_folder() -> Path:
         raise ValueError("there is no home folder; set XDG_CACHE_HOME to a folder for downloads") from None
 
 
-# All that a download may speak. Whoever redirects to plain http is not followed.
+# Only https: a redirect to plain http is an error.
 HANDLERS: list[type[urllib.request.BaseHandler]] = [
     urllib.request.ProxyHandler,
     urllib.request.HTTPSHandler,
@@ -252,14 +269,14 @@ HANDLERS: list[type[urllib.request.BaseHandler]] = [
 
 def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 30) -> bytes:
     """
-    ## A file from the network, once
+    ## Downloading a file once
 
-    Returns the bytes at `url`, from the cache if they are there. Nothing is kept, and nothing is
-    returned, unless it has this `sha256`: a sign-in page of a hotel network is also a file. `timeout` is for
-    silence, in seconds; a file that comes, but slowly, may take twenty times as long.
+    Returns the bytes at `url`, from the cache if they are there. The file is checked against `sha256` before
+    it is cached or returned: what you get might be the sign-in page of a hotel network. `timeout` is how many
+    seconds the server may be silent; the whole download may take twenty times as long.
 
-    Raises `ValueError` where the address is not https, the download fails, is longer than `limit` bytes or
-    has another sha256.
+    Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
+    `limit` bytes or has another sha256.
     """
     with contextlib.suppress(OSError, ValueError):
         data = (cache_folder() / sha256).read_bytes()
@@ -270,17 +287,17 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     except (OSError, ValueError, HTTPException) as error:
         reason = str(error) or type(error).__name__
         raise ValueError(
-            f"cannot download {url}: {reason}; fetch it yourself and give the file as the corpus"
+            f"cannot download {url}: {reason}; download it yourself and use the file as the corpus"
         ) from None
     if len(data) > limit:
-        raise ValueError(f"{url} is longer than {limit:,} bytes; this is not the file we know")
+        raise ValueError(f"{url} is longer than {limit:,} bytes; this isn't the expected file")
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
         raise ValueError(
-            f"{url} has sha256 {digest[:16]}…, expected {sha256[:16]}…; the file changed or something "
-            "on the way replaced it"
+            f"{url} has sha256 {digest[:16]}…, expected {sha256[:16]}…; the file has changed, or something "
+            "on the way has replaced it"
         )
-    # A cache that cannot be written costs the next run a download, not this run its text.
+    # If the cache isn't writable, this run still has its text, and the next one downloads it again.
     with contextlib.suppress(OSError, ValueError):
         cached = cache_folder() / sha256
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -290,18 +307,18 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
 
 def fetch(url: str, limit: int, timeout: float) -> bytes:
-    """The bytes at `url`, at most one more than `limit`. Raises whatever `urllib` raises."""
+    """Downloads at most `limit` + 1 bytes from `url`. Raises whatever `urllib` raises."""
     opener = urllib.request.OpenerDirector()
     for handler in HANDLERS:
         opener.add_handler(handler())
     end = time.monotonic() + 20 * timeout
     data = bytearray()
     with opener.open(url, timeout=timeout) as response:
-        # Not in one go: each byte that comes would put the end of the patience off.
+        # Read in pieces, because the timeout of `urllib` starts again with each byte that arrives.
         while len(data) <= limit and (piece := response.read1(min(limit + 1 - len(data), 2**16))):
             data += piece
             if time.monotonic() > end:
-                raise TimeoutError("it comes too slowly")
+                raise TimeoutError("it arrives too slowly")
         length = response.headers.get("Content-Length", "")
     if length.isdecimal() and len(data) < min(int(length), limit):
         raise ConnectionError(f"it was cut off after {len(data):,} of {int(length):,} bytes")
@@ -309,8 +326,8 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
 
 
 def wikitext(name: str) -> Corpus:
-    """WikiText through Hugging Face `datasets`, with its own split; a document is an article."""
-    # Takes seconds, and no other corpus needs it.
+    """WikiText from Hugging Face `datasets`, with its own split. Each article is a document."""
+    # This import takes seconds, and no other corpus needs it.
     from datasets import load_dataset
 
     try:
@@ -322,7 +339,7 @@ def wikitext(name: str) -> Corpus:
 
 
 def articles(lines: Iterable[str]) -> list[str]:
-    """WikiText comes as lines; a new article starts at a line ` = Title = `, with one equals sign."""
+    """Joins the lines of WikiText into articles. An article starts at a line like ` = Title = `."""
     result: list[list[str]] = [[]]
     for line in lines:
         if line.startswith(" = ") and not line.startswith(" = ="):

@@ -1,24 +1,25 @@
 """
-# Labelled texts that every Python carries
+# Labeled texts that come with Python
 
-Where do labels come from without a download? A docstring of the standard library has an address. Two
-tasks are made of that:
+Where can you get labels without a download? Every docstring of the standard library has an address: its
+package and its module. We turn that into two tasks:
 
-- **package**: from which of 20 packages is this docstring? One text, 20 classes of unequal size.
-- **summary**: does this first line belong to that description? Two texts, two classes, half of each. By
-  convention a docstring opens with a line that sums up the rest. The wrong descriptions are from the same
-  package, so the subject gives little away, and one part has to be read in the light of the other. In
-  next sentence prediction a wrong second part comes from anywhere, which is far easier.
+- **package**: which of 20 packages is this docstring from? One text, 20 classes of different sizes.
+- **summary**: does this first line summarize that description? Two texts, two classes of equal size. By
+  convention, a docstring starts with a line that sums up the rest. A wrong description is from the same
+  package, so the topic gives little away, and the model has to read the two texts together. In next sentence
+  prediction, a wrong second part comes from anywhere, which is far easier.
 
-A task made this easily leaks easily. What is done against it:
+Labels that are this cheap leak easily. We do three things about it:
 
-- The name of a package in a text answers the question. Wherever one of the 20 stands as a word, in any
-  text, or opens a name like `XMLParser`, there is a `_` instead.
-- A docstring that repeats more than half of an earlier one is left out, so that none of the test has a
-  near copy in training, and none two answers.
-- Pretraining on `python-docs` reads the held-in documents of the same library, without labels. The
-  texts of **summary**'s test come from the held-out documents only. Those are too few for 20 packages, so
-  **package** tests on them first and fills up with texts that pretraining has seen; each says which it is.
+- **Package names become `_`.** If a text contained the name of its package, it would answer the question. So
+  we replace the names of all 20 packages, as a word or at the start of a name like `XMLParser`.
+- **Near copies are dropped.** If a docstring repeats more than half of an earlier one, we leave it out. So no
+  test text has a near copy among the training texts, and no text has two answers.
+- **Texts from pretraining are marked.** Pretraining on `python-docs` reads all of the library but its
+  held-out documents, though without labels. All test texts of **summary** are from held-out documents. They
+  are too few for 20 packages, so **package** adds test texts that pretraining has seen, and marks which are
+  which.
 """
 
 import random
@@ -34,45 +35,45 @@ from labml_bert.labeled_text import Example
 
 
 class Docstring(NamedTuple):
-    """One text and its address."""
+    """A docstring and its address."""
 
     text: str
     module: str
-    """As `corpora.module_docstrings` names it: `email/message.py`, `compiled _socket`."""
+    """Named as in `corpora.module_docstrings`: `email/message.py`, `compiled _socket`."""
     unseen: bool
-    """Whether no paragraph of it is in the part of `python-docs` that models are trained on."""
+    """Whether none of its paragraphs is in the training documents of `python-docs`."""
 
     @property
     def package(self) -> str:
-        """The package or, outside of one, the module; `_pydecimal` and `_decimal` are both `decimal`."""
+        """The package, or the module if it isn't in one. `_pydecimal` and `_decimal` are both `decimal`."""
         name = self.module.split("/")[0].removesuffix(".py").removeprefix("compiled ")
         return re.sub("^_(py)?", "", name)
 
 
 class Task(NamedTuple):
-    """Examples to learn from and examples to be tested on."""
+    """A classification task, with training and test examples."""
 
     name: str
     labels: list[str]
     train: list[Example]
     test: list[Example]
     unseen: list[bool]
-    """For each of the test: whether pretraining on `python-docs` has not seen its text."""
+    """For each test example, whether pretraining on `python-docs` has never seen its text."""
 
     @property
     def chance(self) -> float:
-        """The share of the test that the class most frequent in training gets right."""
+        """The test accuracy of always predicting the class that is most frequent in training."""
         most = Counter(example.label for example in self.train).most_common(1)[0][0]
         return sum(example.label == most for example in self.test) / len(self.test)
 
     def draw(self, count: int, seed: int) -> list[Example]:
-        """`count` random training examples of a seed. A smaller set is the beginning of a larger one."""
+        """Draws `count` training examples. With the same seed, a smaller set is the start of a larger one."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.train), generator=generator)
         return [self.train[i] for i in order[:count].tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """What a reader needs to judge a score: how many texts there are, and what chance achieves."""
+        """What you need to know to judge a score: the numbers of texts, and the accuracy of guessing."""
         counts = Counter(example.label for example in self.train)
         return {
             "train": len(self.train),
@@ -87,36 +88,36 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     ## Each text once
 
-    All docstrings of at least `fewest_words` words, but those that repeat an earlier one: of all the
-    runs of three words that the two have, more than half are in both.
+    All docstrings of at least `fewest_words` words, without near copies. A docstring is a near copy if, of
+    all three-word sequences in it or in some earlier docstring, more than half are in both.
     """
     corpus = load_corpus("python-docs")
-    trained_on = {part.strip() for document in corpus.train for part in document.split("\n\n")}
-    kept: list[Docstring] = []
+    training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
+    distinct: list[Docstring] = []
     sizes: list[int] = []
-    # Which texts have a run of three words. Most runs are rare, so a text is compared with few others.
-    holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    # The texts that contain a trigram of words. Most trigrams are rare, so few texts have to be compared.
+    texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for module, docstrings in module_docstrings():
         for text in docstrings:
             words = re.findall(r"\w+", text.lower())
             if len(words) < fewest_words:
                 continue
-            runs = {*zip(words, words[1:], words[2:], strict=False)}
-            shared = Counter(other for run in runs for other in holders[run])
-            if any(2 * n > len(runs) + sizes[other] - n for other, n in shared.items()):
+            trigrams = {*zip(words, words[1:], words[2:], strict=False)}
+            overlaps = Counter(other for trigram in trigrams for other in texts_with[trigram])
+            if any(2 * n > len(trigrams) + sizes[other] - n for other, n in overlaps.items()):
                 continue
-            for run in runs:
-                holders[run].append(len(kept))
-            sizes.append(len(runs))
-            unseen = not any(part.strip() in trained_on for part in text.split("\n\n"))
-            kept.append(Docstring(text, module, unseen))
-    return kept
+            for trigram in trigrams:
+                texts_with[trigram].append(len(distinct))
+            sizes.append(len(trigrams))
+            unseen = not any(part.strip() in training_paragraphs for part in text.split("\n\n"))
+            distinct.append(Docstring(text, module, unseen))
+    return distinct
 
 
 def without_names(text: str, names: Sequence[str]) -> str:
-    """`text` with a `_` for each of `names` that is a word or opens one: `email.`, `Email`, `XMLParser`."""
-    spelled = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
-    longest_first = "|".join(sorted(map(re.escape, spelled), key=lambda word: (-len(word), word)))
+    """Replaces each of `names` with `_` where it's a word or starts one: `email.`, `Email`, `XMLParser`."""
+    spellings = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
+    longest_first = "|".join(sorted(map(re.escape, spellings), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
 
 
@@ -124,8 +125,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     """
     ## Which package?
 
-    The `classes` packages with the most docstrings. Of each a quarter is the test, unseen texts first.
-    Both parts are in an order that is random and always the same.
+    The `classes` packages with the most docstrings. A quarter of each package is for testing, and these are
+    unseen texts as far as there are any. The order of the examples is random, but always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)
@@ -150,18 +151,18 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     ## Does the summary fit?
 
-    The first paragraph of a docstring and the rest of it. In each package half of them, by lot, pass
-    their rests around among themselves. So each part occurs once, and neither says anything alone. The
-    test is all unseen.
+    Each example has a summary, the first paragraph of a docstring, and a description, the rest of one. In
+    each package, a random half of the docstrings exchange their descriptions. So each part occurs exactly
+    once, and no part alone says anything about the label. All test examples are unseen.
     """
     generator = random.Random(0)
     by_package: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
-    met: set[str] = set()
+    seen_parts: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        # A line that opens several, such as "Constructor.", sums up none.
-        if len(parts) == 2 and parts[1].strip() and not met & {*parts}:
-            met.update(parts)
+        # Skip parts that have occurred before. A first line such as "Constructor." isn't a summary.
+        if len(parts) == 2 and parts[1].strip() and not seen_parts & {*parts}:
+            seen_parts.update(parts)
             by_package[docstring.package, docstring.unseen].append(parts)
     train: list[Example] = []
     test: list[Example] = []
@@ -169,10 +170,10 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
         if len(pairs) < 4:
             continue
         generator.shuffle(pairs)
-        swapped = pairs[: len(pairs) // 2]
+        mismatches = pairs[: len(pairs) // 2]
         examples = [Example(a, 0, b) for a, b in pairs[len(pairs) // 2 :]]
-        rests = [b for _, b in swapped]
-        examples += [Example(a, 1, b) for (a, _), b in zip(swapped, rests[1:] + rests[:1], strict=True)]
+        others = [b for _, b in mismatches[1:] + mismatches[:1]]
+        examples += [Example(a, 1, b) for (a, _), b in zip(mismatches, others, strict=True)]
         (test if unseen else train).extend(examples)
     generator.shuffle(train)
     generator.shuffle(test)

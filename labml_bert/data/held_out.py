@@ -1,9 +1,9 @@
 """
 # Held-out text, masked once
 
-Two results can be compared only if they were measured on the same masks. So held-out text is masked once,
-by the paper's rule and with a seed of its own, whatever the training does: the same 15% in every evaluation
-of every run."""
+You can compare two results only if both were measured on the same masks. So held-out text is masked once, by
+the paper's rule and with its own seed. Whatever a run does in training, all of its evaluations have the same
+masks as those of any other run."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ SEED = 1
 
 
 def held_out_generator() -> torch.Generator:
-    """Draws the same masks in every run."""
+    """A generator with a fixed seed, so that every run has the same held-out masks."""
     return torch.Generator().manual_seed(SEED)
 
 
@@ -26,11 +26,11 @@ def mask_held_out(
     windows: Tensor, make_masker: Callable[[torch.Generator, float], TokenMasker]
 ) -> MaskedTokens:
     """
-    Masks windows `(N, T)` with `make_masker(generator, mlm_probability)`.
+    Masks windows `(N, T)` with the masker that `make_masker(generator, mlm_probability)` returns.
 
-    Raises `ValueError` if nothing in them can be masked.
+    Raises `ValueError` if no token in them can be masked.
     """
     masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
     if (masked.labels == IGNORE).all():
-        raise ValueError("the held-out text has no token of the vocabulary to predict; give more text")
+        raise ValueError("the held-out text has no token that can be masked; use more text")
     return masked

@@ -1,8 +1,9 @@
 """
 # Text for a masked language model
 
-From a corpus to masked batches: the text becomes one long row of token ids, batches are random windows of it,
-and a fixed set of masked windows from held-out documents measures every run in the same way.
+How does a corpus become masked batches? The text is encoded as one long row of token ids, and each batch
+consists of random windows of this row. Evaluations use a fixed set of windows from held-out documents, with
+the same masks in every run.
 """
 
 import torch
@@ -12,21 +13,22 @@ from torch import Tensor
 from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import put_cls_sep, random_windows
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
+from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
 
 class MaskedText:
     """
-    ## Windows, masked
+    ## Masked windows
 
-    `longest` is the length of the longest sequence, in tokens, and that of the held-out windows. With
-    `with_cls_sep` each window starts with `[CLS]` and ends with `[SEP]`: a model that will be used with
-    them has to learn with them.
+    `longest` is the longest sequence length in training, in tokens, and the length of the held-out windows.
+    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used
+    with these tokens has to be trained with them.
 
-    Raises `ValueError` if the text, the positions or the batch cannot hold the longest sequence.
+    Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
+    `longest` tokens, or if `mlm_probability` is out of range.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class MaskedText:
         with_cls_sep: bool = False,
     ):
         if not 0 < mlm_probability <= 1:
-            raise ValueError(f"mlm_probability is {mlm_probability}; it must be above 0, at most 1")
+            raise ValueError(f"mlm_probability is {mlm_probability}; it must be above 0 and at most 1")
         self.corpus, self.tokenizer, self.generator = corpus, tokenizer, generator
         self.batch_tokens, self.max_position_embeddings = batch_tokens, max_position_embeddings
         self.vocab_size: int = tokenizer.get_vocab_size()
@@ -49,17 +51,16 @@ class MaskedText:
         self.train_ids = encode_corpus(tokenizer, corpus.train)  # one-dimensional
         valid_ids = encode_corpus(tokenizer, corpus.valid)
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
-        first, last = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
-        self.cls_sep = (first, last) if with_cls_sep else None
+        cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
+        self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         self.baselines = ngram_baselines(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
-        # A fixed count of masks per row gives tensors of one shape. PyTorch prepares its matmuls on a CPU
-        # once per
-        # shape, and with a coin for each token every step would bring a new one.
+        # With a fixed number of masks per row, tensors keep their shapes. With a coin flip per token, almost
+        # every step would have new shapes, and on a CPU, PyTorch prepares its matmuls anew for each shape.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
         self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
-        # Two of the held-out windows to show while training; every chosen token is masked.
+        # Two held-out windows to print during training. In them, every chosen token becomes `[MASK]`.
         masker = self.make_masker(torch.Generator().manual_seed(2), mask_replace_prob=1.0)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
         self.samples: MaskedTokens = masker(self.windows[rows])
@@ -72,7 +73,8 @@ class MaskedText:
         max_predictions_per_seq: int | None = None,
     ) -> TokenMasker:
         """
-        The paper's rule over this vocabulary; of what `[MASK]` leaves over, half becomes a random token.
+        Returns a masker for this vocabulary that follows the paper's rule. Of the chosen tokens that don't
+        become `[MASK]`, half are replaced with random tokens and half are kept.
         """
         arguments = (
             self.vocab_size,
@@ -88,8 +90,9 @@ class MaskedText:
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """
-        The next windows of `length` tokens, masked: the arguments of `BertForMaskedLM`, with `input_ids`,
-        `labels` and `position_ids` `(B, T)` and `num_items_in_batch`, the number of masked positions.
+        Draws the next windows of `length` tokens and masks them. Returns the arguments of `BertForMaskedLM`:
+        `input_ids`, `labels` and `position_ids`, all `(B, T)`, and `num_items_in_batch`, the number of masked
+        positions.
         """
         B = self.batch_tokens // length
         windows = random_windows(self.train_ids, B, length, self.max_position_embeddings, self.generator)
@@ -106,26 +109,27 @@ def check_lengths(
     train: int, valid: int, longest: int, batch_tokens: int, max_position_embeddings: int
 ) -> None:
     """
-    Raises `ValueError` if a sequence of `longest` tokens does not fit. `train` and `valid` are counts of
-    tokens.
+    Raises `ValueError` if the text, the batch or the number of positions is too small for a sequence of
+    `longest` tokens. `train` and `valid` are the numbers of tokens in the training text and in the held-out
+    text.
     """
     if longest > max_position_embeddings:
         raise ValueError(
-            f"schedule reaches length {longest} but max_position_embeddings is "
-            f"{max_position_embeddings}; shorten the schedule or give the model more positions"
+            f"the schedule reaches length {longest} but max_position_embeddings is "
+            f"{max_position_embeddings}; use a shorter schedule or more positions"
         )
     if longest > train:
         raise ValueError(
             f"the text has {train} training tokens, shorter than one sequence of {longest}; "
-            "give more text or shorten the schedule"
+            "use more text or a shorter schedule"
         )
     if longest > batch_tokens:
         raise ValueError(
-            f"{batch_tokens} tokens a step do not hold one sequence of {longest}; "
-            "raise the batch or shorten the schedule"
+            f"{batch_tokens} tokens per step are too few for one sequence of {longest}; "
+            "use a larger batch or a shorter schedule"
         )
     if valid < longest:
         raise ValueError(
             f"the held-out tenth of the text has {valid} tokens, shorter than one sequence of {longest}; "
-            "give more text or shorten the schedule"
+            "use more text or a shorter schedule"
         )

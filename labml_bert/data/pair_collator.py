@@ -4,12 +4,13 @@ r"""
 How do rows of a file become the input of a model? A batch is a random sample of rows. They are padded to the
 same length, and some of their tokens are masked.
 
-Masking is *dynamic* if the masks are drawn for each batch, so that the model never sees a row twice with the
-same masks. It is *static* if they were drawn once and saved in the file. The original was static;
-[RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking as good or slightly better.
+Masking is *dynamic* if new masks are drawn for each batch, so that the model hardly ever sees a row twice
+with the same masks. It is *static* if the masks were drawn once and saved in the file. The original was
+static. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking equal or slightly
+better.
 
 The column `segment_ids` has its name from the original. The tensor is called `token_type_ids`, like the
-model's argument here and in `transformers`. The numbers are the same.
+model's argument here and in `transformers`. Both hold the same numbers.
 
 Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if it is given.
 """
@@ -29,15 +30,15 @@ from labml_bert.data.tokenizers import special_token_ids
 from labml_bert.mlm import IGNORE, TokenMasker
 
 if TYPE_CHECKING:
-    # Importing this takes seconds and brings pandas. Workers don't need it.
+    # This import takes seconds, because it loads pandas. Workers don't need it.
     from datasets import Dataset
 
 
 @dataclass(frozen=True)
 class MaskingArguments:
     """
-    How to choose the tokens to mask; the first two are arguments of `TokenMasker`. `whole_word_mask` masks
-    all subwords of a word or none. The original has at most 20 predictions at length 128.
+    How to choose the tokens to mask. The first two are arguments of `TokenMasker`. With `whole_word_mask`,
+    all subwords of a word are masked or none. The original makes at most 20 predictions at length 128.
     """
 
     mlm_probability: float = 0.15
@@ -45,12 +46,12 @@ class MaskingArguments:
     whole_word_mask: bool = False
 
 
-def pad_lists(column: pa.ChunkedArray, T: int, fill: int) -> Tensor:
-    """Pads lists to one int64 tensor `(B, T)`, without creating a Python number for each token."""
+def pad_lists(column: pa.ChunkedArray, T: int, fill_value: int) -> Tensor:
+    """Pads lists into one int64 tensor `(B, T)`, without creating a Python number for each token."""
     lists = column.combine_chunks()
     lengths = lists.value_lengths().to_numpy()
-    result = np.full((len(lists), T), fill, dtype=np.int64)
-    # Boolean indexing fills the positions row by row, which is the order of the values.
+    result = np.full((len(lists), T), fill_value, dtype=np.int64)
+    # Boolean indexing fills the rows one after another, which is also the order of the values.
     result[np.arange(T) < lengths[:, None]] = lists.flatten().to_numpy()
     return torch.from_numpy(result)
 
@@ -68,16 +69,16 @@ class PairCollator:
         generator: torch.Generator | None = None,
     ):
         """
-        `tokenizer` is the one that the data set was built with. `masking` says how to mask rows that have no
-        masks of their own, by default as in the paper. Rows are padded to `length`, by default to the
-        longest of the batch. `generator` draws the masks.
+        `tokenizer` is the one that the data set was built with. `masking` says how to mask rows that aren't
+        masked in the file; the default is the paper's rule. Rows are padded to `length`, by default to the
+        longest row of the batch. `generator` draws the masks.
 
-        Raises `ValueError` for whole-word masking without a WordPiece tokenizer, and if `masking` has a value
-        that is out of range.
+        Raises `ValueError` for whole-word masking without a WordPiece tokenizer, and if a value in `masking`
+        is out of range.
         """
         is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
         if masking is not None and masking.whole_word_mask and not is_wordpiece:
-            raise ValueError("whole_word_mask needs pieces of words; use wordpiece_tokenizer")
+            raise ValueError("whole_word_mask needs subwords; use wordpiece_tokenizer")
         self.masking = masking
         self.length = length
         arguments = masking or MaskingArguments()
@@ -95,21 +96,21 @@ class PairCollator:
         Returns `input_ids`, `attention_mask` (0 at padding), `token_type_ids` and `labels` (-100 at positions
         that aren't predicted), each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
 
-        Raises `ValueError` for no rows, for rows longer than `length`, and if `masking` was given and the
-        rows are masked already.
+        Raises `ValueError` if there are no rows, if a row is longer than `length`, or if the rows are masked
+        in the file and you passed `masking` too.
         """
         if len(rows) == 0:
-            raise ValueError("there is no row to make a batch of; give one at least")
+            raise ValueError("a batch needs at least one row")
         lengths = torch.tensor(rows["tokens"].combine_chunks().value_lengths().to_numpy())  # (B)
         T = self.length or int(lengths.max())
         if int(lengths.max()) > T:
             raise ValueError(f"a row has {int(lengths.max())} tokens and length is {T}; raise length")
-        # Padding is token 0, as `BertConfig.pad_token_id` and `SPECIAL_TOKENS` have it.
+        # The id of padding is 0, as in `BertConfig.pad_token_id` and `SPECIAL_TOKENS`.
         input_ids = pad_lists(rows["tokens"], T, 0)  # (B, T)
         attention_mask = (torch.arange(T) < lengths[:, None]).long()  # (B, T)
         if "masked_positions" in rows.column_names:
             if self.masking is not None:
-                raise ValueError("the rows are masked already; give PairCollator no masking")
+                raise ValueError("the rows are masked already; create PairCollator without masking")
             labels = self.read_labels(rows, T)  # (B, T)
         else:
             words = self.word_ids(input_ids) if self.masking and self.masking.whole_word_mask else None
@@ -124,12 +125,12 @@ class PairCollator:
 
     def word_ids(self, input_ids: Tensor) -> Tensor:
         """Numbers the words of each row: `un ##usual word` is 0 0 1. `(B, T)` to `(B, T)`."""
-        # If truncation removed the beginning of a word, the rest follows [CLS] or [SEP] and gets its number.
-        # Special tokens are never masked, so the rest still counts as a word of its own.
+        # If truncation removed the start of a word, the rest follows [CLS] or [SEP] and gets the same number.
+        # Special tokens are never masked, so the rest is still treated as a word of its own.
         return ((~self.is_continuation[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
 
     def read_labels(self, rows: pa.Table, T: int) -> Tensor:
-        """Labels from the masks in the file, `(B, T)`."""
+        """The labels `(B, T)` of rows that are masked in the file."""
         positions = rows["masked_positions"].combine_chunks()
         row = np.repeat(np.arange(len(rows)), positions.value_lengths().to_numpy())
         labels = np.full((len(rows), T), IGNORE, dtype=np.int64)
@@ -142,13 +143,14 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     """
     ## Endless batches
 
-    Each batch is `batch_size` rows drawn with replacement, just as `random_windows` draws windows. The state
-    of `generator` is then the whole position in the data, and `Trainer` saves it in its checkpoints. Give the
+    Each batch has `batch_size` rows drawn with replacement, just as `random_windows` draws windows. The state
+    of `generator` is then the whole position in the data, and `Trainer` saves it in its checkpoints. Pass the
     same generator to the collator, and the same batches follow after a resume.
 
-    You may expect epochs, in which every row comes once before any row comes twice. To resume an epoch, you
-    would have to save its order and the position in it too. Drawing with replacement has a price: after as
-    many draws as there are rows, $1/e$ of them, or 37%, haven't been drawn. After four times as many it's 2%.
+    You may expect epochs, in which every row comes once before any row comes twice. To resume within an
+    epoch, you would also have to save its order and the position in it. Drawing with replacement has a price:
+    after as many draws as there are rows, $1/e$ of them, or 37%, haven't been drawn. After four times as many
+    draws, it's 2%.
     """
 
     def __init__(
@@ -156,10 +158,8 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     ):
         """Raises `ValueError` if the data set or the batch would be empty."""
         if len(dataset) == 0 or batch_size < 1:
-            raise ValueError(
-                f"{len(dataset)} rows in batches of {batch_size} give no batch; both must be at least 1"
-            )
-        # Arrow tables don't need a Python number for each token, which makes this tens of times faster.
+            raise ValueError(f"{len(dataset)} rows and batch_size {batch_size}; both must be at least 1")
+        # Arrow tables hold no Python number for each token, which makes this tens of times faster.
         self.dataset = dataset.with_format("arrow")
         self.collator = collator
         self.batch_size = batch_size

@@ -2,13 +2,13 @@ r"""
 # Sentence pairs on disk
 
 How does text that is larger than memory become training pairs? In shards. A shard is a group of documents
-with a million characters or more, and becomes one Parquet file; `pair_shards.py` writes it. Worker processes
-write shards side by side. A shard depends only on its text, its number, the arguments and the seed, so the
-result doesn't depend on the number of processes.
+with a million characters or more. `pair_shards.py` turns it into one Parquet file. Worker processes write
+several shards at the same time. A shard depends only on its text, its number and the arguments, so the result
+doesn't depend on the number of processes.
 
-You can kill a build at any moment. A file gets its name when it is complete, and it records what it was made
-from, so the next build reuses those that match. `manifest.json` is written last: without it there is no data
-set.
+You can kill a build at any moment. A file gets its final name only when it is complete, and it contains a
+fingerprint of what it was made from, so the next build reuses the files that match. `manifest.json` is
+written last: a folder without it isn't a data set.
 """
 
 import collections
@@ -46,16 +46,15 @@ from labml_bert.files import lock, write_whole
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
-    # Importing this takes seconds and brings pandas. Workers don't need it.
+    # This import takes seconds, because it loads pandas. Workers don't need it.
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Increase this if the same text and arguments give different files. 2: pages with checksums.
+# Increase this when a code change gives different files for the same input. Since 2, pages have checksums.
 FORMAT = 2
-# Characters of text in a shard. A worker has one shard in memory, and a random second sentence comes from the
-# same shard.
+# Characters of text in a shard. A worker holds one shard in memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
-# Starting the processes takes as long as writing this many shards.
+# Starting the worker processes takes as long as writing this many shards.
 FEW_SHARDS = 8
 
 
@@ -71,28 +70,29 @@ def build_dataset(
 
     `documents` may be a generator: only a few shards are in memory at a time. A document is never split, and
     takes about thirty times its size in memory, so split books into chapters. The number of `processes`, by
-    default one per core, only changes the time. With 1, or if there are few shards to write, everything runs
-    in this process. With more, a script needs `if __name__ == "__main__":`, because workers import it.
+    default one per core, changes only the time. With 1, or if there are few shards to write, everything runs
+    in this process. With more, your script needs `if __name__ == "__main__":`, because workers import it.
 
-    Files from an earlier build are reused if they have the same text, tokenizer and arguments, and deleted if
-    not. Returns the manifest. The tokenizer is saved in the same folder.
+    Files from an earlier build are reused if their text, tokenizer and arguments are the same, and deleted
+    otherwise. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if there are fewer than two documents, if no sentence ends in any of them, or if the
     tokenizer lacks a special token.
     """
     if isinstance(documents, str):
-        raise ValueError("documents is one text; give a list of texts")
+        raise ValueError("documents is a single text; pass a list of texts")
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         raise ValueError(f"the tokenizer has no {', '.join(missing)}; train it with wordpiece_tokenizer")
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it must be at least 1")
-    # Raises here, and not in a worker, if the tokenizer can't mask whole words.
+    # If the tokenizer can't mask whole words, raise the error here and not in a worker.
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
     folder.mkdir(parents=True, exist_ok=True)
     with lock(
-        folder, lambda: console.print(f"  another process makes pairs in {display_path(folder)}; waiting")
+        folder,
+        lambda: console.print(f"  another process is building pairs in {display_path(folder)}; waiting"),
     ):
         return build_locked(documents, tokenizer, folder, arguments, processes)
 
@@ -100,7 +100,7 @@ def build_dataset(
 def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
-    """`build_dataset`, while this process has the lock of `folder`."""
+    """Does the work of `build_dataset`. This process must hold the lock of `folder`."""
     for incomplete in folder.glob("*.part"):
         incomplete.unlink()
     tokenizer_json = tokenizer.to_str()
@@ -117,8 +117,8 @@ def build_locked(
     totals = {key: sum(part[key] for part in parts) for key in ("documents", "sentences", "rows", "tokens")}
     if totals["sentences"] == totals["documents"]:
         raise ValueError(
-            "no sentence breaks in the whole text; end each sentence with . ! ? or their like and a blank, "
-            "or put an empty line between two"
+            "no sentence breaks in the whole text; end each sentence with punctuation such as . ! ? and a "
+            "space, or put empty lines between sentences"
         )
     names = {part["name"] for part in parts}
     for path in folder.glob("part-*.parquet"):
@@ -138,8 +138,11 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
     """
     ### Grouping documents into shards
 
-    Yields the documents in order, in groups of two or more and at least `SHARD_CHARACTERS`. A single document
-    that is left at the end joins the group before it, so each group waits until the next one is known.
+    Yields the documents in order, in groups of at least two documents and `SHARD_CHARACTERS` characters. A
+    single document at the end joins the group before it, so each group is yielded only when the next one is
+    complete.
+
+    Raises `ValueError` if there are fewer than two documents with text.
     """
     previous: list[str] = []
     texts: list[str] = []
@@ -154,7 +157,7 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
             previous, texts, size = texts, [], 0
     if len(previous) + len(texts) < 2:
         raise ValueError(
-            f"next sentence prediction needs two documents at least, and there is {len(texts)}; "
+            f"next sentence prediction needs at least two documents, not {len(texts)}; "
             "split the text into documents"
         )
     if len(texts) == 1:
@@ -165,8 +168,8 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
 def write_shards(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
 ) -> Iterator[dict[str, Any]]:
-    """Writes the shards and yields the metadata of each, in order, as soon as its file is complete."""
-    # The first ones may be complete from an earlier build.
+    """Writes the shards. Yields the metadata of each, in order, as soon as its file is complete."""
+    # An earlier build may have completed the first ones.
     for shard in shards:
         metadata = read_finished(shard)
         if metadata is None:
@@ -185,7 +188,7 @@ def write_shards(
     pending: collections.deque[Future[dict[str, Any]]] = collections.deque()
     try:
         for shard in itertools.chain(first, shards):
-            # One more than there are workers, so that no worker waits for text.
+            # Submit one more shard than there are workers, so no worker waits for text.
             if len(pending) > processes:
                 yield pending.popleft().result()
             pending.append(pool.submit(write_in_worker, shard))
@@ -198,8 +201,8 @@ def write_shards(
 @contextlib.contextmanager
 def progress_line() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     """
-    Shows the progress: one line that is updated in a terminal, and a new line every ten seconds elsewhere.
-    Nobody knows how much text is left.
+    Shows the progress: in a terminal on one line that is updated, otherwise on a new line every ten seconds.
+    The amount of text that is left isn't known.
     """
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -223,14 +226,14 @@ def open_dataset(folder: Path) -> "Dataset":
     """
     ## From Parquet to rows
 
-    A `datasets.Dataset` that is memory-mapped, so it may be larger than memory. The first call unpacks the
-    files into `folder/arrow`, once. Nothing is downloaded.
+    Returns a memory-mapped `datasets.Dataset`, so it may be larger than memory. The first call unpacks the
+    files into `folder/arrow`. Nothing is downloaded.
 
-    Raises `ValueError` if there is no data set, if it's incomplete, or if a file isn't the one that was
+    Raises `ValueError` if there is no data set, if it's incomplete, or if a file has changed since it was
     built.
     """
     path = folder / MANIFEST
-    remedy = "build it again with build_dataset, which keeps the files that are whole"
+    remedy = "build it again with build_dataset, which keeps the intact files"
     if not path.is_file():
         raise ValueError(f"there is no finished dataset at {folder} (no {MANIFEST}); {remedy}")
     try:
@@ -246,7 +249,7 @@ def open_dataset(folder: Path) -> "Dataset":
         raise ValueError(f"the files in {folder} are not those that {MANIFEST} names; {remedy}")
     from datasets import Dataset, disable_progress_bars
 
-    # They would interrupt the output of a run, and unpacking takes less than a second.
+    # Progress bars would interrupt the output of a run, and unpacking takes less than a second.
     disable_progress_bars()
     files = [str(folder / part["name"]) for part in parts]
     arrow = folder / "arrow" / digest[:16]

@@ -1,8 +1,8 @@
 r"""
 # One shard of sentence pairs
 
-How does a group of documents become a Parquet file of training pairs? Its text is split into sentences, the
-sentences are tokenized and paired by `nsp.PairMaker`, and each pair becomes a row:
+How does a group of documents become a Parquet file of training pairs? We split its text into sentences and
+tokenize them. `nsp.PairMaker` makes pairs of them, and each pair becomes a row:
 
 | column | type | contents |
 |---|---|---|
@@ -13,7 +13,7 @@ sentences are tokenized and paired by `nsp.PairMaker`, and each pair becomes a r
 | `masked_labels` | as `tokens` | the original tokens at those positions |
 
 A shard depends only on its text, its number and the arguments, so shards can be written in any order and by
-any number of processes. `pair_dataset.py` hands them out.
+any number of processes. `pair_dataset.py` distributes them.
 """
 
 import hashlib
@@ -45,10 +45,11 @@ from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
 @dataclass(frozen=True)
 class DatasetArguments:
     """
-    How to make pairs. `max_length` counts the special tokens; `short_seq_prob` and `lone_sentence_is_random`
-    are arguments of `PairMaker`. The text is read `dupe_factor` times, with different pairs each time. With
-    `static_masking`, the rows in the file are masked. The original makes 10 such passes, so that the model
-    sees a text with more than one mask. Without it, rows are masked when they are batched.
+    How to make pairs. `max_length` includes the special tokens. `short_seq_prob` and
+    `lone_sentence_is_random` are arguments of `PairMaker`. The text is read `dupe_factor` times, with
+    different pairs each time. With `static_masking`, the rows in the file are masked; otherwise they are
+    masked when they are batched. The original masks statically and makes 10 passes, so the model sees each
+    text with several masks.
 
     Raises `ValueError` if a value is out of range.
     """
@@ -73,13 +74,13 @@ class Shard(NamedTuple):
 
     path: Path
     fingerprint: str
-    """sha256 of everything that the rows depend on."""
+    """The sha256 of everything that the rows depend on."""
     number: int
     texts: list[str]
 
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
-    """The number is part of the fingerprint, because the shard's random seed depends on it."""
+    """The fingerprint includes the number, because the shard's random seed depends on it."""
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:
         digest.update(b"\0" + text.encode())
@@ -88,8 +89,8 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
 
 def read_metadata(shard: Shard) -> dict[str, Any] | None:
     """
-    What the shard's file says about itself: its name, size and fingerprint, and the counts of documents,
-    sentences, rows and tokens. `None` if there is no file or its fingerprint is another.
+    Reads what the shard's file says about itself: its name, size and fingerprint, and the numbers of
+    documents, sentences, rows and tokens. Returns `None` if there is no file or it has another fingerprint.
     """
     try:
         parquet = pq.read_metadata(shard.path)
@@ -112,7 +113,7 @@ def has_valid_checksums(path: Path) -> bool:
 
 
 def read_finished(shard: Shard) -> dict[str, Any] | None:
-    """`read_metadata` of a shard that an earlier build has written, `None` if its file is damaged."""
+    """As `read_metadata`, for a shard from an earlier build. Also `None` if the file is damaged."""
     metadata = read_metadata(shard)
     return metadata if metadata and has_valid_checksums(shard.path) else None
 
@@ -123,11 +124,11 @@ class ShardWriter:
     """
 
     def __init__(self, tokenizer: str, arguments: DatasetArguments):
-        """`tokenizer` is the JSON of a tokenizer, which travels to other processes more easily."""
+        """`tokenizer` is a tokenizer as JSON, which is easy to send to other processes."""
         self.tokenizer = Tokenizer.from_str(tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        # If a text contains the characters `[MASK]`, they are text and not a mask.
+        # If a text contains the characters `[MASK]`, they are text, not a mask.
         self.tokenizer.encode_special_tokens = True
         self.arguments = arguments
         self.ids_type = pa.uint16() if self.tokenizer.get_vocab_size() <= 2**16 else pa.uint32()
@@ -135,7 +136,7 @@ class ShardWriter:
         self.collator = PairCollator(self.tokenizer, arguments.static_masking, generator=self.generator)
 
     def write(self, shard: Shard) -> dict[str, Any]:
-        """Writes the file, unless an earlier build has. Returns its metadata."""
+        """Writes the file, unless an earlier build has written it. Returns its metadata."""
         if metadata := read_finished(shard):
             return metadata
         a, rng = self.arguments, random.Random(f"{self.arguments.seed} {shard.number}")
@@ -177,8 +178,8 @@ class ShardWriter:
 
     def split_long(self, ids: Sentence) -> Iterator[Sentence]:
         """
-        Splits a sentence that is too long for a pair, such as a table or a listing, into parts of which two
-        fit. Otherwise `PairMaker` would truncate it to `max_length`, one token at a time.
+        Splits a sentence that is too long for a pair, such as a table or a listing, into parts short enough
+        that two of them fit. Otherwise `PairMaker` would truncate it, token by token, and lose the rest.
         """
         room = self.arguments.max_length - 3
         size = len(ids) if len(ids) <= room else room // 2
@@ -186,7 +187,7 @@ class ShardWriter:
             yield ids[start : start + size]
 
     def make_table(self, pairs: list[SentencePair]) -> pa.Table:
-        """The rows of one pass over the shard."""
+        """The pairs of one pass over the shard, as rows."""
         rows = pa.table(
             {
                 "tokens": pa.array([pair.input_ids for pair in pairs], pa.list_(self.ids_type)),
@@ -196,13 +197,13 @@ class ShardWriter:
         )
         if self.arguments.static_masking is None:
             return rows
-        # Static masking is dynamic masking, done once and saved.
+        # Static masking is the same as dynamic masking, done once and saved.
         return pa.concat_tables(
             [self.mask_rows(rows.slice(start, 256)) for start in range(0, len(rows), 256)]
         )
 
     def mask_rows(self, rows: pa.Table) -> pa.Table:
-        """Masks tokens, and adds two columns with their positions and what they were."""
+        """Masks tokens, and adds two columns with their positions and the original tokens."""
         batch = self.collator(rows)
         input_ids, labels = batch["input_ids"], batch["labels"]  # (B, T)
         is_masked = labels != IGNORE  # (B, T)
@@ -222,11 +223,11 @@ def end_with_parent() -> None:
     """
     ## In a worker process
 
-    A worker process calls this first, so that it ends when its parent process does.
+    Makes a worker process end when its parent process ends. A worker calls this first.
     """
-    # Ctrl-C reaches all processes in a terminal. The parent ends the others.
+    # Ctrl-C in a terminal reaches all processes. Ignore it here: the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A parent that is killed can't tell its workers, and they would wait for work forever.
+    # If the parent is killed, it can't tell its workers, and they would wait for work forever.
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -241,13 +242,13 @@ def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
     """Runs once in each worker process."""
     global writer
     end_with_parent()
-    # The processes already share the cores between them.
+    # The worker processes already share the cores, so each one uses a single thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     writer = ShardWriter(tokenizer, arguments)
 
 
 def write_in_worker(shard: Shard) -> dict[str, Any]:
-    """`ShardWriter.write`, in a process that `start_worker` has prepared."""
+    """Calls `ShardWriter.write`, in a process that `start_worker` has prepared."""
     assert writer is not None
     return writer.write(shard)

@@ -1,8 +1,8 @@
 """
 # Text for both tasks of BERT
 
-From a corpus to batches of sentence pairs: the documents become pairs on disk, once for each length, and a
-fixed set of pairs from held-out documents measures every run in the same way."""
+How does a corpus become batches of sentence pairs? The documents are turned into pairs on disk, once for each
+length. Evaluations use a fixed set of pairs from held-out documents, with the same masks in every run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,19 +21,19 @@ from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, special_token_ids
 from labml_bert.mlm import IGNORE
 
-# Copies of the text, each with other pairs and, if masks are static, other masks.
+# Passes over the text, each with different pairs and, if masks are static, different masks.
 DUPE_FACTOR = 10
 
 
 class PairedText:
     """
-    ## Pairs of texts, masked
+    ## Masked pairs of texts
 
-    `lengths` are those that the training will ask for, in tokens, shortest first; the held-out pairs have
-    the last. `masking` is `dynamic` (drawn for each batch), `static` (drawn once, as in the original) or
-    `whole-word`.
+    `lengths` are all sequence lengths of the training in tokens, shortest first. The held-out pairs have the
+    last of them. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in the
+    original) or `whole-word` (dynamic, all subwords of a word together).
 
-    Raises `ValueError` if the batch cannot hold a pair, or the text cannot be made into pairs.
+    Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class PairedText:
         self.vocab_size: int = tokenizer.get_vocab_size()
         if lengths[-1] > batch_tokens:
             raise ValueError(
-                f"{batch_tokens} tokens a step do not hold one pair of {lengths[-1]}; "
-                "raise the batch or shorten the schedule"
+                f"{batch_tokens} tokens per step are too few for one pair of {lengths[-1]}; "
+                "use a larger batch or a shorter schedule"
             )
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
@@ -63,12 +63,13 @@ class PairedText:
 
     def training_pairs(self, length: int, masking: str) -> PairBatches:
         """
-        The training pairs of one length. Their files are built once and kept with the downloads; the next
-        run with the same text and vocabulary finds them.
+        The training pairs of one length. Their files are built once and kept in the folder for downloads,
+        where the next run with the same text and vocabulary finds them.
         """
         recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
-        # A chunk of one sentence would always get a random second part, and six pairs in ten would be random.
+        # A chunk of one sentence would always get a random second part, and about 60% of all pairs would be
+        # random.
         arguments = DatasetArguments(
             length, dupe_factor=DUPE_FACTOR, lone_sentence_is_random=False, static_masking=static
         )
@@ -78,7 +79,7 @@ class PairedText:
         return PairBatches(open_dataset(folder), collator, self.batch_tokens // length, self.generator)
 
     def held_out_pairs(self, length: int) -> list[dict[str, Tensor]]:
-        """The held-out pairs in batches, with masks that are the same in every run."""
+        """The held-out pairs in batches, with the same masks in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
         folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{length}-held-out")
         build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
@@ -88,8 +89,8 @@ class PairedText:
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """
-        The next pairs, masked: the arguments of `BertForPreTraining`, and how many masked positions and
-        pairs count in the whole batch.
+        The next pairs, masked: the arguments of `BertForPreTraining`, with the numbers of labeled positions
+        and pairs in the whole batch.
         """
         batch = next(self.batches[length])
         return {
@@ -100,32 +101,31 @@ class PairedText:
 
 
 def check_pairs(corpus: Corpus) -> None:
-    """Raises `ValueError` if the text gives no pairs, before any file is made of it."""
+    """Raises `ValueError` if the text can't be made into pairs, before any file is written."""
     if min(len(corpus.train), len(corpus.valid)) < 2:
         raise ValueError(
-            "pairs need two documents to learn from and two held out, and this text gives "
-            f"{len(corpus.train)} and {len(corpus.valid)}; give a folder with more files"
+            "pairs need at least two documents for training and two held out, and this text has "
+            f"{len(corpus.train)} and {len(corpus.valid)}; use a folder with more files"
         )
     for part in (corpus.train, corpus.valid):
         if all(len(split_sentences(text)) < 2 for text in part):
             raise ValueError(
-                "no sentence breaks in the whole text; end each sentence with . ! ? or their like and a "
-                "blank, or put an empty line between two"
+                "no sentence breaks in the whole text; end each sentence with punctuation such as . ! ? and "
+                "a space, or put empty lines between sentences"
             )
 
 
 def pairs_folder(name: str) -> Path:
     """
-    Makes a folder beside the downloads.
+    Creates a folder for pairs in the folder for downloads.
 
-    Raises `ValueError` if it cannot be written.
+    Raises `ValueError` if it isn't writable.
     """
     folder = cache_folder() / "pairs" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"cannot write pairs to {folder}: {error.strerror}; "
-            "set XDG_CACHE_HOME to a folder that can be written"
+            f"cannot write pairs to {folder}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"
         ) from None
     return folder

@@ -1,14 +1,12 @@
 r"""
 # Text to numbers
 
-A model reads ids, not text. What one id stands for is a choice: a character, a word, or a piece of
-a word. Characters give a vocabulary of about a hundred and long sequences; words give thousands of
-ids and short sequences, and no id at all for a word that was never seen. Pieces of words are between
-the two, and are what BERT used.
+A model reads ids, not text. What should one id stand for: a character, a word, or part of a word? With
+characters, the vocabulary has about a hundred tokens and sequences are long. With words, it has thousands of
+tokens and sequences are short, but a new word has no id. Subwords are in between, and BERT uses them.
 
-Each function here returns a `Tokenizer` of Hugging Face
-[tokenizers](https://huggingface.co/docs/tokenizers), fitted to the text that it is given. It is saved
-as one JSON file, `tokenizer.json`, that `transformers` also reads.
+Each function here trains a `Tokenizer` of Hugging Face [tokenizers](https://huggingface.co/docs/tokenizers)
+on a text and returns it. It is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
 """
 
 import json
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from labml_bert.files import write_whole
 
-# The names of the original. `[PAD]` is 0, as `BertConfig.pad_token_id` expects.
+# Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -29,13 +27,13 @@ def character_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """
     ## Characters
 
-    Every character of `texts` is a token, blanks and line ends included, so decoding gives back the
-    text to the letter. A character that was not in `texts` becomes `[UNK]`.
+    Every character of `texts` is a token, spaces and line ends included, so decoding restores the text
+    exactly. A character that isn't in `texts` becomes `[UNK]`.
     """
     characters = sorted(set().union(*texts))
     vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    # Not the dot: it matches no line end.
+    # A dot would not match line ends.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -46,14 +44,15 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     """
     ## Words
 
-    Lower-case words and runs of punctuation, the `vocab_size` most frequent of those seen at least
-    twice. All others are `[UNK]`. Blanks are lost, so decoding puts one between any two tokens.
+    A token is a lower-case word or a run of punctuation. The vocabulary has the most frequent ones that occur
+    at least twice, and `vocab_size` tokens at most; all others are `[UNK]`. Spaces are lost, so decoding puts
+    one between any two tokens.
 
-    Raises `ValueError` where `vocab_size` leaves no place for a word.
+    Raises `ValueError` if `vocab_size` leaves no room for a word.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise ValueError(
-            f"vocab_size {vocab_size} leaves no word beside {len(SPECIAL_TOKENS)} special tokens; raise it"
+            f"vocab_size {vocab_size} has no room beside the {len(SPECIAL_TOKENS)} special tokens; raise it"
         )
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -67,21 +66,22 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
 def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase: bool = True) -> Tokenizer:
     """
-    ## Pieces of words
+    ## Subwords
 
-    Frequent words are one token, a rare one is several: `un`, `##usual`. `##` marks a piece that goes on
-    with a word. Each character is a piece too, in the places where it was seen, so `[UNK]` is rare.
+    A frequent word is one token, a rare word is several: `un`, `##usual`. The `##` marks a subword that
+    continues a word. Single characters are subwords too, both at the start of a word and inside one if they
+    occur there. So `[UNK]` is rare.
 
-    `lowercase` also takes the accents off, as the uncased BERT does; it turns `für` into `fur` and damages
-    scripts that write vowels as marks. Without it all marks stay. In both cases, as in every BERT, the
-    invisible joiners of Persian and of some scripts of India are dropped. Chinese characters are words of
-    their own. All of `texts` is held in memory; give a sample of a large corpus.
+    `lowercase` also strips accents, as the uncased BERT does. It turns `für` into `fur`, and damages scripts
+    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, the invisible
+    joiners of Persian and of some Indian scripts are dropped, and each Chinese character is a word of its
+    own. All of `texts` is held in memory, so pass a sample of a large corpus.
 
-    The result puts `[CLS]` and `[SEP]` around a text that it encodes, unless told
+    The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
 
-    Raises `ValueError` where there is no text, or `vocab_size` does not hold the alphabet: the special
-    tokens, each character that begins a word and, with its `##`, each that goes on with one.
+    Raises `ValueError` if there is no text, or if `vocab_size` is too small for the alphabet: the special
+    tokens, each character that starts a word and, with its `##`, each character that continues one.
 
     Source: [Japanese and Korean voice search](https://research.google/pubs/japanese-and-korean-voice-search/)
     for the method; `BasicTokenizer` in `tokenization.py` of
@@ -90,15 +90,15 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     texts = list(texts)
     specials = list(SPECIAL_TOKENS)
     pieces = train_wordpiece(texts, 0, lowercase, specials)
-    # The library numbers `##` characters in an order that changes from run to run, and equally good
-    # merges go by number. So the alphabet is learned first, sorted, and given fixed numbers.
+    # The library numbers the `##` characters in a different order in each run, and breaks ties between merges
+    # by these numbers. So learn the alphabet first, sort it, and give it fixed numbers.
     alphabet = sorted(pieces.keys() - {*specials})
     if not alphabet:
-        raise ValueError("there is no text to learn a vocabulary from; give text")
+        raise ValueError("there is no text to train a tokenizer on; use a file with text")
     if vocab_size < len(specials) + len(alphabet):
         raise ValueError(
-            f"vocab_size {vocab_size} does not hold the alphabet of this text, {len(alphabet)} pieces and "
-            f"{len(specials)} special tokens; raise it to {len(specials) + len(alphabet)} at least"
+            f"vocab_size {vocab_size} is too small for the alphabet of this text, {len(alphabet)} pieces and "
+            f"{len(specials)} special tokens; raise it to at least {len(specials) + len(alphabet)}"
         )
     vocab = train_wordpiece(texts, vocab_size, lowercase, specials + alphabet)
     tokenizer = untrained_wordpiece(vocab, lowercase)
@@ -112,7 +112,7 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
 
 
 def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
-    """The parts around a WordPiece model, as the original has them."""
+    """A WordPiece tokenizer with this vocabulary that splits text into words as the original does."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
@@ -123,7 +123,7 @@ def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
 
 
 def train_wordpiece(texts: list[str], vocab_size: int, lowercase: bool, first: list[str]) -> dict[str, int]:
-    """A vocabulary that begins with `first`. With `vocab_size` 0 only the alphabet is added to them."""
+    """A vocabulary that starts with `first`. If `vocab_size` is 0, only the alphabet is added."""
     tokenizer = untrained_wordpiece({}, lowercase)
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
@@ -140,28 +140,28 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     """
     ## A corpus as one row of ids
 
-    The documents one after another, with an empty line between two; one-dimensional, int64.
+    Concatenates the documents, with an empty line after each. Returns a one-dimensional int64 tensor.
     """
-    # Pieces of a few thousand characters let the library use all cores, and keep its bookkeeping of
-    # offsets small. A piece ends at a line end, so no word is cut.
+    # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping of offsets
+    # small. Each piece ends at a line end, so no word is cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
-    The ids of each text, nothing added. A text that happens to contain the seven signs `[MASK]` is text
-    here, not a mask.
+    The ids of each text, without special tokens. If a text contains the characters `[MASK]`, they are text,
+    not a mask.
     """
-    was = tokenizer.encode_special_tokens
+    setting = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    tokenizer.encode_special_tokens = was
+    tokenizer.encode_special_tokens = setting
     return [encoding.ids for encoding in encodings]
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
-    """Cuts `text` at line ends into pieces of about `size` characters; joined, they are the text."""
+    """Splits `text` at line ends into pieces of about `size` characters. Joined, they give `text` again."""
     pieces, start = [], 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
@@ -172,13 +172,13 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
 
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
-    Reads a `tokenizer.json`. `vocab_size` is that of the model which it should belong to.
+    Reads a `tokenizer.json`. `vocab_size` is that of the model that uses the tokenizer.
 
-    Raises `ValueError` where the file is missing, is no tokenizer, lacks one of `SPECIAL_TOKENS`, or has
-    another number of tokens than the model.
+    Raises `ValueError` if the file is missing, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`, or has a
+    number of tokens other than `vocab_size`.
     """
     if not path.is_file():
-        raise ValueError(f"no tokenizer at {path}; give the folder of a finished run")
+        raise ValueError(f"no tokenizer at {path}; use the folder of a finished run")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # The library raises bare `Exception`.
@@ -188,7 +188,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
     if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
         raise ValueError(f"the ids of the tokenizer {path} are not 0, 1, 2, …; train it again")
-    # `transformers` saves how its last batch was cut and padded. A text that is given here is whole.
+    # `transformers` saves how it last truncated and padded. We never want either.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
@@ -203,9 +203,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
     ## For `transformers` too
 
-    Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece `vocab.txt`, one piece a line.
-    `AutoTokenizer.from_pretrained(folder)` then gives the same ids. A WordPiece tokenizer loads as
-    `BertTokenizer`, which builds itself anew from the vocabulary and the settings in the second file.
+    Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece also `vocab.txt`, with one subword
+    per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids. It loads a WordPiece tokenizer
+    as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in `tokenizer_config.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))

@@ -1,10 +1,9 @@
 """
 # What surrounds an experiment
 
-A script holds its values, its data, its model and its loop. Everything that no reader came for is here:
-reading the command line, refusing bad input before anything is written, the folder of the run, the header,
-the progress line, tracking, and at the end a result, a model that `fill_mask` and `transformers` can load,
-and a record."""
+A script has the values, the data, the model and the loop of one experiment. Everything else is here: the
+folder of the run, the header, the progress line and tracking, and at the end the result, a model that
+`fill_mask` and `transformers` can load, and a record. Bad input is refused before anything is written."""
 
 import contextlib
 import json
@@ -65,12 +64,15 @@ class Run:
     """
     ## One run
 
-    `generator` draws everything that the script draws, `device` is where it trains. Both follow the
-    options. With `is_alone` it doesn't join the other processes that torchrun started.
+    The script draws all random numbers from `generator` and trains on `device`. Both are set by the options.
+    With `is_alone`, the run ignores the other processes that torchrun has started.
+
+    Raises `ValueError` if a value is out of range, if the device isn't available, or if the record can't be
+    written.
     """
 
     def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
-        # What was asked for. A script may fill in what was left open, in `options`.
+        # `requested` is what the user asked for. In `options`, a script may fill in missing values.
         self.requested = self.options = options
         self.experiment = experiment
         self.start_time = time.monotonic()
@@ -85,7 +87,7 @@ class Run:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
         self.is_resumable = True
-        # Other listeners than the progress line, for whoever runs an experiment from a program.
+        # Listeners that replace the progress line, for a program that runs an experiment.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
@@ -93,7 +95,7 @@ class Run:
 
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
-        """Whatever the block puts on the disk, rank zero puts there; the other processes then find it."""
+        """Runs the block in rank zero first. The other processes find what it has written to disk."""
         with console.status("reading the text"), rank_zero_first():
             yield
 
@@ -105,15 +107,17 @@ class Run:
         details: dict[str, str],
         arguments: TrainingArguments | None = None,
     ) -> Trainer:
-        """The trainer of `model`: on the device, in the precision, resumed if asked. It is tracked from
-        now on. Prints the header, with `title` and the rows of `about`, and the baselines.
+        """
+        Creates the trainer of `model`, resumes the run if the options say so, and starts tracking. Prints the
+        header, with `title` and the rows of `details`, and the baselines.
 
-        Raises `ValueError` if the batch is too small for the processes, the folder cannot be written, or
-        the run cannot be resumed."""
+        Raises `ValueError` if the batch is too small for the processes, if the folder isn't writable, or if
+        the run can't be resumed.
+        """
         options = self.options
         arguments = arguments or options.training_arguments()
         if self.on_step:
-            # Whoever watches each step needs no evaluations between the stages.
+            # A listener that looks at every step needs only the last evaluation.
             arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
         self.model, self.text, self.processes = model, text, world_size()
@@ -143,7 +147,7 @@ class Run:
         return trainer
 
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
-        """What will happen, and what there is to beat."""
+        """Prints what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
         precision = "bfloat16" if trainer.bfloat16 else "float32"
@@ -155,9 +159,9 @@ class Run:
             {
                 "text": f"{sum(map(len, text.corpus.train)):,} characters, "
                 f"{sum(map(len, text.corpus.valid)):,} held out",
-                "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens a step",
+                "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens per step",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
-                f"{model.config.num_hidden_layers} layers, {model.config.hidden_size} wide",
+                f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
                 **details,
                 "run": display_path(self.path),
             },
@@ -165,13 +169,13 @@ class Run:
         results_table(text.baselines)
 
     def report(self, report: Report) -> None:
-        """Tracks a report of the trainer, and shows it."""
+        """Tracks a report of the trainer and shows it."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
         self.progress.show(report, self.text.batch_tokens)
 
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
-        """Takes the result of an evaluation during training."""
+        """Records the result of an evaluation during training, and prints it at a milestone."""
         step.evaluation = evaluation
         if step.at_milestone:
             console.print(
@@ -181,7 +185,7 @@ class Run:
 
     @torch.no_grad()
     def show_predictions(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Prints what the model puts under the masks of a few rows `(B, T)`."""
+        """Prints what the model predicts at the masks of a few rows `(B, T)`."""
         self.model.eval()
         with self.trained.autocast():
             predictions = self.model(input_ids.to(self.device)).logits.argmax(-1).cpu()
@@ -191,7 +195,7 @@ class Run:
     def print_filled(
         self, input_ids: Tensor, labels: Tensor, predictions: Tensor, notes: Sequence[str] = ()
     ) -> None:
-        """Prints rows with their masks filled, each with a note below if there are `notes`."""
+        """Prints rows with their predictions, and below each row its note, if there are `notes`."""
         console.print()
         for row in range(len(predictions)):
             for line in filled_lines(self.text.tokenizer, input_ids[row], labels[row], predictions[row]):
@@ -207,8 +211,8 @@ class Run:
     ) -> None:
         """
         Evaluates, saves the model and the tokenizer in the format of `transformers`, prints the result and
-        how to use the model, and writes the record if asked. Only rank zero does; the other processes are
-        done.
+        how to use the model, and writes the record if the options ask for one. Only rank zero does this; the
+        other processes return at once.
         """
         trainer, text, options = self.trained, self.text, self.options
         trainer.parallel = trainer.model
@@ -230,23 +234,23 @@ class Run:
             console.print(f"  record      {display_path(options.record)}")
         console.print(f"  run         {display_path(self.path)}")
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
-        # Without a name the newest run under logs/ answers, which is this one unless it went elsewhere.
+        # `fill_mask` takes the newest run under logs/ by default. That's this one, unless it is elsewhere.
         is_default = self.path.parent.parent == Path("logs")
-        where = "" if is_default else f"  --run {shlex.quote(display_path(self.path))} \\\n"
+        run_option = "" if is_default else f"  --run {shlex.quote(display_path(self.path))} \\\n"
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
         console.print(
-            f"{command('-m', 'labml_bert.fill_mask')} \\\n{where}  {shlex.quote(printable(example))}\n"
+            f"{command('-m', 'labml_bert.fill_mask')} \\\n{run_option}  {shlex.quote(printable(example))}\n"
         )
 
     def record(self, result: dict[str, float]) -> dict[str, Any]:
         """
         ## The record
 
-        A result with all that somebody needs to doubt or repeat it. Pages and charts quote these files.
+        The result, with everything that you need to check or repeat it. Pages and charts use these files.
         """
         requested, text, trainer = self.requested, self.text, self.trained
         assert self.path is not None
-        # A path says where the file was on somebody's machine; the name and the sha256 say what it was.
+        # Record the name of the text and not its path, which is useless on another machine.
         changed = {
             f.name: text.corpus.name if f.name == "corpus" else getattr(requested, f.name)
             for f in fields(requested)
@@ -282,33 +286,33 @@ class Run:
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
-    A line of the text with its middle word masked; for a model of characters, and for a script without
-    spaces, one letter of it. A model of `longest` positions can read it, as a token is a character at
-    least.
+    A line of the text with its middle word masked. For a character model, and for a script without spaces,
+    only one letter is masked. The line fits into a model with `longest` positions, because a token has at
+    least one character.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
     )
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
-    # Room for the special tokens around a text, and short enough for a line of the terminal.
+    # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
     most = min(60, longest - 2)
-    # No quotes for the shell to mind.
+    # Avoid quotes, which the shell would interpret.
     special = {*string.punctuation, *string.digits}
     fitting = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
     line = min(fitting or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
     words = line.split(" ")
     middle = len(words) // 2
     if is_character_model or len(words) < 4:
-        at = len(" ".join(words[:middle])) + len(words[middle]) // 2
-        return f"{line[:at]}[MASK]{line[at + 1 :]}"
+        index = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        return f"{line[:index]}[MASK]{line[index + 1 :]}"
     return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
 
 
 def new_run_path(runs: Path, experiment: str) -> Path:
     """
-    Makes the folder `runs/experiment/time`.
+    Creates the folder `runs/experiment/time`.
 
-    Raises `ValueError` if it cannot be written.
+    Raises `ValueError` if that fails.
     """
     base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
     path, n = base, 1
@@ -329,16 +333,16 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def hold(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    The run's folder, for this process alone until the end of the block.
+    Locks the run's folder for this process until the end of the block.
 
-    Raises `ValueError` if another process trains in it, or it cannot be written.
+    Raises `ValueError` if another process trains in it, or if it isn't writable.
     """
     try:
-        held = lock(run_path)
+        run_lock = lock(run_path)
         for part in run_path.rglob("*.part"):
-            # Half a file, left by a run that was killed.
+            # An incomplete file, left by a run that was killed.
             part.unlink()
-        return held
+        return run_lock
     except BlockingIOError:
         raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
     except OSError as error:
@@ -348,12 +352,12 @@ def hold(run_path: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
-    """Raises `ValueError` if a step has fewer rows than the micro-batches that it is divided into."""
+    """Raises `ValueError` if a step has fewer rows than micro-batches."""
     schedule: str = options.schedule  # type: ignore[attr-defined]
     longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
     rows, parts = batch_tokens // longest, world_size() * count
     if rows < parts:
         raise ValueError(
-            f"a step has {rows} sequences of length {longest}, too few for {parts} parts ({world_size()} "
-            f"processes, {count} turns); raise the batch or take fewer"
+            f"a step has {rows} sequences of length {longest}, too few for {parts} micro-batches "
+            f"({world_size()} processes times {count}); use a larger batch or fewer micro-batches"
         )

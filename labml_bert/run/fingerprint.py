@@ -1,18 +1,18 @@
 """
 # Does today's code still give this result?
 
-A recorded run is judged by its effect, not by its age: the record is current if today's code reproduces it.
-Repeating three minutes of training for every record would take hours, and another processor rounds
-differently. So each record holds a *fingerprint*: the same configuration, run for a few dozen steps in
-float32 on one thread, with the loss of each step and the evaluation at the end. The schedule is compressed
-into these steps, so every stage is reached.
+A record is current if today's code reproduces its run, however old the record is. Repeating three minutes of
+training for every record would take hours, and another processor rounds differently. So each record has a
+*fingerprint*: a run of the same configuration for a few dozen steps, in float32 on one thread, with the loss
+of each step and an evaluation at the end. The schedule is compressed into these steps, so they go through
+every stage.
 
     python -m labml_bert.run.fingerprint                # checks all records in docs/runs
     python -m labml_bert.run.fingerprint mlm_tiny       # checks one
 
-The losses must be equal to the bit on the same processor with the same versions, and within a tolerance
-elsewhere. A change of the code that matters shows in the first steps: another mask, another initial weight,
-another learning rate."""
+On the same processor with the same versions, the losses must be equal bit for bit. Elsewhere they must agree
+within a tolerance. If a change in the code matters, it shows in the first steps: another mask, another
+initial weight, another learning rate."""
 
 import contextlib
 import importlib.util
@@ -41,32 +41,32 @@ from labml_bert.training.trainer import Report, Step
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "runs"
 STEPS = 32
-# In nats, between two processors or versions. Rounding moves a loss of the first steps by less than 1e-5,
-# another random draw by more than 1e-2.
+# In nats, between two processors or versions. Rounding changes the losses of the first steps by less than
+# 1e-5, different random numbers change them by more than 1e-2.
 TOLERANCE = 1e-3
 
 Fingerprint = dict[str, Any]
 
 
 class FingerprintComplete(Exception):
-    """The last step of a fingerprint is reported; nothing after it is needed."""
+    """Ends a run after the last step that a fingerprint needs."""
 
 
 def take_fingerprint(
     main: Callable[[Run, Any], object], options: RunOptions, experiment: str, steps: int = STEPS
 ) -> Fingerprint:
     """
-    ## Taking one
+    ## Taking a fingerprint
 
-    Runs `main` for a few steps, silently and in a temporary folder. Returns the `steps`, the `losses` in
-    nats, the `evaluation` after the last of them, and the machine and versions that it was taken with."""
+    Runs `main` for a few steps, silently and in a temporary folder. Returns the number of `steps`, the
+    `losses` in nats, the `evaluation` after the last step, and the processor and versions."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
 
-    def see_step(step: Step) -> None:
+    def record_step(step: Step) -> None:
         losses.append(step.loss.item())
 
-    def see_report(report: Report) -> None:
+    def record_report(report: Report) -> None:
         if report.progress >= 1:
             evaluation.update(report.evaluation or {})
             raise FingerprintComplete
@@ -85,7 +85,7 @@ def take_fingerprint(
             resume=None,
         )
         run = Run(options, experiment, is_alone=True)
-        run.on_step, run.on_report = see_step, see_report
+        run.on_step, run.on_report = record_step, record_report
         with contextlib.suppress(FingerprintComplete), run.resources:
             main(run, options)
     return make_fingerprint(losses, evaluation)
@@ -93,7 +93,8 @@ def take_fingerprint(
 
 def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:
     """
-    JSON has no NaN and no infinity, so these become `None`. An evaluation has six digits, as in a record.
+    Puts the parts together. JSON has no NaN and no infinity, so they become `None`. An evaluation is rounded
+    to six decimals, as in a record.
     """
     return {
         "steps": len(losses),
@@ -104,13 +105,13 @@ def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Finge
 
 
 def machine() -> dict[str, Any]:
-    """What decides the last bits."""
+    """The processor and the versions, which determine the last bits of a result."""
     return {"processor": hardware(torch.device("cpu"), "float32")["name"], "versions": versions()}
 
 
 @contextlib.contextmanager
 def single_thread() -> Iterator[None]:
-    """One thread adds the same numbers in the same order on any number of cores."""
+    """Runs the block with one thread, which adds numbers in the same order on any number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -121,7 +122,7 @@ def single_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is printed in the block."""
+    """Prints nothing in the block."""
     before, console.quiet = console.quiet, True
     try:
         yield
@@ -131,9 +132,9 @@ def quiet() -> Iterator[None]:
 
 def difference(recorded: Fingerprint, today: Fingerprint) -> str:
     """
-    ## Comparing two
+    ## Comparing two fingerprints
 
-    What differs, in one line; an empty string if nothing does.
+    Returns the first difference as one line, or an empty string if there is none.
     """
     same_machine = all(recorded.get(key) == today[key] for key in machine())
     tolerance = 0.0 if same_machine else TOLERANCE
@@ -148,13 +149,13 @@ def difference(recorded: Fingerprint, today: Fingerprint) -> str:
 
 
 def is_close(before: float | None, now: float | None, tolerance: float) -> bool:
-    """Whether both are the same number, or neither is one."""
+    """Whether both numbers agree within the tolerance, or both are `None`."""
     return before is now if before is None or now is None else abs(before - now) <= tolerance
 
 
 def load_script(experiment: str) -> ModuleType:
     """
-    The script of an experiment, wherever under `experiments` it is.
+    Imports the script of an experiment, which may be anywhere under `experiments`.
 
     Raises `ValueError` if there is none.
     """
@@ -172,9 +173,9 @@ def load_script(experiment: str) -> ModuleType:
 
 def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    How to take the fingerprints of a record, by name. An experiment with a loop of its own, or with several
-    runs in one record, has a function `fingerprints(record)` that says how. For all others this runs `main`;
-    if a record looks into a trained model, it runs the `main` that trained the model.
+    Returns functions that take the fingerprints of a record, by name. An experiment with its own loop, or
+    with several runs in one record, defines a function `fingerprints(record)` that returns them. For all
+    others this runs `main`. If a record is about a trained model, it runs the `main` that trained the model.
     """
     script = load_script(record["experiment"])
     if hasattr(script, "fingerprints"):
@@ -191,28 +192,28 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
 
 
 def why_not_here(record: dict[str, Any]) -> str:
-    """Why a record cannot be checked on this machine, or an empty string: its text may not be here."""
+    """Says why this machine can't check a record, for example because it lacks the text. Empty if it can."""
     if "corpus" not in record:
-        made_with = record["versions"]["python"]
-        is_same = made_with == versions()["python"]
-        return "" if is_same else f"its text is the documentation of Python {made_with}"
+        python = record["versions"]["python"]
+        is_same = python == versions()["python"]
+        return "" if is_same else f"its text is the documentation of Python {python}"
     name = record["corpus"]["name"]
     if name == "tiny-shakespeare" and not (cache_folder() / TINY_SHAKESPEARE_SHA256).is_file():
-        # A check is no reason for a download.
+        # A check shouldn't download anything.
         return f"{name} has not been downloaded"
     try:
         corpus = load_corpus(name)
     except ValueError as error:
         return str(error)
     is_same = corpus.sha256 == record["corpus"]["sha256"]
-    return "" if is_same else f"{corpus.name} is another text here"
+    return "" if is_same else f"{corpus.name} is a different text here"
 
 
 def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
-    The records in `docs/runs`, or those of them with the given names (`mlm_tiny`, `claims/head`).
+    Yields the records in `docs/runs`, or only those with these names (`mlm_tiny`, `claims/head`).
 
-    Raises `ValueError` if a name has no record, or a record is not JSON.
+    Raises `ValueError` if there is no record with that name, or if a record isn't JSON.
     """
     paths = {path.relative_to(RUNS).with_suffix("").as_posix(): path for path in sorted(RUNS.rglob("*.json"))}
     for name in names:
@@ -225,9 +226,9 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def main(argv: list[str] | None = None) -> None:
     """
-    Checks the fingerprints of the records that are named, or of all. With `--write`, the date of a check is
-    written into the record, and a record without fingerprints gets them: for a record that was just made by
-    today's code.
+    Checks the fingerprints of the records named on the command line, or of all. With `--write`, it writes the
+    date of the check into each record, and takes the fingerprints that a record lacks. Do that only for a
+    record that today's code has just produced.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words

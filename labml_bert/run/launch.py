@@ -1,9 +1,9 @@
 """
 # From the command line to the end of a run
 
-The last line of every experiment is `launch(main, Options)`. It reads the options, calls `main(run,
-options)`, and turns whatever ends the run early into one line. If a record was written, it gets its
-fingerprint, so that it can be checked later."""
+The last line of every experiment is `launch(main, Options)`. It parses the options and calls `main(run,
+options)`. If the run ends early, `launch` prints the reason in one line. If the run writes a record, `launch`
+adds a fingerprint, so that you can check the record later."""
 
 import inspect
 import json
@@ -25,8 +25,8 @@ def launch(
     main: Callable[[Run, Options], None], options_type: type[Options], argv: list[str] | None = None
 ) -> None:
     """
-    Calls `main(run, options)`. Whatever the user got wrong ends in one line and exit code 2; a run that is
-    stopped says how to resume it.
+    Calls `main(run, options)`. Bad input prints one line and exits with code 2. A run that you stop prints
+    how to resume it.
     """
     experiment = Path(inspect.getfile(main)).stem
     description = inspect.cleandoc(main.__doc__ or "")
@@ -38,9 +38,9 @@ def launch(
             main(run, options)
         if options.record is not None and rank() == 0:
             record = json.loads(options.record.read_text("utf-8"))
-            # A script with several runs in one record says how to take their fingerprints.
+            # A script that puts several runs into one record defines how to take their fingerprints.
             several = main.__globals__.get("fingerprints")
-            # A record names its text; here its path is known too.
+            # The record has only the name of the text, but a fingerprint needs its path.
             configuration = {**record["configuration"], "corpus": options.corpus}
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single

@@ -1,10 +1,10 @@
 """
 # The options of a run
 
-An experiment's options are a dataclass: each field is a flag of the command line, its value the default,
-and the docstring under it both the reason for the value and the `--help` text.
-[tyro](https://github.com/brentyi/tyro) reads all three, so a value and its reason are written once, in the
-script that they belong to."""
+The options of an experiment are a dataclass. Each field is a command-line option, and its value is the
+default. The docstring below it gives the reason for the value, and is also the `--help` text.
+[tyro](https://github.com/brentyi/tyro) reads all three, so each value and its reason are written only once,
+in the script that uses them."""
 
 import contextlib
 import io
@@ -25,60 +25,61 @@ from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import TrainingArguments
 
 PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
-# What does not change the result, and may therefore differ when a run is resumed.
+# Marks an option that doesn't change the result. It may differ when a run is resumed.
 OPERATIONAL: Any = {"operational": True}
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """
-    ## What every run can choose
+    ## The options of every run
 
-    An experiment adds its own fields. A field with the name of one of `TrainingArguments` or `BertConfig`
-    is passed on to it. All fields decide the result, except for those marked as operational: they are saved
-    with the run, and a run resumes only with what it was started with."""
+    An experiment adds its own fields. If it has the same name as a field of `TrainingArguments` or
+    `BertConfig`, it sets that field. All fields change the result, except for those marked as operational.
+    They are saved with the run, and a run can only be resumed with the values that it was started with."""
 
     corpus: str = "python-docs"
-    """Text to learn from: python-docs, tiny-shakespeare, wikitext-2, wikitext-103, or a UTF-8 file or
-    folder."""
+    """Text to train on: python-docs, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file, or a folder of
+    such files."""
     minutes: float | None = 3.0
-    """How long to train."""
+    """How long to train, in minutes."""
     steps: int | None = None
-    """Train for so many steps instead of minutes. Such a run is reproducible to the bit."""
+    """Train for this many steps instead of minutes. Such a run is reproducible bit for bit."""
     seed: int = 0
-    """Of all random numbers."""
+    """Seed of all random numbers."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Of the matmuls. auto is bfloat16 where the hardware multiplies it."""
+    """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it."""
     device: str = field(default="auto", metadata=OPERATIONAL)
-    """cpu, cuda, or auto: the GPU if there is one."""
+    """cpu, cuda, or auto, which is the GPU if there is one."""
     runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
-    """Folder for the folders of runs."""
+    """Folder in which each run creates its own folder."""
     checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)
-    """Seconds of work that a killed run may lose."""
+    """Seconds between checkpoints, and so the work that a killed run can lose."""
     gradient_accumulation_steps: int = field(default=1, metadata=OPERATIONAL)
-    """Micro-batches per process and step: less memory, the same result."""
+    """Micro-batches per process and step. More of them need less memory and give the same result."""
     torch_compile: bool = field(default=False, metadata=OPERATIONAL)
-    """Compile the model. For a GPU."""
+    """Compile the model with torch.compile. Pays off on a GPU."""
     resume: Path | None = field(default=None, metadata=OPERATIONAL)
     """Resume the run in this folder."""
     record: Path | None = field(default=None, metadata=OPERATIONAL)
     """Write the result to this file, as JSON."""
 
     def configuration(self) -> dict[str, Any]:
-        """The values that decide the result, by name."""
+        """The values that change the result, by name."""
         values = asdict(self)
         return {f.name: values[f.name] for f in fields(self) if not f.metadata.get("operational")}
 
     def training_arguments(self, **others: Any) -> TrainingArguments:
-        """Raises `ValueError` if a value is out of range."""
+        """The training arguments. Raises `ValueError` if a value is out of range."""
         names = {f.name for f in fields(TrainingArguments)}
         return TrainingArguments(**{k: v for k, v in vars(self).items() if k in names}, **others)
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
-        """The sizes of the model. The feed-forward network is four times as wide as the model, as in the
-        paper, and there is one dropout probability.
+        """
+        The sizes of the model. The feed-forward network is four times as wide as the model, as in the paper,
+        and all dropout has the same probability.
 
-        Raises `ValueError` if they cannot work.
+        Raises `ValueError` if no model can have these sizes.
         """
         names = {f.name for f in fields(BertConfig)}
         values = {k: v for k, v in vars(self).items() if k in names}
@@ -100,10 +101,11 @@ def parse_options(
     """
     ## From the command line
 
-    What is not given comes from the run that is resumed, or from the defaults.
+    Options that aren't on the command line come from the run that is resumed, or else from the defaults.
 
-    Raises `ValueError` if the run to resume is damaged or of another experiment. A command line that makes
-    no sense ends the program with one line and exit code 2."""
+    Raises `ValueError` if the run to resume is damaged or belongs to another experiment. An invalid command
+    line ends the program with one line and exit code 2.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
@@ -113,22 +115,22 @@ def parse_options(
         )
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:
-        usage_error("give --steps or --minutes, not both")
+        usage_error("use --steps or --minutes, not both")
     if "--steps" in flags:
         options = replace(options, minutes=None)
     if "--minutes" in flags:
         options = replace(options, steps=None)
     if "--corpus" in flags and os.path.exists(options.corpus):
-        # So that the run can be resumed from another folder.
+        # An absolute path still works if the run is resumed from another folder.
         options = replace(options, corpus=os.path.abspath(options.corpus))
     return options
 
 
 def saved_options(defaults: Options, saved: dict[str, Any], experiment: str, run_path: Path) -> Options:
     """
-    `defaults` with the values of a saved run.
+    Returns `defaults` with the values of a saved run.
 
-    Raises `ValueError` if the run is of another experiment, or has a value of another type.
+    Raises `ValueError` if the run belongs to another experiment, or if a value has the wrong type.
     """
     if saved.get("experiment") != experiment:
         raise ValueError(f"{run_path} is a run of {saved.get('experiment')}, not of {experiment}")
@@ -137,12 +139,12 @@ def saved_options(defaults: Options, saved: dict[str, Any], experiment: str, run
     for name in names:
         choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
         if saved[name] not in choices if choices else not isinstance(saved[name], kinds[name]):
-            raise ValueError(f"{run_path} has {name} = {saved[name]!r}, which no run has; start a new run")
+            raise ValueError(f"{run_path} has {name} = {saved[name]!r}, which is not valid; start a new run")
     return replace(defaults, **{name: saved[name] for name in names})
 
 
 def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:
-    """The options of a command line. An error is one line, in place of tyro's box of several."""
+    """Parses a command line. An error prints one line, where tyro would print a box of several."""
     box = io.StringIO()
     try:
         with optional_values, only_rank_zero_prints(), contextlib.redirect_stderr(box):
@@ -157,7 +159,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
         if end.code == 0:
             raise
         lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
-        # A rule ends the message. In a terminal that has only ASCII, another one comes before it.
+        # A horizontal rule ends the message. In an ASCII terminal, there is also one before it.
         rules = [i for i, line in enumerate(lines) if line and not line.strip("─-")]
         first = 1 if rules[:1] == [0] else 0
         last = next((i for i in rules if i >= first), len(lines))
@@ -165,7 +167,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
 
 
 def usage_error(message: str) -> NoReturn:
-    """Ends the program. All processes read the same command line, and rank zero answers."""
+    """Ends the program. All processes parse the same command line, so only rank zero prints."""
     if rank() == 0:
         print(f"error: {message}; see --help", file=sys.stderr)
     raise SystemExit(2)
@@ -176,7 +178,7 @@ optional_values = tyro.constructors.ConstructorRegistry()
 
 @optional_values.primitive_rule
 def read_optional(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """`int | None` reads as an `int` that need not be given; tyro would offer the word `None`."""
+    """Parses `int | None` as an optional `int`. tyro would also accept the word `None`."""
     kinds = [kind for kind in get_args(info.type) if kind is not types.NoneType]
     if get_origin(info.type) not in (Union, types.UnionType) or len(kinds) != 1:
         return None

@@ -1,8 +1,8 @@
 """
-# Who made this result, and with what?
+# Where does this result come from?
 
-A number without its machine, its versions and its command can be neither doubted nor repeated. Each
-experiment writes its result as JSON, and all files begin alike.
+You can check or repeat a result only if you know its command, versions and machine. Each experiment writes
+its result as JSON, and all of these files start with the same entries.
 """
 
 import json
@@ -26,12 +26,12 @@ from labml_bert.training.device import has_fast_bfloat16
 
 def check_record(path: Path) -> None:
     """
-    Raises `ValueError` where a record cannot be written to `path`, minutes before it is needed. A device or
-    a folder is no place for one.
+    Raises `ValueError` if a record can't be written to `path`: before the run, and not minutes later at its
+    end.
     """
     try:
         if path.exists() and not path.is_file():
-            raise ValueError("it is there and is no file")
+            raise ValueError("it exists and is not a file")
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         part.touch(exist_ok=False)
         part.unlink()
@@ -44,10 +44,11 @@ def record_head(
     experiment: str, words: Iterable[str], device: torch.device, precision: str | None = None
 ) -> dict[str, Any]:
     """
-    ## What every record begins with
+    ## The start of every record
 
-    `experiment` is the path of the script under `experiments`, without its ending; `words` are what follows
-    it on the command line. Without a `precision` it is the one that suits the device.
+    Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
+    script under `experiments`, without `.py`; `words` are its arguments on the command line. The default of
+    `precision` is bfloat16 if the device has fast instructions for it, else float32.
     """
     if precision is None:
         precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
@@ -62,33 +63,33 @@ def record_head(
 
 def words_of(argv: list[str] | None) -> list[str]:
     """
-    The words of a valid command line, without `--record FILE`. Of the path of a corpus only the file's name
-    stays: the folders say where it was on somebody's machine.
+    The arguments of a valid command line, without `--record FILE`. The path of a corpus is cut to the file's
+    name, because its folders are different on another machine.
     """
-    words = iter(sys.argv[1:] if argv is None else argv)
-    kept_words = []
-    for word in words:
-        option, sign, value = word.partition("=")
+    arguments = iter(sys.argv[1:] if argv is None else argv)
+    words = []
+    for word in arguments:
+        option, equals_sign, value = word.partition("=")
         if option not in ("--record", "--corpus"):
-            kept_words.append(word)
+            words.append(word)
             continue
-        value = value if sign else next(words)
+        value = value if equals_sign else next(arguments)
         if option == "--corpus":
-            kept_words += [option, Path(value).name]
-    return kept_words
+            words += [option, Path(value).name]
+    return words
 
 
 def at_least_one(options: object, *names: str) -> None:
-    """Raises `ValueError` where one of the options is below 1. `None` was not given."""
+    """Raises `ValueError` if one of the options is below 1. An option that is `None` isn't checked."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def finish(record_path: Path | None, record: dict[str, Any], began: float) -> None:
-    """Prints the time since `began`, from `time.monotonic`, and writes the record to `record_path`."""
-    seconds = time.monotonic() - began
+def finish(record_path: Path | None, record: dict[str, Any], start_time: float) -> None:
+    """Prints the time since `start_time`, from `time.monotonic`, and writes the record to `record_path`."""
+    seconds = time.monotonic() - start_time
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:
         result = {**record.get("result", {}), "wall_seconds": seconds}
@@ -98,13 +99,13 @@ def finish(record_path: Path | None, record: dict[str, Any], began: float) -> No
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide a result."""
+    """The versions of Python and of the packages that can change a result."""
     packages = ("torch", "labml", "tokenizers", "safetensors", "numpy")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def hardware(device: torch.device, precision: str) -> dict[str, Any]:
-    """What a run was made on."""
+    """The device, its name, the cores and threads, and the precision."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "device": device.type,
@@ -116,12 +117,12 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def origin() -> dict[str, str | None]:
-    """When a record is made, and from which commit, if git knows."""
+    """Today's date, and the commit of the code if git knows it."""
     try:
         command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-        commit = done.stdout.strip()
+        git = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        commit = git.stdout.strip()
     except OSError:
-        # There is no git.
+        # Git isn't installed.
         commit = ""
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}

@@ -1,9 +1,9 @@
 """
 # Before PyTorch is loaded
 
-Every experiment imports this module first. It needs nothing but Python, so it can say in one line what is
-missing, and what to install. PyTorch takes seconds to load; a Ctrl-C in that time ends the process with one
-line too, and not with a traceback.
+Every experiment imports this module first. It needs only Python, so it can tell you in one line which
+packages are missing and how to install them. PyTorch takes seconds to load, and Ctrl-C during that time also
+prints one line instead of a traceback.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from types import FrameType
 
-# The dependencies in pyproject.toml. A clone that isn't installed has no metadata to read them from.
+# The dependencies in pyproject.toml, because a clone that isn't installed has no metadata to read them from.
 REQUIRED = (
     "torch",
     "labml",

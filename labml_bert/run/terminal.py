@@ -1,9 +1,10 @@
 """
-# What a person sees
+# What you see in the terminal
 
-A terminal is an interface. A run says at its start what it will do and what there is to beat, while
-it runs how far it is and what the model can do by now, and at its end how it went and what to try
-next. All of it fits 80 columns. Without a terminal the bar becomes a plain line now and then.
+What should a training run print? At the start it prints what it will do and which baselines there are to
+beat. During training it prints its progress and what the model predicts so far. At the end it prints the
+result and what to try next. Everything fits in 80 columns. If the output isn't a terminal, plain lines
+replace the progress bar.
 """
 
 import argparse
@@ -37,13 +38,13 @@ def bad_input_ends_here() -> Iterator[None]:
     """
     ## Bad input
 
-    Whatever the user can get wrong is raised as `ValueError`, and what the machine refuses as `OSError`,
-    before anything is written. It becomes one line and exit code 2.
+    Everything that you can get wrong raises `ValueError` before anything is written, and an error of the
+    system raises `OSError`. In this block, either one prints one line and exits with code 2.
     """
-    # Not imported here: in somebody else's program, Ctrl-C is their own affair.
+    # This must not import the module: how another program handles Ctrl-C is its own business.
     script = sys.modules.get("labml_bert.run.script")
     if script is not None and signal.getsignal(signal.SIGINT) is script.stop_before_it_began:
-        # All is loaded.
+        # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -58,11 +59,11 @@ def bad_input_ends_here() -> Iterator[None]:
 @contextlib.contextmanager
 def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[], bool]) -> Iterator[None]:
     """
-    ## The end of a run that does not finish
+    ## When a run ends early
 
-    As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After
-    that, a run that is stopped says how to resume it, if it can be resumed. One whose loss is not finite,
-    or whose disk is full, says so in one line. What was saved stays."""
+    As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After that,
+    a run that you stop prints how to resume it, if `is_resumable` says that it can be resumed. A loss that
+    isn't finite or a full disk prints one line. Everything saved so far is kept."""
     try:
         with not_yet_written(find_path):
             yield
@@ -70,29 +71,26 @@ def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[
         path = find_path()
         if rank() == 0 and path is not None and is_resumable():
             again = command(*launcher(), sys.argv[0], "--resume", display_path(path))
-            print(f"\nstopped and saved; go on with:\n  {again}")
+            print(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
-            print("\nstopped; the same command starts anew, and what it was to replace is as it was")
+            print("\nstopped; run the same command to start over (earlier results are unchanged)")
         raise SystemExit(130) from None
     except NonFiniteLossError as error:
         fail(error)
     except OSError as error:
         path = find_path()
-        what = f"{error.strerror} ({error.filename})" if error.filename else error
-        is_saved = path is not None and is_resumable()
-        again = (
-            f"what was saved is in {display_path(path)}, go on with --resume"
-            if path and is_saved
-            else "start anew"
-        )
-        fail(f"{what}; {again} when this is mended")
+        cause = f"{error.strerror} ({error.filename})" if error.filename else error
+        remedy = "start over"
+        if path is not None and is_resumable():
+            remedy = f"resume with --resume {display_path(path)}"
+        fail(f"{cause}; once this is fixed, {remedy}")
     except RuntimeError as error:
         fail_for_memory(error)
 
 
 @contextlib.contextmanager
 def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
-    """Before a run has a folder, a `ValueError` or an `OSError` is bad input."""
+    """Until `find_path` returns a folder, treats a `ValueError` or an `OSError` as bad input."""
     try:
         yield
     except (ValueError, OSError, OverflowError) as error:
@@ -102,20 +100,20 @@ def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A command line that is not understood is bad input like any other, and half an option is not one."""
+    """A parser that reports a bad command line in one line, and doesn't accept abbreviated options."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program. All processes read the same line, and the first answers."""
+        """Ends the program. All processes parse the same command line, so only rank zero prints."""
         if rank() == 0:
             print(f"error: {message}; see --help", file=sys.stderr)
         raise SystemExit(2)
 
 
 def fail(reason: object) -> NoReturn:
-    """Ends the program with one line and exit code 2. Of several processes the first to fail says it."""
+    """Ends the program with one line and exit code 2. Of several processes, the first to fail prints it."""
     if is_first_to_fail():
         print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
     raise SystemExit(2) from None
@@ -123,25 +121,25 @@ def fail(reason: object) -> NoReturn:
 
 def fail_for_memory(error: RuntimeError) -> NoReturn:
     """
-    PyTorch has no type of its own for a full memory. Every other `RuntimeError` is a fault of ours, or only
-    says that another process is gone.
+    Ends the program with one line if PyTorch is out of memory. On a CPU, that has no exception type of its
+    own. Any other `RuntimeError` is a bug of ours, or says only that another process has ended.
     """
     if "alloc" not in str(error):
         if is_first_to_fail():
             raise error
         raise SystemExit(2)
-    fail("these sizes need more memory than there is; choose a smaller model or batch")
+    fail("out of memory; use a smaller model or batch")
 
 
 def command(*words: str) -> str:
-    """A command line for this Python that can be pasted into a shell."""
-    # Not resolved: the interpreter of a virtual environment is a link to another one.
+    """A command line for this Python that you can paste into a shell."""
+    # Don't resolve links: the interpreter of a virtual environment is a link to another one.
     python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python3"
     return shlex.join([python if len(python) < len(sys.executable) else sys.executable, *words])
 
 
 def header(title: str, rows: dict[str, str]) -> None:
-    """Prints the title of a run and what it is made of."""
+    """Prints the title of a run, and its properties as a table of names and values."""
     console.print(Text(f"\n{title}\n", style="bold"))
     for name, value in rows.items():
         console.print(Text(f"  {name:<11}", style="dim").append(value, style="default not dim"))
@@ -149,9 +147,9 @@ def header(title: str, rows: dict[str, str]) -> None:
 
 
 def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> None:
-    """Prints what counting reaches, and under it what the model reaches, if there is one yet."""
+    """Prints the baselines, and below them the model's own result, if there is one yet."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("held-out text" if ours else "to beat, by counting alone", min_width=30)
+    table.add_column("held-out text" if ours else "baselines to beat", min_width=30)
     table.add_column("loss (nats)", justify="right")
     table.add_column("accuracy", justify="right")
     for baseline in baselines:
@@ -164,20 +162,20 @@ def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> No
 
 class Bar(Progress):
     """
-    A bar that leaves a few columns free. There a terminal writes `^C`; on a full line it would go over the
-    edge, and the bar would be drawn again below.
+    A progress bar that leaves a few columns free. On Ctrl-C, terminals print `^C` there. If the line were
+    full, it would wrap, and the bar would be drawn twice.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """What is drawn."""
+        """The bar, eight columns narrower than the terminal."""
         yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
 
 
 class ProgressLine:
     """
-    ## How far it is
+    ## Progress
 
-    A bar on a terminal; else a line every ten seconds.
+    A progress bar in a terminal; otherwise a line every ten seconds.
     """
 
     def __init__(self, minutes: float | None):
@@ -194,17 +192,19 @@ class ProgressLine:
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """Shows the bar while the block runs, where there is a terminal."""
+        """Shows the bar while the block runs, if the output is a terminal."""
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 
     def show(self, report: Report, batch_tokens: int) -> None:
-        """Takes one report of the trainer; `batch_tokens` is the number of tokens in a step."""
+        """Shows a report of the trainer. `batch_tokens` is the number of tokens per step."""
         before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
-        took = report.seconds - before.seconds
-        tokens_per_second = (report.step - before.step) * batch_tokens / took if took > 0 else 0.0
-        done = max(report.progress, 1e-9)
-        left = self.minutes * 60 * (1 - done) if self.minutes else report.seconds * (1 - done) / done
+        elapsed = report.seconds - before.seconds
+        tokens_per_second = (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
+        progress = max(report.progress, 1e-9)
+        left = (
+            self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress
+        )
         metrics = report.metrics
         text = (
             f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.0%}  length {report.length}  "
@@ -221,32 +221,32 @@ def filled_lines(
     tokenizer: Tokenizer, input_ids: Tensor, labels: Tensor, guesses: Tensor, width: int = 70
 ) -> list[Text]:
     """
-    ## What the model answers
+    ## What the model predicts
 
-    For one row of tokens, three lines under each other: the text with the masked tokens hidden, the
-    model's guesses below the gaps, and a mark for each. Right and wrong differ in the mark as well
-    as in color. `input_ids`, `labels` and `guesses` are `(T,)`.
+    Three lines for one row of tokens: the text with gaps at the masked tokens, the model's predictions below
+    the gaps, and a symbol below each prediction. Right and wrong predictions differ in their symbol and in
+    their color. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
-    hidden, blank, right, wrong = "_~+x" if plain() else "▁␣✓✗"
-    # Characters stand side by side; a tokenizer of words or of their pieces lost the blanks.
-    spaced = not isinstance(tokenizer.decoder, decoders.Fuse)
-    above, answers, marks = Text("    "), Text("    "), Text("    ")
+    gap, space, right, wrong = "_~+x" if plain() else "▁␣✓✗"
+    # A character tokenizer keeps the spaces of the text; the others lose them.
+    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse)
+    text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
         name, answer = (tokenizer.id_to_token(i) for i in (token if label == IGNORE else label, guess))
-        gap = " " if spaced and above.plain.strip() and not (name or "").startswith("##") else ""
+        before = " " if loses_spaces and text.plain.strip() and not (name or "").startswith("##") else ""
         token_text, prediction = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
         if label == IGNORE:
-            prediction = mark = ""
+            prediction = symbol = ""
             style = ""
         else:
             style = "bold green" if guess == label else "bold red"
-            mark = right if guess == label else wrong
-            prediction = prediction.replace(" ", blank)
-            token_text = hidden * max(len(token_text), len(prediction))
-        size = len(gap) + len(token_text)
-        if len(above) + size > width:
+            symbol = right if guess == label else wrong
+            prediction = prediction.replace(" ", space)
+            token_text = gap * max(len(token_text), len(prediction))
+        size = len(before) + len(token_text)
+        if len(text) + size > width:
             break
-        above.append(gap + token_text)
-        answers.append((gap + prediction).ljust(size), style)
-        marks.append((gap + mark).ljust(size), style)
-    return [above, answers, marks]
+        text.append(before + token_text)
+        predictions.append((before + prediction).ljust(size), style)
+        symbols.append((before + symbol).ljust(size), style)
+    return [text, predictions, symbols]

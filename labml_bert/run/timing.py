@@ -1,12 +1,13 @@
 r"""
 # Timing a training step
 
-A time in seconds doesn't travel: on another machine, at another hour, or next to a busier neighbor, you get
-another time. Two kinds of numbers travel better.
+A time in seconds doesn't transfer: you get another time on another machine, or when other programs use the
+same machine. Two kinds of numbers transfer better.
 
-- **A ratio of two programs, measured in turn.** Whatever slows one of them down slows the other down too.
+- **The ratio of two programs, timed in turn.** Whatever slows one of them down slows the other down too.
 - **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same
-  machine achieves in one large matrix multiplication.
+  machine achieves in one large matrix multiplication. (Papers usually divide by the peak on the data
+  sheet instead.)
 
 $$\text{MFU} = \frac{\text{FLOPs of the matrix multiplications in a step}}
                     {\text{seconds} \cdot \text{FLOP/s of a large matrix multiplication}}$$
@@ -33,13 +34,13 @@ from labml_bert.training.optimization import parameter_groups
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a GPU has finished. Python only queues its work, so the clock has to wait for it."""
+    """Waits until a GPU has finished. Python only queues its work, so stop the clock after this call."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def time_call(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Returns the seconds of one call, averaged over `repeats` calls in a row."""
+    """Returns the seconds per call, averaged over `repeats` calls in a row."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -52,8 +53,8 @@ def time_in_turn(
     variants: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
-    Times several variants in turn, `rounds` times each. Two warm-up calls of each come first and don't count:
-    they compile kernels and fill the caches. Returns the seconds of a call, one number per variant and round.
+    Times several variants in turn, `rounds` times each. Before that, it calls each one twice to compile
+    kernels and fill caches. Returns the seconds per call: a list with one number per round for each variant.
     """
     for work in variants.values():
         work()
@@ -73,8 +74,8 @@ def summarize(times: Iterable[float]) -> dict[str, float]:
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """
-    Returns the FLOP/s of one large square matrix multiplication, the best of five. A program can reach this
-    much; the peak on the data sheet is higher.
+    Returns the FLOP/s of one large square matrix multiplication, the best of five. Unlike the peak on the
+    data sheet, a program can reach this.
     """
     size = 8192 if device.type == "cuda" else 4096
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -83,7 +84,7 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def measure_memory_bandwidth(device: torch.device) -> float:
-    """Returns the bytes per second that a copy reads and writes, for a tensor too large for any cache."""
+    """Returns the bytes per second that a copy reads and writes, of a tensor too large for the caches."""
     x = torch.ones(2**28 if device.type == "cuda" else 2**26, device=device)
     y = torch.empty_like(x)
     y.copy_(x)
@@ -95,13 +96,13 @@ def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, po
     Returns the FLOPs of all matrix multiplications in a forward pass. Multiplying $(n, k)$ by $(k, m)$ takes
     $2nkm$.
 
-    `predictions` is the number of masked tokens in the batch. `positions` is how many positions of a row the
-    last layer computes, `T` for all of them.
+    `predictions` is the number of masked tokens in the batch. `positions` is the number of positions per row
+    that the last layer computes, `T` for all of them.
     """
     D, I, N = config.hidden_size, config.intermediate_size, B * T  # noqa: E741
 
     def count_layer_flops(queries: int) -> float:
-        """`queries` of the `N` tokens have query states, and only they reach the feed-forward network."""
+        """Only `queries` of the `N` tokens have query states and go through the feed-forward network."""
         dense = 2 * (2 * queries * D * D + 2 * N * D * D + 2 * queries * D * I)
         # Scores and weighted sums: each query attends to the T tokens of its row.
         return dense + 2 * 2 * queries * T * D
@@ -124,7 +125,7 @@ def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> 
 
 
 class LayerOp(NamedTuple):
-    """An op of a layer, to be timed alone."""
+    """One op of a layer, to time by itself."""
 
     name: str
     run: Callable[[], Tensor]
@@ -137,8 +138,8 @@ def build_layer_ops(
     config: BertConfig, B: int, T: int, device: torch.device, dtype: torch.dtype
 ) -> list[LayerOp]:
     """
-    Returns the ops of a layer's forward pass. The matmuls do hundreds of FLOPs with each number that they
-    read, the others a few. An exponential, an error function and a division count as one FLOP each.
+    Returns the ops of a layer's forward pass. The matmuls do hundreds of FLOPs for each number that they
+    read, the others only a few. An exponential, an error function and a division count as one FLOP each.
     """
     D, I, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T  # noqa: E741
 
@@ -159,7 +160,7 @@ def build_layer_ops(
 
 
 def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
-    """Returns random tokens, 15% of each row masked, and their labels: the same ones at every call."""
+    """Returns random tokens with 15% of each row masked, and their labels. Every call returns the same."""
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
@@ -170,8 +171,8 @@ def build_training_step(
     model: nn.Module, batch: MaskedTokens, bfloat16: bool, compiled: bool = False
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """
-    Returns two functions: the forward pass without gradients, which returns the loss, and a whole training
-    step of forward, backward, clipping and AdamW.
+    Returns two functions: one runs the forward pass without gradients and returns the loss, the other runs a
+    whole training step with backward pass, clipping and AdamW.
 
     `model` takes `input_ids` and `labels`, as the models of `transformers` do, and returns an output with a
     `loss`. The optimizer is the one that the `Trainer` of `transformers` uses by default.
@@ -195,8 +196,8 @@ def build_training_step(
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
-    Returns the bytes that a call needs at its peak, on top of what was allocated before. On a CPU the Linux
-    kernel counts the pages of the process; other systems don't say, and the result is `None`.
+    Returns the peak memory of a call in bytes, on top of what was allocated before. On a CPU, this reads how
+    many pages the Linux kernel has counted for the process. On other systems the result is `None`.
     """
     gc.collect()
     synchronize(device)
@@ -207,7 +208,7 @@ def measure_peak_memory(work: Callable[[], object], device: torch.device) -> flo
         synchronize(device)
         return float(torch.cuda.max_memory_allocated(device) - before)
     try:
-        # Return free blocks to the system. Otherwise the call could use those, and nobody would see it.
+        # Return free blocks to the system. Otherwise the call could use them, and they wouldn't be counted.
         ctypes.CDLL(None).malloc_trim(0)
         # Resets the peak, `VmHWM`.
         Path("/proc/self/clear_refs").write_text("5")
@@ -222,7 +223,7 @@ def read_process_memory(field: str) -> float:
     """
     Returns a field of `/proc/self/status` in bytes, such as `VmRSS` for the resident memory.
 
-    Raises `OSError` if there is none, as on any system but Linux.
+    Raises `OSError` if the field is missing, as on any system but Linux.
     """
     match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if match is None:
@@ -252,19 +253,19 @@ OP_KINDS = {
 
 
 def classify_op(name: str) -> str:
-    """Returns the kind of an op by its name in PyTorch's profiler."""
+    """Returns the kind of an op, given its name in PyTorch's profiler."""
     name = name.lower()
     return next((kind for kind, parts in OP_KINDS.items() if any(part in name for part in parts)), "the rest")
 
 
 def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]:
     """
-    Returns the fraction of a step's time that each kind of op takes, by PyTorch's profiler. "The rest" is
-    mostly autograd and the dispatch of ops. The profiler doesn't see the time of Python itself.
+    Returns the fraction of a step's time that each kind of op takes, according to PyTorch's profiler. "The
+    rest" is mostly autograd and the dispatch of ops. The time that Python itself takes isn't included.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # The profiler announces on the terminal that it starts and stops, unless told not to.
+    # Keeps the profiler from printing when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     step()
     activities = [ProfilerActivity.CPU]

@@ -1,10 +1,10 @@
 """
 # Checkpoints
 
-A run can be killed at any moment and resume as if nothing had happened, bit for bit. A checkpoint holds all
-that the next step depends on: the weights, both moments of Adam, the state of every random generator, the
-step and the clock. It is one safetensors file, written under another name and then renamed, so the file under
-its own name is always complete. The checkpoint before it is kept too.
+You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
+everything that the next step depends on: the weights, both moments of Adam, the state of every random
+generator, the step and the clock. It is one safetensors file. It is written under a temporary name and then
+renamed, so the file with the final name is always complete. The previous checkpoint is kept too.
 """
 
 import contextlib
@@ -21,26 +21,26 @@ from labml_bert.files import read_tensors, write_tensors
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
-# The checkpoint before it, in case the disk returns other bits than it was given.
+# The checkpoint before it, in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
 # The last step of a failed run, with its batch.
 FAILED_STEP = "failed_step.safetensors"
 
 
 class PendingStep(NamedTuple):
-    """A step whose result has not been checked yet, with all that it takes to repeat it."""
+    """A step whose loss hasn't been checked yet, with everything you need to repeat it."""
 
     batch: dict[str, Tensor]
     random: dict[str, Tensor]
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name. (A `state_dict` would name a tied tensor twice.)"""
+    """Parameters and buffers by name. (A `state_dict` would list a tied tensor twice.)"""
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout draws from, by kind of device."""
+    """The states of the generators that dropout uses, by kind of device."""
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -48,7 +48,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def random_name(kind: str, number: int) -> str:
-    """The name of a generator's state in a checkpoint: `random.torch`; for rank 1 `random.torch.1`."""
+    """The name of a generator's state in a checkpoint: `random.torch`, or `random.torch.1` for rank 1."""
     return f"random.{kind}.{number}" if number else f"random.{kind}"
 
 
@@ -68,8 +68,10 @@ def save_checkpoint(
     """
     ## Saving
 
-    All processes call this. They have the same weights, but each draws its own dropout masks; rank zero
-    gathers the states of those generators and writes the file. `metadata` is saved as JSON.
+    All processes must call this. They have the same weights, but each one draws its own dropout masks. So
+    rank zero gathers the states of all generators, and writes the file. `metadata` is saved as JSON.
+
+    Raises `OSError` if the file can't be written.
     """
     states = {
         random_name(kind, number): state
@@ -84,13 +86,13 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # A second name for the same file, so there is always a checkpoint. A file system without hard links
-        # keeps only one checkpoint.
-        second = previous.with_suffix(".part")
+        # Make `previous` a hard link to the same file, so that a checkpoint exists at any moment. If the file
+        # system has no hard links, only one checkpoint is kept.
+        link = previous.with_suffix(".part")
         with contextlib.suppress(OSError):
-            second.unlink(missing_ok=True)
-            os.link(path, second)
-            os.replace(second, previous)
+            link.unlink(missing_ok=True)
+            os.link(path, link)
+            os.replace(link, previous)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
 
 
@@ -106,10 +108,11 @@ def restore(
     """
     ## Restoring
 
-    Puts what `load_checkpoint` returned back in place. The checkpoint may be from another number of
-    processes; a process that did not exist then keeps the random state that it started with.
+    Restores everything from the `tensors` that `load_checkpoint` returned. The checkpoint may be from a run
+    with another number of processes. A process that didn't exist then keeps the random state that it started
+    with.
 
-    Raises `ValueError` if tensors are missing or do not fit.
+    Raises `ValueError` if a tensor is missing or has the wrong shape.
     """
     moments = with_prefix(tensors, "optimizer.")
     try:
@@ -138,13 +141,13 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Returns the metadata, with `step`, `seconds` and `configuration`, and the tensors by name.
 
-    Raises `ValueError` if there is no checkpoint or it is damaged. If the previous one is intact, the message
-    says how to resume from it.
+    Raises `ValueError` if there is no checkpoint, or if it's damaged. If the previous one is intact, the
+    message says how to resume from it.
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if not path.is_file():
         raise ValueError(
-            f"there is no run at {run_path} (no {CHECKPOINT}); give the folder that a run printed"
+            f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"
         )
     try:
         return read_checkpoint(path)
@@ -154,12 +157,12 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         except ValueError:
             raise ValueError(f"{error}; start a new run") from None
         raise ValueError(
-            f"{error}; the one before it, of step {step}, is whole: rename {PREVIOUS} to {CHECKPOINT}"
+            f"{error}; the one before it, of step {step}, is intact: rename {PREVIOUS} to {CHECKPOINT}"
         ) from None
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """One file of `load_checkpoint`. Raises `ValueError` if it is damaged."""
+    """Reads one file for `load_checkpoint`. Raises `ValueError` if it's damaged."""
     tensors, metadata = read_tensors(path)
     try:
         saved = json.loads(metadata["about"])
@@ -174,7 +177,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def save_failed_step(
     run_path: Path, model: nn.Module, pending: PendingStep, metadata: dict[str, Any]
 ) -> None:
-    """Saves the weights, the batch and the random states of a step, for `replay`."""
+    """Saves the weights, the batch and the random states of a failed step, for `replay`."""
     tensors = {f"batch.{key}": value for key, value in pending.batch.items()}
     tensors |= {f"model.{key}": value for key, value in named_weights(model).items()}
     tensors |= {random_name(kind, 0): state for kind, state in pending.random.items()}
@@ -185,18 +188,18 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     """
     ## Replaying a failed step
 
-    Loads the weights of the failed step into `model` and repeats its forward and backward pass, with the
-    same batch and random numbers, without updating anything. Returns the loss, and the gradient norm of
-    each parameter; the first norm that is not finite shows where it began. `model` must have the class and
-    the sizes of the run; it can be on any device:
+    Loads the weights of the failed step into `model` and repeats the forward and backward pass with the same
+    batch and the same random numbers. It doesn't update anything. Returns the loss, and the gradient norm of
+    each parameter: a norm that isn't finite shows which parameters are affected. `model` must have the class
+    and the sizes of the run, and can be on any device:
 
         saved = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**saved["model"])))
 
-    With one process on the same device, the numbers are those of the failed step. The batch of several
-    processes is replayed in one pass, with other dropout masks.
+    With one process on the same device, you get exactly the numbers of the failed step. The batch of several
+    processes is replayed in one pass, with different dropout masks.
 
-    Raises `ValueError` if there is no failed step, it is damaged, or it belongs to another model.
+    Raises `ValueError` if there is no failed step, if it's damaged, or if it belongs to another model.
     """
     path = run_path / FAILED_STEP
     if not path.is_file():

@@ -1,7 +1,7 @@
 """
 # Device and precision
 
-Which processor to train on, and in which precision? Both have a default that asks the machine.
+Which processor should you train on, and in which precision? By default, both depend on the machine.
 """
 
 import torch
@@ -13,9 +13,9 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     ## The device
 
-    `auto` is the GPU if there is one. With several, each process that `torchrun` starts gets its own.
+    `auto` is the GPU if there is one. With several GPUs, each process that `torchrun` starts gets its own.
 
-    Raises `ValueError` if PyTorch does not know the device or the machine does not have it.
+    Raises `ValueError` if PyTorch doesn't know the device or the machine doesn't have it.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,10 +23,10 @@ def choose_device(name: str = "auto") -> torch.device:
         name = local_gpu(name)
     try:
         device = torch.device(name)
-        # A tensor on "meta" has a shape but no numbers, so this line raises there too.
+        # This line also raises for "meta", where a tensor has a shape but no numbers.
         torch.zeros(1, device=device).item()
-    except Exception:  # Each missing backend raises an error of its own.
-        raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto") from None
+    except Exception:  # Each missing backend raises a different error.
+        raise ValueError(f"device {name!r} is not available here; use --device cpu or auto") from None
     return device
 
 
@@ -34,8 +34,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     """
     ## The precision
 
-    bfloat16 has the range of float32 and 8 bits of precision. A processor that multiplies it in hardware
-    does so several times faster than float32; one that emulates it is far slower. So we ask the hardware.
+    bfloat16 has the range of float32 and 8 bits of precision. With hardware instructions for it, matmuls are
+    several times faster than in float32. Emulation is far slower. So we ask the hardware.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,24 +1,24 @@
 r"""
 # Data parallelism
 
-How do several GPUs train one model? Each one has a copy of the model, in a process of its own, and in each
-step the processes divide the rows of the batch between them. They sum their gradients and take the same step
-from the same weights, so the copies stay equal. PyTorch's `DistributedDataParallel` does this, and `torchrun`
-starts the processes and gives each a number, its *rank*:
+How do several GPUs train one model? Each one has a copy of the model, in a process of its own. In each step,
+the processes divide the rows of the batch between them. They sum their gradients and take the same step from
+the same weights, so the copies stay equal. PyTorch's `DistributedDataParallel` does this. `torchrun` starts
+the processes and gives each one a number, its *rank*:
 
     torchrun --nproc_per_node 2 experiments/mlm_tiny.py
 
-The result shouldn't depend on the number of processes. Three things make sure that it doesn't:
+The result shouldn't depend on the number of processes. Three things ensure that:
 
 - **Every process draws the whole batch** and keeps its own rows. Drawing costs little next to training. All
   the generators are then in the same state, so a checkpoint needs only one state, and a run can be resumed
   with a different number of processes.
-- **Means are over the whole batch.** Masked tokens aren't spread evenly over the rows. If one half of the
-  batch has 10 of them and the other has 30, the mean of the two means counts each of the 10 three times. So
-  each process divides the *sum* over its rows by the count in all rows. It knows that count, because it has
-  seen all the labels. The parts then add up:
+- **Means are over the whole batch.** Masked tokens aren't distributed evenly over the rows. If one half of
+  the batch has 10 of them and the other half has 30, the mean of the two means gives each of the 10 three
+  times the weight. So each process divides the *sum* over its rows by the count in all rows. It knows that
+  count, because it has all the labels. The parts then add up:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
-  `transformers` calls $M$ `num_items_in_batch`.
+  `transformers` calls $M$, the number of masked tokens in the batch, `num_items_in_batch`.
 - **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the world
   size. So each process multiplies its loss by the world size first.
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """The number of this process; 0 without `torchrun`."""
+    """The rank of this process; 0 without `torchrun`."""
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
@@ -57,7 +57,7 @@ def world_size() -> int:
 
 
 def launcher() -> list[str]:
-    """What to put between `python` and the script to start this run again: `torchrun`, or nothing."""
+    """The words between `python` and the script that start this run again: `torchrun`, or nothing."""
     if not dist.is_torchelastic_launched():
         return []
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
@@ -67,8 +67,8 @@ def local_gpu(name: str) -> str:
     """
     ## One GPU per process
 
-    The GPU of this process. Under `torchrun`, `cuda` is the GPU with the local rank of the process; otherwise
-    it is `name` itself.
+    Returns the GPU of this process. Under `torchrun`, `cuda` means the GPU whose number is the local rank of
+    the process. Any other `name` is returned unchanged.
 
     Raises `ValueError` if processes would share a GPU.
     """
@@ -77,7 +77,7 @@ def local_gpu(name: str) -> str:
     processes, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if processes > gpus:
         raise ValueError(
-            f"{processes} processes and {gpus} GPUs; start one process for each GPU, or use --device cpu"
+            f"{processes} processes and {gpus} GPUs; start one process per GPU, or use --device cpu"
         )
     if name != "cuda" and processes > 1:
         raise ValueError(f"{name} is one GPU for {processes} processes; use --device cuda")
@@ -85,7 +85,7 @@ def local_gpu(name: str) -> str:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL for tensors on GPUs, and Gloo for tensors in memory, such as the clock."""
+    """NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the clock."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -99,16 +99,16 @@ def init_process_group(device: torch.device) -> None:
         # Until training begins, only rank zero handles Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The others may wait for a long time while rank zero prepares a large text or evaluates. They don't need
-    # a timeout: if a process dies, `torchrun` ends the rest.
+    # a short timeout: if a process dies, `torchrun` ends the rest.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
 
 
 def destroy_process_group() -> None:
-    """Disconnects from the others. Drop what `wrap_in_ddp` returned before you call this."""
+    """Disconnects from the other processes. Delete the model that `wrap_in_ddp` returned before this call."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-        # A reference to the group keeps its thread alive, and the thread would abort the interpreter at exit.
+        # Any reference to the group keeps its thread alive, which would abort the interpreter at exit.
         gc.collect()
 
 
@@ -117,8 +117,8 @@ def rank_zero_first() -> Iterator[None]:
     """
     ## Rank zero first
 
-    Runs the block in rank zero, then in all other processes: what rank zero downloads or builds, the others
-    find on disk. All leave the block together.
+    Runs the block in rank zero, then in all other processes. They find on disk what rank zero has downloaded
+    or built. All processes leave the block together.
     """
     if world_size() == 1:
         yield
@@ -152,8 +152,8 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 def is_first_to_fail() -> bool:
     """
-    Whether this process is the first to call this function. A process that fails takes the others with it,
-    and only the first one knows why. The launcher keeps the count, because it outlives all of them.
+    Whether this process is the first one that calls this function. If a process fails, the others fail with
+    it, and only the first one knows why. The launcher keeps the count, because it outlives them all.
     """
     if not dist.is_torchelastic_launched():
         return True
@@ -166,20 +166,20 @@ def wrap_in_ddp(model: nn.Module) -> nn.Module:
     """
     ## Dividing a step
 
-    With several processes, wraps `model` so that their gradients are averaged during the backward pass.
+    With several processes, wraps `model` so that the backward pass averages their gradients.
     """
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """For all micro-batches but the last of a step: the processes exchange gradients only once."""
+    """For all micro-batches of a step but the last, so that the processes exchange gradients only once."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """
-    The rows of this process, in `count` micro-batches, whose sizes differ by at most one row. A tensor
-    without dimensions describes the whole batch and is in every micro-batch.
+    Returns the rows of this process in `count` micro-batches, whose sizes differ by at most one row. A tensor
+    without dimensions describes the whole batch, and every micro-batch contains it.
     """
     total, first = world_size() * count, rank() * count
     parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
@@ -197,7 +197,7 @@ def all_reduce_max(values: list[float]) -> list[float]:
 
 
 def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-    """Combines each number over all processes. All of them get the result."""
+    """Combines each number over all processes. All processes get the result."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
@@ -206,7 +206,7 @@ def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes, in order of their ranks. They must have the same shape."""
+    """The tensors of all processes, in the order of their ranks. They must have the same shape."""
     if world_size() == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor) for _ in range(world_size())]

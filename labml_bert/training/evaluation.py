@@ -2,8 +2,8 @@
 # Evaluation
 
 How good is the model on text that it never trained on? Both functions run in eval mode on held-out batches
-whose masks never change, so any two evaluations can be compared. Means are over masked tokens, not over
-batches, which hold different numbers of them."""
+whose masks never change, so you can compare any two evaluations. Means are over masked tokens, not over
+batches, because batches have different numbers of them."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def evaluate_masked_lm(
     """
     ## A masked language model
 
-    `loss`, in nats per masked token, and `accuracy` on held-out windows `(N, T)`, or on the first `tokens`
-    tokens of them."""
+    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`, or on their
+    first `tokens` tokens."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
@@ -52,9 +52,10 @@ def evaluate_pretraining(
     """
     ## Both tasks of BERT
 
-    `loss` and `accuracy` are those of the masked tokens, so they compare with the baselines. For the pairs:
-    accuracy, the accuracy of always choosing the larger class (`next_sentence_chance`), and the standard
-    error of an accuracy near it. `batches` limits the evaluation to the first few."""
+    Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
+    pairs, returns the loss, the accuracy, the accuracy of always choosing the larger class
+    (`next_sentence_chance`), and the standard error at that accuracy. `batches` limits the evaluation to the
+    first few."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0

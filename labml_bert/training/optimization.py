@@ -1,13 +1,13 @@
 r"""
 # The optimizer and its learning rate
 
-The learning rate follows the fraction $\tau$ of the budget that is spent. It warms up to its peak over the
-first $w$ and then decays linearly to zero:
+The learning rate depends on the fraction $\tau$ of the budget that is spent. It warms up to its peak until
+$\tau = w$, and then decays linearly to zero:
 
 $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
-The optimizer is AdamW. Two details of the original recipe are easy to get wrong, and both are here: which
-parameters decay, and a bias correction that the original leaves out.
+The optimizer is AdamW. Two details of the original recipe are easy to get wrong: which parameters decay, and
+a bias correction that the original leaves out.
 """
 
 import math
@@ -23,9 +23,8 @@ class TrainingArguments:
     """
     ## How to train
 
-    The field names are those of `transformers.TrainingArguments` where it has them. Give `steps` or
-    `minutes`. The clock of `minutes` includes everything between the first step and the last, evaluations
-    too.
+    Fields have the same names as in `transformers.TrainingArguments` if they exist there. Set either `steps`
+    or `minutes`. Minutes count everything between the first step and the last, evaluations included.
 
     Raises `ValueError` if a value is out of range.
     """
@@ -38,21 +37,21 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
-    # The original has none, so its first steps are several times too long or too short.
+    # The original has no bias correction, so its first steps are several times too large.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
-    # Micro-batches per process and step: less memory, the same result.
+    # Micro-batches per process and step. More of them need less memory and give the same result.
     gradient_accumulation_steps: int = 1
-    # Pays off on a GPU, after a minute of compiling. On a CPU it needs a C++ compiler and gained nothing.
+    # Pays off on a GPU after a minute of compiling. On a CPU it needs a C++ compiler, and gained nothing.
     torch_compile: bool = False
     # Evaluations, evenly spaced over the run.
     evaluations: int = 20
-    # Seconds of work that a killed run may lose.
+    # Seconds between checkpoints, and so the work that a killed run can lose.
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise ValueError("give a budget: either steps or minutes")
+            raise ValueError("set a budget: either steps or minutes")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
@@ -84,9 +83,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     ## What decays
 
-    Weight decay pulls toward zero. That makes sense for matrices; the original exempts biases and
+    Weight decay pulls parameters toward zero. That makes sense for matrices. The original exempts biases and
     LayerNorms, which are exactly the parameters with one dimension. Every parameter must be in exactly one
-    group. Old ports matched on names that never occurred, and decayed everything.
+    group. Old ports selected parameters by names that never occurred, and so decayed everything.
 
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -103,7 +102,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, arguments: TrainingArguments) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`. The fused kernel updates all parameters in one pass over memory."""
+    """AdamW over `parameter_groups`. Its fused kernel updates each parameter in one pass over memory."""
     return torch.optim.AdamW(
         parameter_groups(model, arguments.weight_decay),
         lr=arguments.learning_rate,
@@ -121,9 +120,9 @@ def set_learning_rate(
 
     `step` counts from 1; `progress` is the fraction of the budget spent before it.
 
-    Adam divides its running means $m$ and $v$ by $1 - \beta^t$, since both start at zero. The original does
-    not. PyTorch always does, so to leave it out we pass a learning rate, an $\epsilon$ and a decay that
-    undo it:
+    Adam divides its running means $m$ and $v$ by $1 - \beta^t$, because both start at zero. The original BERT
+    doesn't. PyTorch always does, so to leave the correction out, we pass a learning rate, an $\epsilon$ and a
+    decay that undo it:
 
     $$\eta\, \frac{m}{\sqrt v + \epsilon} =
       \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
@@ -140,5 +139,5 @@ def set_learning_rate(
     for group in optimizer.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
-        # AdamW multiplies the decay by the learning rate that it is given.
+        # AdamW multiplies the decay by this learning rate, so divide by its scale.
         group["weight_decay"] = decay / scale

@@ -1,14 +1,14 @@
 """
 # Tracking a run
 
-How did the loss get to where it is? A run answers with its learning curves. They are in `metrics.jsonl` in
-the run's folder, one line of JSON for each report:
+How did the loss get to where it is? The learning curves tell. A run writes them to `metrics.jsonl` in its
+folder, one line of JSON for each report:
 
     {"step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
     {"step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
-A line is on disk as soon as it is reported, so a killed run loses none. Any tool that reads JSON lines can
-plot the file, for example `pandas.read_json(path, lines=True)`.
+Each line is written at once, so a killed run loses none. Any tool that reads JSON lines can load the file,
+for example `pandas.read_json(path, lines=True)`.
 
 You can also watch a run in a browser, from any computer, with a
 [labml server](https://github.com/labmlai/labml) of your own. Name the server in `app_url` of the file
@@ -51,7 +51,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
     with open(run_path / METRICS, "a+b") as file:
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
-            # A kill or a full disk can cut a line off. Start a new one, or both would be lost.
+            # A kill or a full disk can leave an incomplete line. Start a new line, or both would be lost.
             if file.read(1) != b"\n":
                 line = b"\n" + line
         file.write(line)
@@ -61,9 +61,9 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     """
     ## Reading
 
-    Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. A run that
-    was killed repeats the steps after its last checkpoint; for a step reported twice, the later value counts.
-    A line that was cut off is skipped. A folder without metrics gives an empty dictionary.
+    Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. If a killed
+    run was resumed, it has repeated the steps after its last checkpoint. If a step was reported twice, the
+    later value counts. An incomplete line is skipped. A folder without metrics gives an empty dictionary.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
@@ -88,17 +88,17 @@ class Tracker:
         with Tracker(run_path, configuration) as tracker:
             tracker.save(400, {"seconds": 11.5, "loss": 2.902, "valid.loss": 2.884})
 
-    `configuration` is what the server shows beside the curves. A resumed run continues its curves there.
+    The server shows `configuration` beside the curves. A resumed run continues its curves there.
 
-    Training doesn't depend on the server. If labml fails, for example because the server doesn't answer or
-    the home folder, where labml keeps an id for this computer, isn't writable, one line on stderr says so
-    and the run continues without it.
+    Training doesn't depend on the server. If labml fails, one line on stderr says so, and the run continues
+    without it. This happens if the server doesn't answer, or if labml can't write the id that it keeps for
+    this computer in the home folder.
     """
 
     def __init__(self, run_path: Path, configuration: dict[str, Any]):
         self.run_path = run_path
         self.configuration = configuration
-        # What ends labml's run and removes its files; empty if no server is configured.
+        # Ends labml's run and removes its files on exit. Empty if no server is configured.
         self.server = contextlib.ExitStack()
         self.is_connected = False
 
@@ -118,7 +118,7 @@ class Tracker:
 
     def save(self, step: int, values: dict[str, float]) -> None:
         """
-        Reports the metrics of a step, by name. Metrics on held-out text are called `valid.…`.
+        Reports the metrics of a step, by name. Metrics on held-out text have names that start with `valid.`.
 
         Raises `OSError` if they can't be written to disk.
         """

@@ -1,9 +1,9 @@
 r"""
 # The training loop
 
-What does it take, apart from the model, to train one? An optimizer, a precision that the machine is good at,
-a budget, and a way to stop and resume as if nothing had happened. The loop itself belongs to the script. This
-file gives it the verbs:
+What does training need besides a model? An optimizer, a precision that is fast on the machine, a budget, and
+a way to stop and resume as if nothing had happened. The loop itself belongs to the script, and this file
+supplies the verbs:
 
     for step in trainer.steps():                      # budget, clock, Ctrl-C, checkpoints
         batch = ...                                   # the script's data
@@ -14,13 +14,14 @@ file gives it the verbs:
         step.update()                                 # clip, check, optimizer, learning rate
 
 The budget is steps or minutes. With steps, a run is reproducible on one machine: the same seed gives the same
-bits. Five things change the last bits, and in time all the others:
+bits. Five things change the last bits, and after a while the result too:
 
-- a budget of minutes, as the learning rate and the lengths follow the clock;
-- another number of threads, processes or micro-batches, which add the same numbers in another order;
-- another processor, another version of PyTorch or another precision, whose matmuls differ in the last bit;
-- a GPU, where some sums, such as an embedding's gradient, are taken in the order in which threads arrive;
-- three processes or more, where the network decides in which order they are added.
+- a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
+- another number of threads, processes or micro-batches, because the same numbers are added in another order;
+- another processor, another version of PyTorch or another precision, because matmuls round differently;
+- a GPU, because some sums, such as the gradient of an embedding, add numbers in the order that threads
+  finish;
+- three or more processes, because the order in which they add their gradients depends on the network.
 
 How a batch is divided between processes is explained in `distributed.py`, the learning rate in
 `optimization.py`, and what is saved in `checkpoint.py`.
@@ -60,15 +61,15 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizer, set_learning_rate
 
-# In nats. A uniform guess costs the logarithm of the vocabulary size, which is below 13.
+# In nats. Even a uniform prediction has a loss below 13, the logarithm of the vocabulary size.
 LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """What the loop reports: about once a second, and after each evaluation."""
+    """What the loop reports about once a second, and after each evaluation."""
 
     step: int
-    """Steps taken."""
+    """The number of steps taken."""
     progress: float
     """The fraction of the budget spent, 0 to 1."""
     seconds: float
@@ -82,17 +83,17 @@ class Report(NamedTuple):
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss or the gradient was NaN or infinite, or the loss absurdly large. The step was not taken."""
+    """The loss or its gradient was NaN or infinite, or the loss was much too large. The step was skipped."""
 
 
 class Trainer:
     """
     ## The trainer
 
-    `generator` is the one that batches are drawn from; its state is the position in the data. If `bfloat16`
-    is `None`, the hardware decides. `configuration` says how the model was built; it is saved with each
-    checkpoint, so a run's folder is all that is needed to use the model or to resume. Without a `run_path`
-    nothing is written, which suits a minute of fine-tuning."""
+    Batches are drawn with `generator`, so its state is the position in the data. If `bfloat16` is `None`, the
+    hardware decides. `configuration` describes the model and the run. It is saved in each checkpoint, so you
+    need only the run's folder to use the model or to resume. Without a `run_path`, nothing is written, which
+    suits a minute of fine-tuning."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Trainer:
         # and skips the update, so checking it costs no synchronization.
         self.failed = torch.zeros((), device=device)
         self.optimizer.found_inf = self.failed  # type: ignore[attr-defined]
-        # Failed steps since the last check.
+        # Counts the failed steps since the last check.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
         self.step = 0
@@ -134,12 +135,12 @@ class Trainer:
         self.metric_steps = 0
         self.stop_signal: int | None = None
         self.is_stopping = False
-        # Listeners. A report is about once a second; that of a step can look at its loss, which waits for
-        # the device.
+        # Listeners. `on_report` is called about once a second, `on_step` after every step. A listener that
+        # reads the loss of a step has to wait for the device.
         self.on_report: Callable[[Report], None] = lambda report: None
         self.on_step: Callable[[Step], None] = lambda step: None
         if rank() > 0:
-            # Otherwise all processes would drop the same units of their different rows.
+            # Otherwise all processes would use the same dropout masks for their different rows.
             torch.manual_seed(torch.initial_seed() + rank())
 
     @property
@@ -151,19 +152,19 @@ class Trainer:
         return min(1.0, self.seconds / (60 * self.arguments.minutes))
 
     def autocast(self) -> torch.autocast:
-        """Matmuls in bfloat16 where that is fast, everything else as it is."""
+        """Runs matmuls in bfloat16 if that is fast, and everything else in float32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
 
     def steps(self, evaluate_at: Sequence[float] = ()) -> Iterator["Step"]:
         """
         ## The steps of a run
 
-        Yields a `Step` until the budget is spent. Evaluations are due at even distances and at each
-        fraction of the budget in `evaluate_at`. With several processes, all run this loop in step, and each
-        must draw the same batches.
+        Yields a `Step` until the budget is spent. Evaluations are due at regular intervals, and at each
+        fraction of the budget in `evaluate_at`. With several processes, all of them run this loop in lockstep
+        and must draw the same batches.
 
-        Ctrl-C and SIGTERM let the step finish, save a checkpoint and raise `KeyboardInterrupt`.
-        Raises `NonFiniteLossError` if a loss or a gradient is not finite, or a loss is above `largest_loss`.
+        On Ctrl-C or SIGTERM, finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. Raises
+        `NonFiniteLossError` if a loss or a gradient isn't finite, or if a loss is above `largest_loss`.
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
@@ -190,7 +191,7 @@ class Trainer:
         self.save()
 
     def report(self, step: "Step") -> None:
-        """Averages the metrics since the last report over steps and processes, and passes them on."""
+        """Reports the metrics, averaged over all processes and over the steps since the last report."""
         self.read_clock()
         totals = all_reduce_sum([value.item() for value in self.metric_sums.values()])
         means = {key: total / self.metric_steps for key, total in zip(self.metric_sums, totals, strict=True)}
@@ -198,14 +199,14 @@ class Trainer:
         report = Report(self.step, self.progress, self.seconds, means, step.evaluation, step.length)
         if rank() == 0:
             self.on_report(report)
-        # The time that the listener took counts too.
+        # The time that the listener takes counts too.
         self.read_clock()
         self.last_report = self.seconds
 
     def read_clock(self) -> None:
         """
-        Reads the clock, and whether to stop. All processes go by rank zero's clock, and stop together: a
-        process that stopped alone would leave the others waiting for its next step.
+        Updates the time, and finds out whether to stop. All processes use rank zero's clock and stop
+        together. If one stopped alone, the others would wait for its next step forever.
         """
         clock = time.monotonic() - self.start_time if rank() == 0 else 0.0
         self.seconds, stop = all_reduce_max([clock, float(self.stop_signal is not None)])
@@ -213,7 +214,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Turns Ctrl-C and SIGTERM into a request that the loop honors between two steps."""
+        """Turns Ctrl-C and SIGTERM into a request, which the loop handles between two steps."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -227,21 +228,21 @@ class Trainer:
 
     def check_pending_steps(self) -> None:
         """
-        ## When the numbers go wrong
+        ## When a loss explodes
 
-        Checks about once a second that all steps since the last check were finite. If one was not, the
-        weights are still those before it; they are saved with the step's batch and random numbers, so
-        `replay` can repeat it.
+        Checks, about once a second, that all steps since the last check were finite. If a step wasn't, the
+        weights are still those from before it. They are saved together with the step's batch and random
+        states, so `replay` can repeat it.
 
-        Raises `NonFiniteLossError` if a step was not finite.
+        Raises `NonFiniteLossError` if a step wasn't finite.
         """
         pending, self.pending = self.pending, []
-        # Every step after the first bad one is skipped too, so the bad ones are the last of these.
+        # All steps after the first failed one are skipped too, so the failed steps are the last ones.
         (failures,) = all_reduce_max([self.failures.item()])
         if not failures:
             return
         step = self.step - int(failures) + 1
-        cause = f"the loss or its gradient exploded or is no number at step {step}"
+        cause = f"the loss or its gradient exploded or became NaN at step {step}"
         if self.run_path is None:
             raise NonFiniteLossError(f"{cause}; try a lower learning rate")
         if rank() == 0:
@@ -254,16 +255,16 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """Writes a checkpoint, if this run has a folder."""
+        """Saves a checkpoint, if this run has a folder."""
         if self.run_path is not None:
             metadata = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
             save_checkpoint(self.run_path, self.model, self.optimizer, self.generator, self.device, metadata)
 
     def resume(self) -> None:
         """
-        Returns to the last checkpoint of `run_path`.
+        Restores the last checkpoint in `run_path`.
 
-        Raises `ValueError` if there is none, it is damaged, or it belongs to another configuration.
+        Raises `ValueError` if there is none, if it's damaged, or if it has another configuration.
         """
         assert self.run_path is not None
         saved, tensors = load_checkpoint(self.run_path)
@@ -271,8 +272,8 @@ class Trainer:
         if before != now:
             key = next(key for key in [*before, *now] if before.get(key) != now.get(key))
             raise ValueError(
-                f"{self.run_path} was made with {key} = {before.get(key)}, not {now.get(key)}; "
-                "leave that option out to go on, or start a new run"
+                f"{self.run_path} was started with {key} = {before.get(key)}, not {now.get(key)}; "
+                "leave that option out to resume, or start a new run"
             )
         restore(
             self.run_path, tensors, saved["step"], self.model, self.optimizer, self.generator, self.device
@@ -284,10 +285,10 @@ class Step:
     """
     ## One step
 
-    `progress` is the fraction of the budget spent before this step; lengths and learning rate follow it.
-    After `update`, `number` is how many steps were taken, this one included, `loss` the loss over the whole
-    batch, and `evaluation_due` says whether to evaluate now, `at_milestone` whether the trainer was asked
-    to evaluate here in particular."""
+    `progress` is the fraction of the budget that was spent before this step. It determines the learning rate
+    and the sequence length. After `update`, `number` is the number of steps taken, this one included, and
+    `loss` is the loss of the whole batch. `evaluation_due` says whether to evaluate now, and `at_milestone`
+    whether this is one of the points in `evaluate_at`."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -302,40 +303,40 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device; with several processes, this one's part of it."""
+        """The loss of the batch, a scalar on the device; of several processes, each has its own part."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """
         Yields this process's rows of the batch, on its device, one micro-batch at a time. The losses of the
-        micro-batches must add up to the loss of the batch; a scalar tensor such as `num_items_in_batch` is
-        in every micro-batch for that purpose.
+        micro-batches must add up to the loss of the batch. For that purpose, every micro-batch contains the
+        scalar tensors of the batch, such as `num_items_in_batch`.
         """
         trainer, count = self.trainer, self.trainer.arguments.gradient_accumulation_steps
         is_whole = world_size() * count == 1
         assert is_whole or "num_items_in_batch" in batch, (
-            "the loss of a part must know the count of the batch"
+            "a micro-batch needs num_items_in_batch, the number of labels in the whole batch"
         )
         self.length = batch["input_ids"].size(1) if "input_ids" in batch else 0
         if trainer.run_path is not None:
             trainer.pending.append(PendingStep(batch, random_states(trainer.device)))
         parts = split_into_micro_batches(batch, count)
         for i, part in enumerate(parts, 1):
-            # DDP sums the gradients of all processes once a step, in the last backward pass.
+            # DDP combines the gradients of all processes once per step, in the last backward pass.
             with no_sync(trainer.parallel) if i < len(parts) else contextlib.nullcontext():
                 yield {key: value.to(trainer.device, non_blocking=True) for key, value in part.items()}
 
     def autocast(self) -> torch.autocast:
-        """As `Trainer.autocast`."""
+        """The same as `Trainer.autocast`."""
         return self.trainer.autocast()
 
     def backward(self, loss: Tensor | None, **metrics: Tensor) -> None:
         """
-        Adds the gradient of a micro-batch's `loss`, a scalar. `metrics` are scalars to track beside it;
-        like the loss, those of the micro-batches add up.
+        Adds the gradient of a micro-batch's `loss`, a scalar. `metrics` are other scalars to track. Like the
+        loss, they are summed over the micro-batches.
         """
         assert loss is not None, "the batch has no labels"
-        # DDP averages the gradients of the processes, and we want their sum.
+        # DDP averages the gradients of the processes, but we need their sum.
         (world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
             value = value.detach()
@@ -343,15 +344,15 @@ class Step:
 
     def update(self) -> None:
         """
-        Clips the gradient, refuses a step that is not finite, and updates the weights.
+        Clips the gradient and updates the weights, unless the loss or the gradient isn't finite.
 
-        Raises `NonFiniteLossError` if a step since the last check was not finite.
+        Raises `NonFiniteLossError` if a step since the last check wasn't finite.
         """
         trainer = self.trainer
-        # One norm over all parameters together: clipping each by itself would turn the direction.
+        # One norm over all parameters: clipping each one separately would change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
-        # Every comparison with NaN is false. A finite loss can have an infinite gradient, and clipping by
-        # such a norm makes every weight NaN.
+        # Comparisons with NaN are false, so NaN isn't good either. A finite loss can have an infinite
+        # gradient, and clipping by an infinite norm makes that gradient NaN.
         is_good = (norm < math.inf) & (world_size() * self.loss < trainer.largest_loss)
         trainer.failed.logical_or_(~is_good)
         trainer.failures += trainer.failed

@@ -1,4 +1,4 @@
-"""The counting methods against a slow and obvious version of themselves."""
+"""The n-gram baselines against slow, straightforward implementations."""
 
 import math
 import random
@@ -10,7 +10,9 @@ import torch
 from labml_bert.baselines.ngrams import ngram_baselines
 
 
-def slow(train: list[int], valid: list[int], V: int, specials: list[int]) -> list[tuple[float, float]]:
+def slow_baselines(
+    train: list[int], valid: list[int], V: int, specials: list[int]
+) -> list[tuple[float, float]]:
     frequency = Counter(w for w in train if w not in specials)
     total = sum(frequency.values()) + 1e-3 * V
     after, between = defaultdict(Counter), defaultdict(Counter)
@@ -18,7 +20,7 @@ def slow(train: list[int], valid: list[int], V: int, specials: list[int]) -> lis
     for a, b, c in zip(train, train[1:], train[2:], strict=False):
         after[a][b] += 1
         between[a, c][b] += 1
-    losses, right = [0.0, 0.0], [0, 0]
+    losses, correct = [0.0, 0.0], [0, 0]
     scored = [t for t in range(1, len(valid) - 1) if valid[t] not in specials]
     common = max(range(V), key=lambda w: (frequency[w], -w))
     for t in scored:
@@ -30,22 +32,22 @@ def slow(train: list[int], valid: list[int], V: int, specials: list[int]) -> lis
         p2 = (between[a, c].get(w, 0) + kinds * p1) / (between[a, c].total() + kinds)
         losses[0] -= math.log(p0)
         losses[1] -= math.log(p2)
-        right[0] += w == common
-        # Of two tokens seen equally often the one with the larger id is the guess.
-        right[1] += w == max(between[a, c], key=lambda w: (between[a, c][w], w), default=common)
+        correct[0] += w == common
+        # For a tie between two tokens, the guess is the one with the larger id.
+        correct[1] += w == max(between[a, c], key=lambda w: (between[a, c][w], w), default=common)
     n = len(scored)
-    return [(losses[0] / n, right[0] / n), (losses[1] / n, right[1] / n)]
+    return [(losses[0] / n, correct[0] / n), (losses[1] / n, correct[1] / n)]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_against_the_slow_version(seed: int) -> None:
+def test_losses_and_accuracies_match_the_slow_version(seed: int) -> None:
     r = random.Random(seed)
     V = 9
     weights = [0.02] + [r.random() for _ in range(V - 1)]
     text = r.choices(range(V), weights, k=3000)
     train, valid = text[:2500], text[2500:]
     uniform, unigram, table = ngram_baselines(torch.tensor(train), torch.tensor(valid), V, [0])
-    expected = slow(train, valid, V, [0])
+    expected = slow_baselines(train, valid, V, [0])
     assert uniform.loss == math.log(V)
     assert unigram.loss == pytest.approx(expected[0][0], abs=1e-9)
     assert unigram.accuracy == pytest.approx(expected[0][1])
@@ -53,7 +55,7 @@ def test_against_the_slow_version(seed: int) -> None:
     assert table.accuracy == pytest.approx(expected[1][1])
 
 
-def test_a_text_that_its_neighbors_give_away() -> None:
+def test_a_text_whose_tokens_follow_from_their_neighbors() -> None:
     train = torch.arange(20).repeat(50) + 1
     _, unigram, table = ngram_baselines(train, train[:101], 21, [0])
     assert unigram.loss == pytest.approx(math.log(20), abs=0.01)
@@ -61,11 +63,11 @@ def test_a_text_that_its_neighbors_give_away() -> None:
     assert table.accuracy == 1
 
 
-def test_tokens_never_seen_cost_much_but_not_infinity() -> None:
+def test_unseen_tokens_have_a_finite_loss() -> None:
     *_, table = ngram_baselines(torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([3, 4, 3, 4]), 5, [0])
     assert math.isfinite(table.loss)
 
 
-def test_too_short_a_text_is_refused() -> None:
+def test_a_text_of_two_tokens_is_rejected() -> None:
     with pytest.raises(ValueError, match="shorter than three tokens"):
         ngram_baselines(torch.arange(10), torch.tensor([1, 2]), 10, [0])

@@ -1,4 +1,4 @@
-"""A bag of words, against the same written out slowly."""
+"""The bag-of-words baseline against slow, straightforward implementations."""
 
 import math
 import random
@@ -16,9 +16,9 @@ TEXTS = ["the cat sat, the cat ran", "a dog ran", "The dog_2 sat", "a cat", "ran
 EXAMPLES = [Example(text, label) for text, label in zip(TEXTS, [0, 1, 2, 0, 1], strict=True)]
 
 
-def slow_features(fitted: list[str], texts: list[str]) -> torch.Tensor:
-    """TF-IDF with a loop over each word of each text."""
-    split = [re.findall(r"\w+", text.lower()) for text in fitted]
+def slow_features(training_texts: list[str], texts: list[str]) -> torch.Tensor:
+    """TF-IDF with a loop over every word of every text."""
+    split = [re.findall(r"\w+", text.lower()) for text in training_texts]
     vocabulary = sorted({word for row in split for word in row})
     rows = []
     for text in texts:
@@ -26,7 +26,9 @@ def slow_features(fitted: list[str], texts: list[str]) -> torch.Tensor:
         for word in vocabulary:
             tf = sum(w == word for w in re.findall(r"\w+", text.lower()))
             df = sum(word in other for other in split)
-            row.append((1 + math.log(tf)) * (1 + math.log((1 + len(fitted)) / (1 + df))) if tf else 0.0)
+            row.append(
+                (1 + math.log(tf)) * (1 + math.log((1 + len(training_texts)) / (1 + df))) if tf else 0.0
+            )
         norm = math.sqrt(sum(v * v for v in row))
         rows.append([v / norm if norm else 0.0 for v in row])
     return torch.tensor(rows, dtype=torch.float64)
@@ -34,8 +36,8 @@ def slow_features(fitted: list[str], texts: list[str]) -> torch.Tensor:
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("penalty", [1e-3, 1e-1])
-def test_against_plain_gradient_descent(penalty: float, classes: int) -> None:
-    """The formulas of the page, written out. For two classes scikit-learn has another formula."""
+def test_predictions_match_plain_gradient_descent(penalty: float, classes: int) -> None:
+    """The formulas of the page as plain loops. (scikit-learn uses a different formula for two classes.)"""
     examples = [Example(example.text, example.label % classes) for example in EXAMPLES]
     model = BagOfWords(examples, classes, penalty)
     x = slow_features(TEXTS, TEXTS)
@@ -48,29 +50,29 @@ def test_against_plain_gradient_descent(penalty: float, classes: int) -> None:
         bias -= 1.0 * error.mean(0)
     new = ["the the dog", "unknown words", "", "cat"]
     expected = (slow_features(TEXTS, new) @ weight + bias).log_softmax(-1)
-    found = model.predict([Example(text, 0) for text in new])
-    assert (found - expected).abs().max() < 5e-3 * expected.abs().max()
-    assert torch.allclose(found[1], found[2]), "words never seen say nothing"
+    predictions = model.predict([Example(text, 0) for text in new])
+    assert (predictions - expected).abs().max() < 5e-3 * expected.abs().max()
+    assert torch.allclose(predictions[1], predictions[2]), "unknown words don't change the prediction"
 
 
 @pytest.mark.parametrize("present", [[0], [3], [1, 4], [0, 2, 4]])
-def test_a_class_without_an_example_is_never_the_answer(present: list[int]) -> None:
+def test_a_class_without_training_examples_is_never_predicted(present: list[int]) -> None:
     examples = [Example(f"word{label} and", label) for label in present * 3]
-    found = BagOfWords(examples, 5, 1e-3).predict([*examples, Example("never seen", 0)])
-    assert found.shape == (len(examples) + 1, 5) and found.isfinite().all()
-    assert (found[:, [label for label in range(5) if label not in present]] < -27).all()
-    assert found[:-1].argmax(-1).tolist() == [example.label for example in examples]
-    torch.testing.assert_close(found.exp().sum(-1), torch.ones(len(found)))
+    predictions = BagOfWords(examples, 5, 1e-3).predict([*examples, Example("never seen", 0)])
+    assert predictions.shape == (len(examples) + 1, 5) and predictions.isfinite().all()
+    assert (predictions[:, [label for label in range(5) if label not in present]] < -27).all()
+    assert predictions[:-1].argmax(-1).tolist() == [example.label for example in examples]
+    torch.testing.assert_close(predictions.exp().sum(-1), torch.ones(len(predictions)))
 
 
-def test_a_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     check_scikit_learn_is_here()
     monkeypatch.setattr(tfidf, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install scikit-learn"):
         check_scikit_learn_is_here()
 
 
-def test_words_of_one_text_and_of_two() -> None:
+def test_words_of_single_texts_and_pairs() -> None:
     assert words(Example("A b_1 (a)", 0)) == ["a", "b_1", "a"]
     pair = words(Example("the cat the", 0, "cat the dog"))
     assert sorted(pair) == sorted(
@@ -78,7 +80,7 @@ def test_words_of_one_text_and_of_two() -> None:
     )
 
 
-def test_it_learns_words_and_not_their_order() -> None:
+def test_it_learns_words_but_not_their_order() -> None:
     r = random.Random(0)
     noise = small_text(50).split()
     topic = [Example(" ".join([*r.choices(noise, k=5), f"word{i % 4}"]), i % 4) for i in range(200)]
@@ -89,7 +91,7 @@ def test_it_learns_words_and_not_their_order() -> None:
     assert (logits[0] - logits[1]).abs().max() < 1e-5
 
 
-def test_two_texts_that_share_a_word_can_be_told() -> None:
+def test_it_learns_whether_two_texts_share_a_word() -> None:
     r = random.Random(1)
     nouns = [f"noun{i}" for i in range(12)]
     pairs = []
@@ -100,9 +102,11 @@ def test_two_texts_that_share_a_word_can_be_told() -> None:
     assert score(tune(pairs[:400], 2).predict(pairs[400:]), labels[400:]).accuracy > 0.95
 
 
-def test_the_penalty_is_chosen_where_it_matters() -> None:
-    """Labels by lot: the larger the penalty, the lower the loss on other texts."""
+def test_a_larger_penalty_gives_smaller_weights() -> None:
+    """With random labels, the weights shrink as the penalty grows."""
     r = random.Random(0)
-    lots = [Example(" ".join(r.choices([f"w{i}" for i in range(300)], k=8)), i % 2) for i in range(60)]
-    weights = [abs(BagOfWords(lots, 2, penalty).pipeline[-1].coef_).sum() for penalty in PENALTIES]
+    random_labels = [
+        Example(" ".join(r.choices([f"w{i}" for i in range(300)], k=8)), i % 2) for i in range(60)
+    ]
+    weights = [abs(BagOfWords(random_labels, 2, penalty).pipeline[-1].coef_).sum() for penalty in PENALTIES]
     assert weights == sorted(weights, reverse=True) and weights[-1] < weights[0] / 2

@@ -1,5 +1,6 @@
-"""Where text comes from, what is held out, and downloads that are not what they should be."""
+"""Corpora: their sources, the held-out part, and downloads that go wrong."""
 
+import builtins
 import email
 import hashlib
 import io
@@ -13,23 +14,23 @@ from pathlib import Path
 import pytest
 
 from labml_bert.data import corpora
-from labml_bert.data.corpora import articles, download, load_corpus, split_documents
+from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
 
 
-def test_python_docs_is_english_and_holds_out_whole_documents() -> None:
+def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     corpus = load_corpus("python-docs")
     size = sum(map(len, corpus.train + corpus.valid))
     assert size > 1_000_000
     assert 0.05 < sum(map(len, corpus.valid)) / size < 0.15
     text = "\n".join(corpus.train + corpus.valid)
-    # From the language reference, from a module in Python, from one in C.
-    for words in (
+    # From the language reference, from a module in Python, and from one in C.
+    for sentence in (
         "Assert statements are a convenient way to insert debugging assertions",
         "JSON (JavaScript Object Notation)",
         "Return the square root of x.",
     ):
-        assert words in text
-    # No long paragraph stands on both sides.
+        assert sentence in text
+    # No long paragraph is in both parts.
     train = {p for d in corpus.train for p in d.split("\n\n") if len(p) > 200}
     valid = {p for d in corpus.valid for p in d.split("\n\n") if len(p) > 200}
     assert not train & valid
@@ -37,8 +38,8 @@ def test_python_docs_is_english_and_holds_out_whole_documents() -> None:
 
 
 @pytest.mark.processes
-def test_reading_the_docs_imports_no_module_written_in_python() -> None:
-    """`import antigravity` opens a browser, `import this` prints."""
+def test_reading_the_docs_does_not_import_python_modules() -> None:
+    """`import antigravity` would open a browser, and `import this` prints."""
     code = (
         "import sys; from labml_bert.data.corpora import *; load_corpus('python-docs'); print(*sys.modules)"
     )
@@ -46,7 +47,7 @@ def test_reading_the_docs_imports_no_module_written_in_python() -> None:
     assert not {"antigravity", "this", "turtle", "tkinter.ttk"} & set(run.stdout.split())
 
 
-def test_one_document_gives_its_last_tenth() -> None:
+def test_the_last_tenth_of_a_single_document_is_held_out() -> None:
     text = "\n".join(f"line {i}" for i in range(1000))
     corpus = split_documents("x", {"x": text})
     assert corpus.train[0] + corpus.valid[0] == text
@@ -54,16 +55,16 @@ def test_one_document_gives_its_last_tenth() -> None:
     assert 0.095 < len(corpus.valid[0]) / len(text) < 0.105
 
 
-def test_a_document_is_held_out_by_its_name_alone() -> None:
+def test_only_its_name_decides_whether_a_document_is_held_out() -> None:
     documents = {f"doc {i}": "x" * 100 for i in range(200)}
     valid = [k for k in documents if split_documents("", {**documents, k: "y" * 100}).valid.count("y" * 100)]
     assert len(valid) == 20
-    # Texts change, the choice does not.
+    # Even if the texts change, the same documents are held out.
     longer = {key: text + "z" for key, text in documents.items()}
     assert len(split_documents("", longer).valid) in (19, 20)
 
 
-def test_a_giant_among_dwarfs_gives_its_end() -> None:
+def test_the_end_of_a_dominant_document_is_held_out() -> None:
     corpus = split_documents("x", {"a": "a" * 10_000, "b": "b" * 10})
     assert 900 < sum(map(len, corpus.valid)) < 1100
     assert sum(map(len, corpus.train + corpus.valid)) == 10_010
@@ -90,27 +91,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_download_is_kept_and_a_broken_cache_is_not_believed(server, cache: Path) -> None:
+def test_a_download_is_cached_and_a_damaged_cache_is_replaced(server, cache: Path) -> None:
     server.body = b"to be or not to be"
     sha = hashlib.sha256(server.body).hexdigest()
     assert download(server.url, sha) == server.body
     assert download(server.url, sha) == server.body
     assert server.requests == 1
-    kept = cache / "labml_bert" / sha
-    kept.write_bytes(b"damaged")
+    cached = cache / "labml_bert" / sha
+    cached.write_bytes(b"damaged")
     assert download(server.url, sha) == server.body
     assert server.requests == 2
-    assert [p.name for p in kept.parent.iterdir()] == [sha]
+    assert [p.name for p in cached.parent.iterdir()] == [sha]
 
 
-def test_a_file_that_is_another_one_is_refused_and_not_kept(server, cache: Path) -> None:
+def test_a_file_with_the_wrong_hash_is_rejected_and_not_cached(server, cache: Path) -> None:
     server.body = b"<html>Welcome to Hotel Wi-Fi</html>"
     with pytest.raises(ValueError, match="sha256"):
         download(server.url, "0" * 64)
     assert not any(p.is_file() for p in cache.rglob("*"))
 
 
-def test_too_long_not_found_and_nobody_there(server, cache: Path) -> None:
+def test_an_overlong_file_a_404_and_a_closed_port(server, cache: Path) -> None:
     server.body = b"x" * 1001
     with pytest.raises(ValueError, match="longer than 1,000 bytes"):
         download(server.url, "0" * 64, limit=1000)
@@ -119,19 +120,19 @@ def test_too_long_not_found_and_nobody_there(server, cache: Path) -> None:
         download(server.url, "0" * 64)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{s.getsockname()[1]}/"
-    with pytest.raises(ValueError, match="give the file as the corpus"):
-        download(closed, "0" * 64)
+        closed_port_url = f"http://127.0.0.1:{s.getsockname()[1]}/"
+    with pytest.raises(ValueError, match="use the file as the corpus"):
+        download(closed_port_url, "0" * 64)
 
 
-def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
+def test_a_download_that_stalls_trickles_or_is_truncated(server, cache: Path) -> None:
     sha = hashlib.sha256(b"x" * 50).hexdigest()
     server.body, server.pause = b"x" * 50, 1.0
-    with pytest.raises(ValueError, match=r"cannot download .* timed out.*give the file as the corpus"):
+    with pytest.raises(ValueError, match=r"cannot download .* timed out.*use the file as the corpus"):
         download(server.url, sha, timeout=0.1)
-    # Never silent for long enough, and never done.
+    # The server never pauses long enough for a timeout, but the whole download takes too long.
     server.body, server.pause = b"x" * 200, 0.03
-    with pytest.raises(ValueError, match="it comes too slowly"):
+    with pytest.raises(ValueError, match="it arrives too slowly"):
         download(server.url, sha, timeout=0.2)
     server.body, server.pause, server.more = b"x" * 50, 0.0, 7
     with pytest.raises(ValueError, match="cut off after 50 of 57 bytes"):
@@ -141,8 +142,8 @@ def test_a_download_that_stalls_trickles_or_is_cut(server, cache: Path) -> None:
     assert [path.name for path in (cache / "labml_bert").iterdir()] == [sha]
 
 
-class Elsewhere(urllib.request.HTTPSHandler):
-    """Every https address answers with a redirect to `target`."""
+class Redirect(urllib.request.HTTPSHandler):
+    """Answers every https request with a redirect to `target`."""
 
     target = ""
 
@@ -153,41 +154,43 @@ class Elsewhere(urllib.request.HTTPSHandler):
         return answer
 
 
-def test_only_https_and_no_way_around_it(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that sends everybody to a page of its own does not get a request."""
+def test_only_https_even_after_a_redirect(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that redirects everybody to its own page, such as a hotel's, doesn't get a request."""
     allowed = [handler for handler in corpora.HANDLERS if handler is not urllib.request.HTTPHandler]
     monkeypatch.setattr(corpora, "HANDLERS", allowed)
     sha = hashlib.sha256(server.body).hexdigest()
     for url in (server.url, f"file://{__file__}", "ftp://127.0.0.1/x", "data:,x"):
         with pytest.raises(ValueError, match="unknown url type"):
             download(url, sha)
-    monkeypatch.setattr(Elsewhere, "target", server.url)
-    away = [Elsewhere if handler is urllib.request.HTTPSHandler else handler for handler in allowed]
-    monkeypatch.setattr(corpora, "HANDLERS", away)
+    monkeypatch.setattr(Redirect, "target", server.url)
+    redirecting = [Redirect if handler is urllib.request.HTTPSHandler else handler for handler in allowed]
+    monkeypatch.setattr(corpora, "HANDLERS", redirecting)
     with pytest.raises(ValueError, match="unknown url type: http"):
         download("https://example.org/x", sha)
     assert server.requests == 0
     assert corpora.TINY_SHAKESPEARE_URL.startswith("https://")
 
 
-def test_no_home_folder_is_said_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> Path:
+def test_without_a_home_folder_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(ValueError, match="set XDG_CACHE_HOME"):
         corpora.cache_folder()
 
 
-def test_an_unwritable_cache_costs_nothing(server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_works_with_an_unwritable_cache(
+    server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     server.body = b"text"
     assert download(server.url, hashlib.sha256(b"text").hexdigest()) == b"text"
 
 
-def test_tiny_shakespeare_comes_by_name(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_shakespeare_is_downloaded_by_name(server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.body = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20
     monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", server.url)
     monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(server.body).hexdigest())
@@ -195,23 +198,33 @@ def test_tiny_shakespeare_comes_by_name(server, cache: Path, monkeypatch: pytest
     assert "".join(corpus.train + corpus.valid).encode() == server.body
 
 
-def test_wikitext_lines_become_articles() -> None:
+def test_wikitext_lines_are_grouped_into_articles() -> None:
     lines = ["", " = One = \n", "", " = = Part = = \n", " text \n", " = Two = \n", " more \n"]
     assert articles(lines) == [" = One = \n = = Part = = \n text \n", " = Two = \n more \n"]
 
 
-def test_wikitext_is_asked_for_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wikitext_is_loaded_at_a_fixed_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked: list[object] = []
+    arguments: list[object] = []
 
     def load_dataset(*words: str, **options: str) -> dict[str, dict[str, list[str]]]:
-        asked.extend([*words, options["revision"]])
+        arguments.extend([*words, options["revision"]])
         part = {"text": [" = A = \n", "one\n", " = B = \n", "two\n"]}
         return {"train": part, "validation": part}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     corpus = load_corpus("wikitext-2")
-    assert asked[:2] == ["Salesforce/wikitext", "wikitext-2-raw-v1"]
-    assert len(str(asked[2])) == 40 and int(str(asked[2]), 16)
+    assert arguments[:2] == ["Salesforce/wikitext", "wikitext-2-raw-v1"]
+    assert len(str(arguments[2])) == 40 and int(str(arguments[2]), 16)
     assert corpus.train == [" = A = \none\n", " = B = \ntwo\n"]
+
+
+def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test runner, a debugger or a notebook replaces hooks of `sys` and adds functions to `builtins`."""
+    before = {name: list(compiled_docstrings(name)) for name in ("sys", "builtins")}
+    assert "Handle an exception by displaying it" in " ".join(before["sys"])
+    for hook in ("excepthook", "displayhook", "unraisablehook", "breakpointhook"):
+        monkeypatch.setattr(sys, hook, lambda *arguments: None)
+    monkeypatch.setattr(builtins, "display", lambda value: "shows a value", raising=False)
+    assert {name: list(compiled_docstrings(name)) for name in before} == before

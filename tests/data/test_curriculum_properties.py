@@ -1,21 +1,19 @@
-"""What holds for any schedule of sequence lengths, and for any text."""
+"""Properties of any schedule of sequence lengths."""
 
 import math
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from labml_bert.data.curriculum import length_at, parse_schedule, put_cls_sep, random_windows, stage_ends
-from tests.support.strategies import is_run
+from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 
 
 @given(st.text("0123456789:,. -einfa", max_size=12))
 @example("16:nan")
-def test_a_schedule_is_read_or_refused(text: str) -> None:
+def test_a_schedule_is_parsed_or_rejected(text: str) -> None:
     def number(kind: Any, word: str) -> Any:
         try:
             return kind(word)
@@ -25,12 +23,12 @@ def test_a_schedule_is_read_or_refused(text: str) -> None:
     parts = [part.partition(":") for part in text.split(",")]
     lengths = [number(int, length) for length, _, _ in parts]
     weights = [number(float, weight or "1") for _, _, weight in parts]
-    good = (
+    is_valid = (
         all(length >= 2 for length in lengths)
         and all(a < b for a, b in pairwise(lengths))
         and all(0 < weight < math.inf for weight in weights)
     )
-    if not good:
+    if not is_valid:
         with pytest.raises(ValueError, match="bad schedule"):
             parse_schedule(text)
         return
@@ -40,7 +38,7 @@ def test_a_schedule_is_read_or_refused(text: str) -> None:
 
 
 @given(st.data())
-def test_the_length_is_that_of_the_stage(data: st.DataObject) -> None:
+def test_the_length_is_that_of_the_current_stage(data: st.DataObject) -> None:
     draw = data.draw
     lengths = sorted(draw(st.sets(st.integers(2, 8), min_size=1, max_size=3)))
     weights = [draw(st.integers(1, 4)) for _ in lengths]
@@ -49,39 +47,12 @@ def test_the_length_is_that_of_the_stage(data: st.DataObject) -> None:
     ends = [end / sum(weights) for end in accumulate(weights)]
     assert stage_ends(stages) == pytest.approx(ends)
     progress = draw(st.integers(0, sum(weights))) / sum(weights) + draw(st.sampled_from([0, 1e-9, -1e-9]))
-    spent, expected = 0, lengths[-1]
+    elapsed, expected = 0, lengths[-1]
     for length, weight in zip(lengths, weights, strict=True):
-        spent += weight
-        if progress * sum(weights) < spent - 1e-12:
+        elapsed += weight
+        if progress * sum(weights) < elapsed - 1e-12:
             expected = length
             break
-    # On the border itself the last bit of a sum decides.
+    # Exactly on a boundary, rounding decides.
     if abs(progress * sum(weights) - round(progress * sum(weights))) > 1e-12:
         assert length_at(stages, progress) == expected
-
-
-@given(st.data())
-def test_windows_are_runs_of_text_at_runs_of_positions(data: st.DataObject) -> None:
-    draw = data.draw
-    T = draw(st.integers(1, 8))
-    n, positions = draw(st.integers(T, 20)), draw(st.integers(T, 12))
-    B = draw(st.integers(0, 5))
-    ids = torch.arange(100, 100 + n)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    batch = random_windows(ids, B, T, positions, generator)
-    assert batch.input_ids.shape == batch.position_ids.shape == (B, T)
-    for row, places in zip(batch.input_ids.tolist(), batch.position_ids.tolist(), strict=True):
-        assert is_run(row)
-        assert is_run(places)
-        assert set(row) <= set(ids.tolist())
-        assert places[0] >= 0
-        assert places[-1] < positions
-    assert ids.tolist() == [*range(100, 100 + n)]
-
-
-@given(st.integers(0, 3), st.integers(2, 5), st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_a_frame(B: int, T: int, frame: tuple[int, int] | None) -> None:
-    rows = torch.arange(B * T).view(B, T)
-    expected = [row if frame is None else [frame[0], *row[1:-1], frame[1]] for row in rows.tolist()]
-    assert put_cls_sep(rows, frame).tolist() == expected
-    assert rows.flatten().tolist() == [*range(B * T)]

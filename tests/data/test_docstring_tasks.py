@@ -1,4 +1,4 @@
-"""The labeled docstrings: nothing leaks from training into the test."""
+"""The classification tasks made of docstrings: nothing leaks from the training set into the test set."""
 
 import re
 from collections import Counter
@@ -21,26 +21,26 @@ def docstrings() -> list[Docstring]:
     return distinct_docstrings()
 
 
-def runs(text: str) -> set[tuple[str, ...]]:
+def word_trigrams(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
 
 
-def test_no_text_repeats_another(docstrings: list[Docstring]) -> None:
-    """A sample against all others, by the definition."""
-    everything = [runs(docstring.text) for docstring in docstrings]
-    for i in range(0, len(everything), 97):
-        for j, other in enumerate(everything):
-            assert i == j or 2 * len(everything[i] & other) <= len(everything[i] | other)
+def test_no_two_texts_are_near_duplicates(docstrings: list[Docstring]) -> None:
+    """Compares a sample of the texts with all the others, straight from the definition."""
+    trigrams = [word_trigrams(docstring.text) for docstring in docstrings]
+    for i in range(0, len(trigrams), 97):
+        for j, other in enumerate(trigrams):
+            assert i == j or 2 * len(trigrams[i] & other) <= len(trigrams[i] | other)
 
 
-def test_what_pretraining_has_not_seen(docstrings: list[Docstring]) -> None:
+def test_unseen_docstrings_are_not_in_the_pretraining_text(docstrings: list[Docstring]) -> None:
     corpus = load_corpus("python-docs")
-    trained_on = {part.strip() for document in corpus.train for part in document.split("\n\n")}
+    pretraining_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
     unseen = [docstring for docstring in docstrings if docstring.unseen]
     assert len(unseen) > 400
     for docstring in unseen:
-        assert not trained_on & {part.strip() for part in docstring.text.split("\n\n")}
+        assert not pretraining_paragraphs & {part.strip() for part in docstring.text.split("\n\n")}
 
 
 def test_the_package_task(docstrings: list[Docstring]) -> None:
@@ -53,12 +53,13 @@ def test_the_package_task(docstrings: list[Docstring]) -> None:
     for label in range(20):
         train, test = (sum(e.label == label for e in part) for part in (task.train, task.test))
         assert test == (train + test) // 4
-        # Unseen texts serve the test first: none is in training unless the quarter is full of them.
+        # The test set takes unseen texts first: the training set gets one only if the test quarter is full of
+        # them.
         unseen = [u for e, u in zip(task.test, task.unseen, strict=True) if e.label == label]
         known = sum(d.unseen for d in docstrings if d.package == task.labels[label])
         assert sum(unseen) == min(known, test)
-    assert task == package_task(docstrings), "the task is the same each time"
-    # The name is the answer, and it is nowhere.
+    assert task == package_task(docstrings), "the task is deterministic"
+    # The label is the package's name, so the name must not occur in the text.
     for example in [*task.train, *task.test]:
         assert not re.search(rf"(?<![A-Za-z])(?:{'|'.join(task.labels)})(?![a-z])", example.text)
 
@@ -66,20 +67,20 @@ def test_the_package_task(docstrings: list[Docstring]) -> None:
 def test_the_summary_task(docstrings: list[Docstring]) -> None:
     task = summary_task(docstrings)
     examples = [*task.train, *task.test]
-    # A part that occurs once cannot give away whether it fits.
+    # If a half occurred twice, it could give away whether the halves belong together.
     for part in ("text", "pair"):
         assert max(Counter(getattr(example, part) for example in examples).values()) == 1
-    share = sum(example.label for example in examples) / len(examples)
-    assert 0.42 < share <= 0.5
-    whole = {docstring.text.strip(): docstring for docstring in docstrings}
+    positive_fraction = sum(example.label for example in examples) / len(examples)
+    assert 0.42 < positive_fraction <= 0.5
+    by_text = {docstring.text.strip(): docstring for docstring in docstrings}
     for example in examples:
-        assert (f"{example.text}\n\n{example.pair}" in whole) == (example.label == 0)
-    fitting = [whole[f"{e.text}\n\n{e.pair}"] for e in task.test if e.label == 0]
-    assert all(docstring.unseen for docstring in fitting)
+        assert (f"{example.text}\n\n{example.pair}" in by_text) == (example.label == 0)
+    matching = [by_text[f"{e.text}\n\n{e.pair}"] for e in task.test if e.label == 0]
+    assert all(docstring.unseen for docstring in matching)
     assert len(task.test) > 200 and len(task.train) > 2000
 
 
-def test_names_that_give_the_answer_away() -> None:
+def test_names_that_give_away_the_answer_are_removed() -> None:
     names = ["email", "xml", "io", "lib2to3"]
     for text, expected in {
         "An email.message, an EmailMessage": "An _.message, an _Message",
@@ -104,7 +105,7 @@ def test_the_package_of_a_module(module: str, package: str) -> None:
     assert Docstring("", module, False).package == package
 
 
-def test_near_copies_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_duplicates_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
         "a.py": ["Return the first item of the list or none.", "Too short."],
         "b.py": ["Return the first item of the list, or NONE", "Return a number that is not in any list."],

@@ -1,4 +1,4 @@
-"""What holds for the batch made of any rows of sentence pairs."""
+"""Properties of the batch built from any rows of sentence pairs."""
 
 from functools import cache
 
@@ -16,13 +16,13 @@ from tests.support.strategies import PROBABILITY
 
 
 @cache
-def pieces() -> Tokenizer:
+def wordpiece() -> Tokenizer:
     return wordpiece_tokenizer(["ab abc abcd b. bcd"], 30)
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 300), max_size=4), max_size=3), max_size=3), st.data())
 def test_padding_of_columns(chunks: list[list[list[int]]], data: st.DataObject) -> None:
-    """In any number of chunks, and seen through any slice."""
+    """For any number of chunks, and through any slice."""
     column = pa.chunked_array(
         [pa.array(chunk, pa.list_(pa.uint16())) for chunk in chunks], pa.list_(pa.uint16())
     )
@@ -38,7 +38,7 @@ def test_padding_of_columns(chunks: list[list[list[int]]], data: st.DataObject) 
 
 @given(st.data())
 def test_rows_become_batches(data: st.DataObject) -> None:
-    draw, vocab = data.draw, pieces().get_vocab()
+    draw, vocab = data.draw, wordpiece().get_vocab()
     V, special = len(vocab), range(5)
     tokens = draw(st.lists(st.lists(st.integers(0, V - 1), max_size=6), max_size=3))
     rows = {
@@ -50,12 +50,12 @@ def test_rows_become_batches(data: st.DataObject) -> None:
     positions = [sorted(draw(st.sets(st.sampled_from(range(len(r)))))) if r else [] for r in tokens]
     if static:
         rows["masked_positions"] = pa.array(positions, pa.list_(pa.uint16()))
-        covered = [[(at + 1) % V for at in row] for row in positions]
-        rows["masked_labels"] = pa.array(covered, pa.list_(pa.uint16()))
+        originals = [[(at + 1) % V for at in row] for row in positions]
+        rows["masked_labels"] = pa.array(originals, pa.list_(pa.uint16()))
     arguments = MaskingArguments(draw(PROBABILITY), draw(st.none() | st.integers(1, 3)), True)
     masking = draw(st.sampled_from([None, arguments]))
     length = draw(st.none() | st.integers(1, 8))
-    collator = PairCollator(pieces(), masking, length, torch.Generator().manual_seed(0))
+    collator = PairCollator(wordpiece(), masking, length, torch.Generator().manual_seed(0))
     longest = max(map(len, tokens), default=0)
     table = pa.table(rows)
     if not tokens or (static and masking) or (length is not None and longest > length):
@@ -68,28 +68,28 @@ def test_rows_become_batches(data: st.DataObject) -> None:
     assert batch["next_sentence_label"].tolist() == [int(x) for x in rows["is_random_next"].to_pylist()]
     assert {values.dtype for values in batch.values()} == {torch.int64}
     for b, row in enumerate(tokens):
-        left = T - len(row)
-        assert batch["attention_mask"][b].tolist() == [1] * len(row) + [0] * left
-        assert batch["token_type_ids"][b].tolist() == [i % 2 for i in row] + [0] * left
+        padding = T - len(row)
+        assert batch["attention_mask"][b].tolist() == [1] * len(row) + [0] * padding
+        assert batch["token_type_ids"][b].tolist() == [i % 2 for i in row] + [0] * padding
         chosen = [t for t in range(T) if labels[b, t] != IGNORE]
         if static:
-            assert batch["input_ids"][b].tolist() == row + [0] * left
+            assert batch["input_ids"][b].tolist() == row + [0] * padding
             assert chosen == positions[b]
             assert labels[b, chosen].tolist() == [(at + 1) % V for at in chosen]
             continue
         for t in range(T):
-            assert t in chosen or batch["input_ids"][b, t] == (row + [0] * left)[t]
+            assert t in chosen or batch["input_ids"][b, t] == (row + [0] * padding)[t]
         assert all(t < len(row) and row[t] not in special and labels[b, t] == row[t] for t in chosen)
-        number, numbers = -1, []
+        word_id, word_ids = -1, []
         for token in batch["input_ids"][b].tolist():
-            number += not pieces().id_to_token(token).startswith("##")
-            numbers.append(max(0, number))
-        assert collator.word_ids(batch["input_ids"])[b].tolist() == numbers
+            word_id += not wordpiece().id_to_token(token).startswith("##")
+            word_ids.append(max(0, word_id))
+        assert collator.word_ids(batch["input_ids"])[b].tolist() == word_ids
         if masking:
-            names = [pieces().id_to_token(i) for i in row]
+            names = [wordpiece().id_to_token(i) for i in row]
             words: list[list[int]] = []
             for t, token in enumerate(names):
-                # A piece goes on with the word before it, where that is a word.
+                # A subword continues the token before it, unless that is a special token.
                 if token.startswith("##") and words and row[words[-1][0]] not in special:
                     words[-1].append(t)
                 else:

@@ -1,4 +1,4 @@
-"""Text to Parquet to tensors: the pairs in the file, what a kill leaves, batches against a slow oracle."""
+"""Text to Parquet to tensors: the pairs in the files, interrupted builds, batches against a slow oracle."""
 
 import json
 import os
@@ -26,15 +26,15 @@ from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
-from tests.support.damage import flipped
-from tests.support.pairs import pairs_of
+from tests.support.damage import flip_bit
+from tests.support.pairs import build_small_dataset
 from tests.support.runs import small_text
 
 CLS, SEP, MASK = 2, 3, 4
 
 
-def numbered(count: int, seed: int = 0) -> tuple[list[str], Tokenizer]:
-    """Documents whose words are `d.s.w`: document, sentence, word. Every word is a token and occurs once."""
+def numbered_documents(count: int, seed: int = 0) -> tuple[list[str], Tokenizer]:
+    """Documents whose words are `d.s.w`: document, sentence, word. Each word is a token and occurs once."""
     r = random.Random(seed)
     vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, "."])}
     documents = []
@@ -56,7 +56,7 @@ def texts(count: int = 60) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pieces() -> Tokenizer:
+def wordpiece() -> Tokenizer:
     return wordpiece_tokenizer(texts(), 90)
 
 
@@ -77,30 +77,30 @@ def rows_of(folder: Path) -> list[dict]:
         (" \n\n ", []),
     ],
 )
-def test_sentences(text: str, expected: list[str]) -> None:
+def test_splitting_into_sentences(text: str, expected: list[str]) -> None:
     assert split_sentences(text) == expected
 
 
 @given(st.text(st.sampled_from("ab .!?…。।\n\r\t\"')”") | st.characters(), max_size=60))
-def test_sentences_lose_nothing_but_blanks(text: str) -> None:
-    found = split_sentences(text)
-    assert "".join("".join(found).split()) == "".join(text.split())
-    assert all(sentence and sentence == sentence.strip() for sentence in found)
+def test_sentences_lose_only_whitespace(text: str) -> None:
+    sentences = split_sentences(text)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
-def test_a_line_of_dots_takes_no_time() -> None:
+def test_a_line_of_dots_is_split_in_linear_time() -> None:
     start = time.monotonic()
     split_sentences("." * 200_000 + "a" + "\n" * 200_000 + " " * 200_000)
     assert time.monotonic() - start < 2
 
 
 @given(st.lists(st.sampled_from(["", " ", "a" * 3, "b" * 30]), max_size=20))
-def test_shards_hold_every_document_once_and_two_at_least(documents: list[str]) -> None:
+def test_each_document_is_in_one_shard_and_each_shard_has_two_or_more(documents: list[str]) -> None:
     full = [text for text in documents if text.strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SHARD_CHARACTERS", 40)
         if len(full) < 2:
-            with pytest.raises(ValueError, match=f"two documents at least, and there is {len(full)}"):
+            with pytest.raises(ValueError, match=f"at least two documents, not {len(full)}"):
                 list(group_documents(documents))
             return
         shards = list(group_documents(iter(documents)))
@@ -108,17 +108,17 @@ def test_shards_hold_every_document_once_and_two_at_least(documents: list[str]) 
     assert min(map(len, shards)) >= 2
 
 
-def test_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who follows whom, from the names of the words in the file."""
+def test_the_segments_of_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the words in the files tell which sentences a pair took and in which order."""
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 30_000)
-    documents, tokenizer = numbered(1500)
+    documents, tokenizer = numbered_documents(1500)
     arguments = DatasetArguments(max_length=40, lone_sentence_is_random=False)
     manifest = build_dataset(iter(documents), tokenizer, tmp_path, arguments, processes=1)
     rows = rows_of(tmp_path)
     assert len(rows) == manifest["rows"] > 2000
     assert len(manifest["parts"]) > 3
-    random_share = sum(row["is_random_next"] for row in rows) / len(rows)
-    assert abs(random_share - 0.5) < 5 * (0.25 / len(rows)) ** 0.5
+    random_fraction = sum(row["is_random_next"] for row in rows) / len(rows)
+    assert abs(random_fraction - 0.5) < 5 * (0.25 / len(rows)) ** 0.5
     used: dict[int, list[str]] = {}
     for row in rows:
         ids, segments = row["tokens"], row["segment_ids"]
@@ -139,63 +139,63 @@ def test_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert sources[0] != sources[1]
         else:
             assert sources[0] == sources[1] and keys[0][-1] < keys[1][0]
-        kept = a if row["is_random_next"] else a + b
-        used.setdefault(min(sources[0]), []).extend(kept)
+        words_used = a if row["is_random_next"] else a + b
+        used.setdefault(min(sources[0]), []).extend(words_used)
     for words in used.values():
-        assert len(words) == len(set(words)), "a word twice"
-    # Lost are what was cut to length and lone last sentences.
+        assert len(words) == len(set(words)), "a word occurs twice"
+    # Only words cut to fit the length and single last sentences are lost.
     assert sum(map(len, used.values())) > 0.75 * (tokenizer.get_vocab_size() - 6)
 
 
-def test_long_sentences_are_cut_and_not_thrown_away(tmp_path: Path, pieces: Tokenizer) -> None:
+def test_long_sentences_are_truncated_rather_than_dropped(tmp_path: Path, wordpiece: Tokenizer) -> None:
     table = " ".join(["the cat sees the dog"] * 4000)
-    manifest = build_dataset([table + ". No.", "One. Two."], pieces, tmp_path, DatasetArguments(seed=1), 1)
+    manifest = build_dataset([table + ". No.", "One. Two."], wordpiece, tmp_path, DatasetArguments(seed=1), 1)
     assert manifest["tokens"] > 20_000
 
 
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([], "two documents at least, and there is 0"),
-        (["One. Two. Three."], "two documents at least, and there is 1"),
-        (["One. Two.", " \n"], "two documents at least, and there is 1"),
-        ("One. Two.", "documents is one text; give a list"),
+        ([], "at least two documents, not 0"),
+        (["One. Two. Three."], "at least two documents, not 1"),
+        (["One. Two.", " \n"], "at least two documents, not 1"),
+        ("One. Two.", "documents is a single text; pass a list"),
         (["no end at all\nof a line", "nor here"], "no sentence breaks in the whole text"),
     ],
 )
-def test_text_that_makes_no_pairs_is_refused(
-    documents: list[str], words: str, tmp_path: Path, pieces: Tokenizer
+def test_text_that_yields_no_pairs_is_rejected(
+    documents: list[str], words: str, tmp_path: Path, wordpiece: Tokenizer
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        build_dataset(documents, pieces, tmp_path, DatasetArguments(), 1)
+        build_dataset(documents, wordpiece, tmp_path, DatasetArguments(), 1)
     with pytest.raises(ValueError, match="no finished dataset"):
         open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_length": 4}, {"max_length": 10**6}, {"dupe_factor": 0}, {"short_seq_prob": 1.5}]
+    "changes", [{"max_length": 4}, {"max_length": 10**6}, {"dupe_factor": 0}, {"short_seq_prob": 1.5}]
 )
-def test_arguments_that_make_no_sense(bad: dict) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        DatasetArguments(**bad)
+def test_invalid_arguments_are_rejected(changes: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        DatasetArguments(**changes)
 
 
-def test_whole_words_need_pieces() -> None:
-    with pytest.raises(ValueError, match="needs pieces of words"):
+def test_whole_word_masking_needs_subwords() -> None:
+    with pytest.raises(ValueError, match="needs subwords"):
         PairCollator(word_tokenizer(texts(2)), MaskingArguments(whole_word_mask=True))
 
 
 @pytest.mark.parametrize("cap", [None, 9])
-def test_static_masks(cap: int | None, tmp_path: Path, pieces: Tokenizer) -> None:
-    """The masked rows are the plain ones with 15% covered, and other ones in each pass."""
+def test_static_masks(cap: int | None, tmp_path: Path, wordpiece: Tokenizer) -> None:
+    """The statically masked rows are the plain rows with 15% of the tokens masked, anew in each copy."""
     plain, static = DatasetArguments(max_length=96), MaskingArguments(max_predictions_per_seq=cap)
-    build_dataset(texts(), pieces, tmp_path / "plain", plain, 1)
+    build_dataset(texts(), wordpiece, tmp_path / "plain", plain, 1)
     arguments = DatasetArguments(max_length=96, dupe_factor=3, static_masking=static)
-    build_dataset(texts(), pieces, tmp_path / "static", arguments, 1)
-    before, after = rows_of(tmp_path / "plain"), rows_of(tmp_path / "static")
-    assert len(after) > 2.5 * len(before)
+    build_dataset(texts(), wordpiece, tmp_path / "static", arguments, 1)
+    plain_rows, masked_rows = rows_of(tmp_path / "plain"), rows_of(tmp_path / "static")
+    assert len(masked_rows) > 2.5 * len(plain_rows)
     chosen = candidates = masked = 0
-    for number, row in enumerate(after):
+    for number, row in enumerate(masked_rows):
         positions, labels = row["masked_positions"], row["masked_labels"]
         restored = list(row["tokens"])
         for position, label in zip(positions, labels, strict=True):
@@ -205,66 +205,69 @@ def test_static_masks(cap: int | None, tmp_path: Path, pieces: Tokenizer) -> Non
         assert not {0, CLS, SEP, MASK} & {*labels}
         assert MASK not in restored
         available = len(restored) - 3
-        if number < len(before):
-            assert restored == before[number]["tokens"]
+        if number < len(plain_rows):
+            assert restored == plain_rows[number]["tokens"]
         if cap is not None:
             assert len(positions) == min(cap, max(1, round(0.15 * available)))
         chosen, candidates = chosen + len(positions), candidates + available
     assert abs(masked / chosen - 0.8) < 0.03
     if cap is None:
         assert abs(chosen / candidates - 0.15) < 0.01
-    batch = PairCollator(pieces)(pq.read_table(next((tmp_path / "static").glob("part-*"))).slice(0, 5))
-    for row, labels in zip(after, batch["labels"], strict=False):
+    batch = PairCollator(wordpiece)(pq.read_table(next((tmp_path / "static").glob("part-*"))).slice(0, 5))
+    for row, labels in zip(masked_rows, batch["labels"], strict=False):
         assert (labels != IGNORE).nonzero().flatten().tolist() == row["masked_positions"]
         assert labels[labels != IGNORE].tolist() == row["masked_labels"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, pieces: Tokenizer) -> Path:
+def dataset_folder(tmp_path_factory: pytest.TempPathFactory, wordpiece: Tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    build_dataset(texts(), pieces, folder, DatasetArguments(max_length=64), 1)
+    build_dataset(texts(), wordpiece, folder, DatasetArguments(max_length=64), 1)
     return folder
 
 
 @pytest.mark.parametrize("length", [None, 70])
-def test_collator_against_loops(built: Path, pieces: Tokenizer, length: int | None) -> None:
-    dataset = open_dataset(built)
+def test_collator_against_loops(dataset_folder: Path, wordpiece: Tokenizer, length: int | None) -> None:
+    dataset = open_dataset(dataset_folder)
     rows = [dataset[i] for i in (5, 0, 7, 7)]
     generator = torch.Generator().manual_seed(3)
-    batch = PairCollator(pieces, None, length, generator)(dataset.with_format("arrow")[[5, 0, 7, 7]])
+    batch = PairCollator(wordpiece, None, length, generator)(dataset.with_format("arrow")[[5, 0, 7, 7]])
     T = length or max(len(row["tokens"]) for row in rows)
     for b, row in enumerate(rows):
         n = len(row["tokens"])
-        true = [
+        original = [
             int(i) if label == IGNORE else int(label)
             for i, label in zip(batch["input_ids"][b], batch["labels"][b], strict=True)
         ]
-        assert true == row["tokens"] + [0] * (T - n)
+        assert original == row["tokens"] + [0] * (T - n)
         assert batch["attention_mask"][b].tolist() == [1] * n + [0] * (T - n)
         assert batch["token_type_ids"][b].tolist() == row["segment_ids"] + [0] * (T - n)
         assert batch["next_sentence_label"][b] == int(row["is_random_next"])
     assert {value.dtype for value in batch.values()} == {torch.int64}
     with pytest.raises(ValueError, match="raise length"):
-        PairCollator(pieces, length=10)(dataset.with_format("arrow")[:4])
+        PairCollator(wordpiece, length=10)(dataset.with_format("arrow")[:4])
 
 
 @pytest.mark.parametrize("cap", [None, 10])
-def test_whole_words_stand_or_fall_together(built: Path, pieces: Tokenizer, cap: int | None) -> None:
-    dataset = open_dataset(built).with_format("arrow")
+def test_a_word_is_masked_completely_or_not_at_all(
+    dataset_folder: Path, wordpiece: Tokenizer, cap: int | None
+) -> None:
+    dataset = open_dataset(dataset_folder).with_format("arrow")
     masking = MaskingArguments(max_predictions_per_seq=cap, whole_word_mask=True)
-    batch = PairCollator(pieces, masking, generator=torch.Generator().manual_seed(0))(dataset[:200])
-    several = 0
+    batch = PairCollator(wordpiece, masking, generator=torch.Generator().manual_seed(0))(dataset[:200])
+    masked_continuations = 0
     for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
         chosen = [label != IGNORE for label in labels]
-        true = [label if c else i for i, label, c in zip(ids, labels, chosen, strict=True)]
+        original = [label if c else i for i, label, c in zip(ids, labels, chosen, strict=True)]
         for t in range(1, len(ids)):
-            if pieces.id_to_token(true[t]).startswith("##") and true[t - 1] not in (CLS, SEP):
+            is_continuation = wordpiece.id_to_token(original[t]).startswith("##")
+            if is_continuation and original[t - 1] not in (CLS, SEP):
                 assert chosen[t] == chosen[t - 1]
-                several += chosen[t]
-    assert several > 50
+                masked_continuations += chosen[t]
+    assert masked_continuations > 50
 
 
-def test_masked_rows_take_no_second_masking(pieces: Tokenizer) -> None:
+def test_masked_rows_are_not_masked_again(wordpiece: Tokenizer) -> None:
     rows = pa.table(
         {
             "tokens": [[2, 4, 3, 8, 3]],
@@ -274,21 +277,21 @@ def test_masked_rows_take_no_second_masking(pieces: Tokenizer) -> None:
             "masked_labels": [[9]],
         }
     )
-    batch = PairCollator(pieces)(rows)
+    batch = PairCollator(wordpiece)(rows)
     assert batch["labels"].tolist() == [[IGNORE, 9, IGNORE, IGNORE, IGNORE]]
     assert batch["input_ids"].tolist() == [[2, 4, 3, 8, 3]]
     with pytest.raises(ValueError, match="masked already"):
-        PairCollator(pieces, MaskingArguments())(rows)
+        PairCollator(wordpiece, MaskingArguments())(rows)
 
 
-def test_batches_go_on_from_the_state_of_the_generator(built: Path, pieces: Tokenizer) -> None:
-    dataset = open_dataset(built)
+def test_batches_continue_from_the_generator_state(dataset_folder: Path, wordpiece: Tokenizer) -> None:
+    dataset = open_dataset(dataset_folder)
 
     def batches(state: torch.Tensor | None = None) -> PairBatches:
         generator = torch.Generator().manual_seed(7)
         if state is not None:
             generator.set_state(state)
-        return PairBatches(dataset, PairCollator(pieces, generator=generator), 6, generator)
+        return PairBatches(dataset, PairCollator(wordpiece, generator=generator), 6, generator)
 
     first = batches()
     for _ in range(3):
@@ -302,7 +305,7 @@ def test_batches_go_on_from_the_state_of_the_generator(built: Path, pieces: Toke
 
 
 @pytest.mark.processes
-def test_the_file_is_opened_without_network(built: Path) -> None:
+def test_a_dataset_is_opened_without_network_access(dataset_folder: Path) -> None:
     program = (
         "import socket, sys; from pathlib import Path\n"
         "def refuse(*a, **k): raise SystemExit('network')\n"
@@ -310,14 +313,16 @@ def test_the_file_is_opened_without_network(built: Path) -> None:
         "from labml_bert.data.pair_dataset import open_dataset\n"
         "d = open_dataset(Path(sys.argv[1])); print(len(d), d.column_names)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(built)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'tokens', 'segment_ids', 'is_random_next'" in done.stdout
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(dataset_folder)], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert "'tokens', 'segment_ids', 'is_random_next'" in process.stdout
 
 
-def test_a_changed_or_missing_file_is_not_opened(tmp_path: Path, pieces: Tokenizer) -> None:
+def test_a_changed_or_missing_file_is_rejected(tmp_path: Path, wordpiece: Tokenizer) -> None:
     arguments = DatasetArguments(max_length=64)
-    manifest = build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    manifest = build_dataset(texts(), wordpiece, tmp_path, arguments, 1)
     part = tmp_path / manifest["parts"][0]["name"]
     whole = part.read_bytes()
     for data in (whole[: len(whole) // 2], b"", None):
@@ -327,9 +332,9 @@ def test_a_changed_or_missing_file_is_not_opened(tmp_path: Path, pieces: Tokeniz
             part.write_bytes(data)
         with pytest.raises(ValueError, match="not those that manifest"):
             open_dataset(tmp_path)
-    # Half a file under its own name is made again.
+    # A truncated file under its final name is rebuilt.
     part.write_bytes(whole[:1000])
-    build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    build_dataset(texts(), wordpiece, tmp_path, arguments, 1)
     assert part.read_bytes() == whole
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match="not those that manifest"):
@@ -359,57 +364,57 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.processes
-def test_killed_at_any_moment_it_goes_on_to_the_same_files(
-    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_build_continues_and_produces_the_same_files(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And to those of one process alone."""
+    """The same files that a single process builds."""
     script = tmp_path / "build.py"
     script.write_text(BUILD)
     (tmp_path / "texts.json").write_text(json.dumps(texts(200)))
-    pieces.save(str(tmp_path / "tokenizer.json"))
+    wordpiece.save(str(tmp_path / "tokenizer.json"))
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, script, tmp_path / "killed"])
 
-    killed = tmp_path / "killed"
-    for enough in (1, 8):
+    folder = tmp_path / "killed"
+    for part_count in (1, 8):
         process = start()
-        while len(list(killed.glob("part-*.parquet"))) < enough:
+        while len(list(folder.glob("part-*.parquet"))) < part_count:
             assert process.poll() is None
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         with pytest.raises(ValueError, match="no finished dataset"):
-            open_dataset(killed)
-    # The workers end with the process that they work for.
+            open_dataset(folder)
+    # The workers exit when their parent is gone.
     time.sleep(1)
-    kept = {path.name: path.stat().st_mtime_ns for path in killed.glob("part-*.parquet")}
+    modified_at = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
     time.sleep(0.5)
-    assert len(list(killed.glob("part-*.parquet"))) == len(kept) < 60
-    (killed / "part-00059.parquet.77.part").write_bytes(b"half")
+    assert len(list(folder.glob("part-*.parquet"))) == len(modified_at) < 60
+    (folder / "part-00059.parquet.77.part").write_bytes(b"half")
     assert start().wait() == 0
-    assert all((killed / name).stat().st_mtime_ns == when for name, when in kept.items())
+    assert all((folder / name).stat().st_mtime_ns == time_ns for name, time_ns in modified_at.items())
 
-    # Another seed leaves nothing of the old rows.
+    # A build with another seed replaces all the old rows.
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 2_500)
 
     def whole(seed: int) -> dict[str, bytes]:
         masking = MaskingArguments(max_predictions_per_seq=20, whole_word_mask=True)
         arguments = DatasetArguments(seed=seed, dupe_factor=3, static_masking=masking)
-        build_dataset(texts(200), pieces, tmp_path / "whole", arguments, 1)
+        build_dataset(texts(200), wordpiece, tmp_path / "whole", arguments, 1)
         return contents(tmp_path / "whole")
 
     other = whole(1)
-    assert contents(killed) == whole(0)
+    assert contents(folder) == whole(0)
     parts = [name for name in other if name.startswith("part-")]
     assert len(parts) > 60
-    assert all(other[name] != contents(killed)[name] for name in parts)
+    assert all(other[name] != contents(folder)[name] for name in parts)
 
 
-def test_where_little_is_to_be_made_no_process_starts(
-    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_a_small_build_starts_no_workers(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for a small text nor for one whose files are there."""
+    """Neither for a small text nor for a dataset that is almost complete."""
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
 
     class StartedError(Exception):
@@ -420,50 +425,50 @@ def test_where_little_is_to_be_made_no_process_starts(
 
     monkeypatch.setattr(module, "ProcessPoolExecutor", start)
     with pytest.raises(StartedError):
-        build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2)
-    whole = build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 1)
+        build_dataset(texts(), wordpiece, tmp_path / "large", DatasetArguments(), 2)
+    whole = build_dataset(texts(), wordpiece, tmp_path / "large", DatasetArguments(), 1)
     assert len(whole["parts"]) >= module.FEW_SHARDS
-    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
-    # All but few.
+    assert build_dataset(texts(), wordpiece, tmp_path / "large", DatasetArguments(), 2) == whole
+    # Only one part is missing.
     (tmp_path / "large" / whole["parts"][-2]["name"]).unlink()
-    assert build_dataset(texts(), pieces, tmp_path / "large", DatasetArguments(), 2) == whole
-    small = build_dataset(texts(10), pieces, tmp_path / "small", DatasetArguments(), 2)
+    assert build_dataset(texts(), wordpiece, tmp_path / "large", DatasetArguments(), 2) == whole
+    small = build_dataset(texts(10), wordpiece, tmp_path / "small", DatasetArguments(), 2)
     assert 1 < len(small["parts"]) < module.FEW_SHARDS
 
 
-def test_fewer_documents_leave_no_file_behind(
-    tmp_path: Path, pieces: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_a_rebuild_with_fewer_documents_leaves_no_old_files(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
     arguments = DatasetArguments()
-    many = build_dataset(texts(), pieces, tmp_path, arguments, 1)
+    many = build_dataset(texts(), wordpiece, tmp_path, arguments, 1)
     open_dataset(tmp_path)
-    few = build_dataset(texts(10), pieces, tmp_path, arguments, 1)
+    few = build_dataset(texts(10), wordpiece, tmp_path, arguments, 1)
     assert len(few["parts"]) < len(many["parts"])
     assert len(list(tmp_path.glob("part-*.parquet"))) == len(few["parts"])
     assert len(open_dataset(tmp_path)) == few["rows"]
 
 
-def test_pairs_with_a_flipped_bit_are_made_again(tmp_path: Path) -> None:
-    """Also where the end of the file, which says what it is, is whole."""
-    pairs_of(tmp_path)
+def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
+    """Even if the Parquet footer, which describes the file, is intact."""
+    build_small_dataset(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     whole = part.read_bytes()
-    for share in (0.05, 0.3, 0.6):
-        part.write_bytes(flipped(whole, int(len(whole) * share)))
+    for fraction in (0.05, 0.3, 0.6):
+        part.write_bytes(flip_bit(whole, int(len(whole) * fraction)))
         pq.read_metadata(part)
         with pytest.raises(ValueError, match="is damaged; build it again"):
             open_dataset(tmp_path)
-        pairs_of(tmp_path)
+        build_small_dataset(tmp_path)
         assert part.read_bytes() == whole
     assert len(open_dataset(tmp_path)) > 0
 
 
-def test_two_builds_in_one_folder_take_turns(tmp_path: Path) -> None:
-    building = threading.Thread(target=pairs_of, args=[tmp_path])
+def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
+    second_build = threading.Thread(target=build_small_dataset, args=[tmp_path])
     with files.lock(tmp_path):
-        building.start()
-        building.join(0.5)
-        assert building.is_alive() and not list(tmp_path.glob("part-*"))
-    building.join()
+        second_build.start()
+        second_build.join(0.5)
+        assert second_build.is_alive() and not list(tmp_path.glob("part-*"))
+    second_build.join()
     assert len(open_dataset(tmp_path)) > 0

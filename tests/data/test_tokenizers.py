@@ -24,7 +24,7 @@ from labml_bert.data.tokenizers import (
 TEXT = "Ünïcode, tabs\tand\r\n line ends; [MASK] is text here. 日本語 🙂\n" * 400
 
 
-def test_characters_decode_to_the_letter() -> None:
+def test_a_character_tokenizer_round_trips_exactly() -> None:
     tokenizer = character_tokenizer([TEXT])
     ids = encode_corpus(tokenizer, [TEXT])
     assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == TEXT + "\n\n"
@@ -32,19 +32,19 @@ def test_characters_decode_to_the_letter() -> None:
     assert tokenizer.get_vocab_size() == len(set(TEXT)) + 5
 
 
-def test_specials_come_first_and_unknown_characters_are_unk() -> None:
+def test_special_tokens_come_first_and_unknown_characters_are_unk() -> None:
     tokenizer = character_tokenizer(["abc"])
     assert special_token_ids(tokenizer) == [0, 1, 2, 3, 4]
     assert tokenizer.encode("a?[MASK]").ids == [5, 1, 4]
 
 
-def test_mask_in_a_corpus_is_text_and_in_a_question_a_mask() -> None:
+def test_mask_is_plain_text_in_a_corpus_and_a_special_token_elsewhere() -> None:
     tokenizer = character_tokenizer([TEXT])
     assert 4 not in encode_corpus(tokenizer, [TEXT]).tolist()
     assert tokenizer.encode("[MASK]").ids == [4]
 
 
-def test_words() -> None:
+def test_word_tokenizer() -> None:
     text = "The cat. the CAT, a dog; The end" * 3
     tokenizer = word_tokenizer([text], vocab_size=12)
     assert tokenizer.get_vocab_size() == 12
@@ -55,7 +55,7 @@ def test_words() -> None:
     assert tokenizer.decode(ids[:2]) == "the cat"
 
 
-def test_documents_are_cut_at_line_ends_only() -> None:
+def test_documents_are_only_split_at_line_ends() -> None:
     assert "".join(split_lines(TEXT, 100)) == TEXT
     assert all(piece.endswith("\n") for piece in split_lines(TEXT, 100))
     assert split_lines("") == []
@@ -64,7 +64,7 @@ def test_documents_are_cut_at_line_ends_only() -> None:
     assert len(pieces) == len(encode_corpus(whole, [TEXT]))
 
 
-def test_a_tokenizer_is_read_back_and_others_are_refused(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_loaded_and_other_files_are_rejected(tmp_path: Path) -> None:
     tokenizer = character_tokenizer([TEXT])
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ValueError, match="no tokenizer at"):
@@ -81,7 +81,7 @@ def test_a_tokenizer_is_read_back_and_others_are_refused(tmp_path: Path) -> None
         load_tokenizer(path)
 
 
-def test_names_are_those_of_the_original() -> None:
+def test_special_tokens_have_the_names_of_the_original() -> None:
     assert SPECIAL_TOKENS == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -94,7 +94,7 @@ TRICKY = [
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece_is_that_of_transformers(lowercase: bool, tmp_path: Path) -> None:
+def test_wordpiece_matches_transformers(lowercase: bool, tmp_path: Path) -> None:
     tokenizer = wordpiece_tokenizer([TEXT, *TRICKY] * 2, 300, lowercase)
     save_tokenizer(tokenizer, tmp_path)
     for kind in (transformers.AutoTokenizer, transformers.BertTokenizerFast):
@@ -111,7 +111,7 @@ def test_wordpiece_is_that_of_transformers(lowercase: bool, tmp_path: Path) -> N
     assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n")[:5] == list(SPECIAL_TOKENS)
 
 
-def test_a_character_tokenizer_is_saved_for_transformers_too(tmp_path: Path) -> None:
+def test_transformers_loads_a_character_tokenizer(tmp_path: Path) -> None:
     tokenizer = character_tokenizer([TEXT])
     save_tokenizer(tokenizer, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -124,15 +124,15 @@ def test_a_corpus_gets_no_special_tokens() -> None:
     assert not {0, 2, 3, 4} & {*encode_corpus(tokenizer, [TEXT]).tolist()}
 
 
-def test_accents_stay_where_case_does() -> None:
+def test_only_a_cased_tokenizer_keeps_accents() -> None:
     text = "für नमस्ते"
     cased, uncased = (wordpiece_tokenizer([text], 100, lowercase) for lowercase in (False, True))
     assert cased.decode(cased.encode(text).ids) == text
     assert uncased.decode(uncased.encode(text).ids) != text
 
 
-def test_wordpiece_needs_room_for_the_alphabet() -> None:
-    with pytest.raises(ValueError, match="4 pieces and 5 special tokens; raise it to 9"):
+def test_wordpiece_vocabulary_must_hold_the_alphabet() -> None:
+    with pytest.raises(ValueError, match="4 pieces and 5 special tokens; raise it to at least 9"):
         wordpiece_tokenizer(["ab a c"], 8)
     assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
     with pytest.raises(ValueError, match="no text"):
@@ -152,8 +152,8 @@ def test_wordpiece_is_the_same_in_every_process() -> None:
     assert b"##" in runs.pop()
 
 
-def test_a_tokenizer_that_cuts_and_pads_is_loaded_whole(tmp_path: Path) -> None:
-    """`transformers` saves both with the tokenizer after a call that used them."""
+def test_truncation_and_padding_are_removed_on_loading(tmp_path: Path) -> None:
+    """After a call that uses truncation or padding, `transformers` saves the setting with the tokenizer."""
     tokenizer = wordpiece_tokenizer(["some words to be cut"] * 3, 60)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=20)
@@ -165,9 +165,9 @@ def test_a_tokenizer_that_cuts_and_pads_is_loaded_whole(tmp_path: Path) -> None:
     assert len(ids) > 4
 
 
-def test_ids_with_a_gap_are_refused(tmp_path: Path) -> None:
-    found = json.loads(word_tokenizer(["some words"] * 3).to_str())
-    found["model"]["vocab"]["words"] = 99
-    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+def test_ids_with_a_gap_are_rejected(tmp_path: Path) -> None:
+    settings = json.loads(word_tokenizer(["some words"] * 3).to_str())
+    settings["model"]["vocab"]["words"] = 99
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="are not 0, 1, 2"):
         load_tokenizer(tmp_path / "tokenizer.json")

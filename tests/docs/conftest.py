@@ -1,4 +1,4 @@
-"""The site, built once for all tests, and a browser that reads it."""
+"""The site, built once for all tests, and a browser to read it."""
 
 import functools
 import http.server
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 MISSING = [name for name in ("mkdocs", "pygments", "bs4", "playwright") if find_spec(name) is None]
 
 
-class Uninstalled(pytest.Module):
-    """A module of tests that needs what isn't installed."""
+class SkippedModule(pytest.Module):
+    """A test module that needs packages that aren't installed."""
 
     def collect(self) -> NoReturn:
         reason = f"not installed: {', '.join(MISSING)}; `make test-site` installs what tests/docs needs"
@@ -30,11 +30,11 @@ class Uninstalled(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return Uninstalled.from_parent(parent, path=module_path) if MISSING else None
+    return SkippedModule.from_parent(parent, path=module_path) if MISSING else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Building the site is a process."""
+    """Building the site starts a process, so mark all tests in this folder."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("processes")
@@ -42,39 +42,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of several processes the first builds it, and the others wait."""
-    shared = tmp_path_factory.getbasetemp()
+    """With several workers, the first builds the site and the others wait."""
+    base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    out, done = shared / "site", shared / "site-is-built"
-    with lock(shared, on_wait=lambda: None):
-        if not done.exists():
+        base = base.parent
+    out, marker = base / "site", base / "site-is-built"
+    with lock(base, on_wait=lambda: None):
+        if not marker.exists():
             subprocess.run(
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
                 cwd=ROOT,
                 check=True,
             )
-            done.touch()
+            marker.touch()
     return out
 
 
 @pytest.fixture(scope="session")
 def server(site: Path) -> Iterator[str]:
     handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}/"
-        served.shutdown()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http_server.server_port}/"
+        http_server.shutdown()
 
 
 @pytest.fixture(scope="session")
 def browser(server: str) -> Iterator[Any]:
-    """The browser of the machine: `chromium` or `google-chrome` on the path, or $CHROMIUM."""
+    """The browser of this machine: `chromium` or `google-chrome` on the path, or $CHROMIUM."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        # Playwright gives each start an empty user-data-dir of its own.
+        # Playwright gives each launch a new, empty user-data-dir.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         yield browser
         browser.close()

@@ -1,7 +1,7 @@
 """
-Every page in headless Chromium, as a reader meets it: wide and narrow, light and dark.
+Every page in headless Chromium as readers see it: wide and narrow, light and dark.
 
-Without a browser these tests are skipped. axe comes from npm, with KaTeX.
+Without a browser, these tests are skipped. axe comes from npm, together with KaTeX.
 """
 
 from pathlib import Path
@@ -21,55 +21,55 @@ def paper(page: "sync_api.Page") -> str:
 
 
 def addresses(site: Path) -> list[str]:
-    found = (path.relative_to(site).as_posix() for path in sorted(site.glob("**/index.html")))
-    return [address.removesuffix("index.html") for address in found]
+    paths = (path.relative_to(site).as_posix() for path in sorted(site.glob("**/index.html")))
+    return [address.removesuffix("index.html") for address in paths]
 
 
-# So that several processes can share the work.
+# The pages are divided, so that several test processes can share the work.
 PARTS = 6
 
 
-# Layout depends on the width and colors on the scheme, so two of the four see all of both.
+# Layout depends on the width and colors on the scheme, so two of the four combinations cover both.
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_page_is_sound(
+def test_every_page_is_accessible_and_has_no_errors(
     site: Path, server: str, browser: "sync_api.Browser", width: int, scheme: str, part: int
 ) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
-    wrong: list[str] = []
-    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda r: None if r.url.startswith((server, "data:")) else wrong.append(r.url))
-    page.on("response", lambda r: wrong.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+    problems: list[str] = []
+    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda r: None if r.url.startswith((server, "data:")) else problems.append(r.url))
+    page.on("response", lambda r: problems.append(f"{r.status} {r.url}") if r.status >= 400 else None)
     axe = AXE.read_text("utf-8")
     for address in addresses(site)[part::PARTS]:
         page.goto(server + address)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
         assert paper(page) == PAPER[scheme]
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        # What a page's policy would refuse as a tag.
+        # Evaluate axe rather than adding a script tag, which the page's Content Security Policy would block.
         page.evaluate(axe)
-        found = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
-        wrong += [
+        violations = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
+        problems += [
             f"{address}: {one['id']}: {one['nodes'][0]['html'][:120]}: {one['nodes'][0]['failureSummary']}"
-            for one in found
+            for one in violations
         ]
     context.close()
-    assert not wrong, "\n".join(wrong)
+    assert not problems, "\n".join(problems)
 
 
 def type_in_search(page: "sync_api.Page", words: str) -> None:
     page.keyboard.press("/")
     page.keyboard.type(words)
     page.wait_for_selector(".md-search-result__link")
-    # The list follows the typing.
+    # The results lag behind the typing.
     page.wait_for_timeout(1000)
 
 
 @pytest.mark.parametrize("keys", [["Enter"], ["ArrowDown", "Enter"]], ids=" ".join)
 @pytest.mark.parametrize(
-    ("words", "place"),
+    ("words", "target"),
     [
         ("masked_fill", "labml_bert/mlm/?h=masked_fill#TokenMasker"),
         ("plateau", "glossary/?h=plateau#plateau"),
@@ -77,16 +77,16 @@ def type_in_search(page: "sync_api.Page", words: str) -> None:
         ("tied", "glossary/?h=tied#weight-tying"),
     ],
 )
-def test_the_first_result_is_the_right_section(
-    server: str, page: "sync_api.Page", words: str, place: str, keys: list[str]
+def test_the_first_search_result_is_the_right_section(
+    server: str, page: "sync_api.Page", words: str, target: str, keys: list[str]
 ) -> None:
     page.goto(server, wait_until="networkidle")
     type_in_search(page, words)
     first = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
-    assert first == server + place
+    assert first == server + target
     for key in keys:
         page.keyboard.press(key)
-    page.wait_for_url(server + place)
+    page.wait_for_url(server + target)
     assert page.evaluate("document.querySelector(':target').getBoundingClientRect().top < innerHeight")
     assert page.evaluate("CSS.highlights.get('found').size") > 0
 
@@ -94,19 +94,19 @@ def test_the_first_result_is_the_right_section(
 @pytest.mark.parametrize(
     ("words", "count"), [("nsp", 0), ("in", 1), ("in%20%26%20beside", 2), ("%5C%28", None)]
 )
-def test_highlighted_words_begin_where_words_begin(
+def test_highlights_begin_at_the_start_of_a_word(
     server: str, page: "sync_api.Page", words: str, count: int | None
 ) -> None:
-    """The letters nsp are in transposed too, and a bracket is no word."""
+    """The letters nsp also occur inside "transposed", and parentheses are not words."""
     page.goto(server)
     page.evaluate("document.getElementById('content').textContent = 'Transposed beside and in.'")
     page.evaluate("words => history.replaceState(null, '', '?h=' + words)", words)
     page.evaluate("highlight()")
-    found = page.evaluate("CSS.highlights.get('found')?.size")
-    assert found == count
+    highlight_count = page.evaluate("CSS.highlights.get('found')?.size")
+    assert highlight_count == count
 
 
-def test_the_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
+def test_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(server)
     page.click(".masthead nav > label[for=__search]")
@@ -118,15 +118,15 @@ def test_the_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
 
 
 def test_code_on_a_phone(server: str, page: "sync_api.Page") -> None:
-    """None of it is out of sight, and what is selected has its indentation."""
+    """No code is cut off, and selected text keeps its indentation."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(server + "labml_bert/bert/")
-    # What is far away is not laid out before somebody comes near.
+    # The browser skips the layout of what is far off screen.
     page.eval_on_selector_all("#content *", "all => all.map(one => one.style.contentVisibility = 'visible')")
     widths = page.eval_on_selector_all(
         ".code pre > code", "all => all.map(c => [c.scrollWidth, c.clientWidth])"
     )
-    assert len(widths) > 50 and all(there <= room for there, room in widths)
+    assert len(widths) > 50 and all(width <= available for width, available in widths)
     selected = """() => {
       const all = [...document.querySelectorAll("pre.lines")];
       const code = all.filter((one) => one.querySelectorAll("[data-n]").length > 5).at(-1);
@@ -138,27 +138,27 @@ def test_code_on_a_phone(server: str, page: "sync_api.Page") -> None:
     assert text.rstrip("\n").split("\n") == lines and any(line.startswith("    ") for line in lines)
 
 
-def test_who_does_not_search_fetches_nothing_for_it(server: str, page: "sync_api.Page") -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+def test_the_search_code_is_fetched_only_for_a_search(server: str, page: "sync_api.Page") -> None:
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     page.goto(server + "labml_bert/mlm/")
     page.mouse.move(300, 500)
     page.mouse.wheel(0, 2000)
     page.keyboard.press("ArrowDown")
     page.click("#content a.ref", modifiers=["Alt"], trial=True)
     page.wait_for_timeout(500)
-    mine = "javascripts/bundle", "search_index", "workers/"
-    assert asked and not [url for url in asked if any(part in url for part in mine)]
+    search_files = "javascripts/bundle", "search_index", "workers/"
+    assert urls and not [url for url in urls if any(part in url for part in search_files)]
     type_in_search(page, "plateau")
     page.wait_for_selector(".md-search-result__link")
-    for part in mine:
-        assert any(part in url for url in asked), part
+    for part in search_files:
+        assert any(part in url for url in urls), part
 
 
-def test_escape_leads_back_from_the_search(server: str, page: "sync_api.Page") -> None:
+def test_escape_returns_focus_from_the_search(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     page.focus("#content a.ref")
-    here = page.evaluate("document.activeElement.href")
+    link = page.evaluate("document.activeElement.href")
     for keys in ([], ["ArrowDown"]):
         type_in_search(page, "plateau")
         for key in keys:
@@ -166,53 +166,53 @@ def test_escape_leads_back_from_the_search(server: str, page: "sync_api.Page") -
         assert page.evaluate("document.activeElement.closest('.md-search') !== null")
         page.keyboard.press("Escape")
         page.wait_for_timeout(300)
-        assert page.evaluate("document.activeElement.href") == here
+        assert page.evaluate("document.activeElement.href") == link
 
 
-def test_tab_stops_only_at_what_can_be_seen(server: str, page: "sync_api.Page") -> None:
+def test_tab_stops_only_at_visible_elements(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     stops = []
     while True:
         page.keyboard.press("Tab")
-        at = page.evaluate(
+        stop = page.evaluate(
             "() => { const at = document.activeElement, box = at.getBoundingClientRect();"
             "return [at.closest('.masthead') !== null, at.outerHTML.slice(0, 120), box.width * box.height,"
             "at.checkVisibility({ opacityProperty: true, visibilityProperty: true })] }"
         )
-        if stops and not at[0]:
+        if stops and not stop[0]:
             break
-        if at[0]:
-            stops.append(at)
+        if stop[0]:
+            stops.append(stop)
     assert len(stops) == 4, stops
     assert all(area > 100 and visible for _, _, area, visible in stops), stops
 
 
-def test_the_keyboard_reaches_everything(server: str, page: "sync_api.Page") -> None:
+def test_every_control_can_be_reached_with_the_keyboard(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
-    wanted = page.eval_on_selector_all(
+    control_count = page.eval_on_selector_all(
         "a[href]:not([tabindex='-1']):not([hidden]), button:not([tabindex='-1']), summary",
         "all => all.filter(one => one.checkVisibility({visibilityProperty: true})).length",
     )
     reached = set()
-    for _ in range(wanted * 2):
+    for _ in range(control_count * 2):
         page.keyboard.press("Tab")
-        mark = page.evaluate(
+        element_id = page.evaluate(
             "() => { const at = document.activeElement; if (!at || at === document.body) return null;"
             "if (!at.dataset.seen) at.dataset.seen = ++window.seen || (window.seen = 1);"
             "return at.dataset.seen }"
         )
-        if mark is None:
+        if element_id is None:
             break
-        reached.add(mark)
-    missed = page.eval_on_selector_all(
+        reached.add(element_id)
+    unreached = page.eval_on_selector_all(
         "a[href]:not([tabindex='-1']):not([hidden]), button:not([tabindex='-1']), summary",
         "all => all.filter(one => one.checkVisibility({visibilityProperty: true}) && !one.dataset.seen)"
         ".map(one => one.outerHTML.slice(0, 120))",
     )
-    assert not missed
+    assert not unreached
 
 
-def test_the_first_stop_is_a_way_past_the_bar(server: str, page: "sync_api.Page") -> None:
+def test_the_first_tab_stop_skips_to_the_content(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.classList.contains('md-skip')")
@@ -220,7 +220,7 @@ def test_the_first_stop_is_a_way_past_the_bar(server: str, page: "sync_api.Page"
     assert page.evaluate("getComputedStyle(document.activeElement).opacity") == "1"
 
 
-def test_the_contents_open_and_close_by_keyboard(server: str, page: "sync_api.Page") -> None:
+def test_the_contents_open_and_close_with_the_keyboard(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     page.focus(".contents-button")
     page.keyboard.press("Enter")
@@ -231,14 +231,14 @@ def test_the_contents_open_and_close_by_keyboard(server: str, page: "sync_api.Pa
     assert not page.is_visible("#contents")
 
 
-def test_copying(server: str, page: "sync_api.Page") -> None:
+def test_copying_a_file(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     page.click("text=Copy file")
     page.wait_for_selector("text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == (ROOT / "labml_bert/mlm.py").read_text("utf-8")
 
 
-def test_a_selection_holds_no_line_numbers(server: str, page: "sync_api.Page") -> None:
+def test_a_selection_contains_no_line_numbers(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     text = page.evaluate(
         "() => { const code = document.querySelector('#MaskedLM + .row pre.lines');"
@@ -247,7 +247,7 @@ def test_a_selection_holds_no_line_numbers(server: str, page: "sync_api.Page") -
     assert text.startswith("class MaskedLM(nn.Module):")
 
 
-def test_a_name_explains_itself_on_focus(server: str, page: "sync_api.Page") -> None:
+def test_a_name_shows_its_tooltip_on_focus(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "experiments/mlm_tiny/")
     page.focus(".code a.ref[data-tip]")
     assert page.is_visible("#tip")
@@ -256,7 +256,7 @@ def test_a_name_explains_itself_on_focus(server: str, page: "sync_api.Page") -> 
     assert not page.is_visible("#tip")
 
 
-def test_a_link_into_folded_lines_unfolds_them(server: str, page: "sync_api.Page") -> None:
+def test_a_link_to_a_folded_line_unfolds_it(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/#L5")
     assert page.evaluate("document.getElementById('L5').closest('details').open")
     page.focus("#L5")
@@ -264,7 +264,7 @@ def test_a_link_into_folded_lines_unfolds_them(server: str, page: "sync_api.Page
     assert page.evaluate("document.activeElement.id") == "L6"
 
 
-def test_a_section_is_where_its_link_leads(server: str, page: "sync_api.Page") -> None:
+def test_a_link_scrolls_to_its_section(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/#MaskedLM.forward")
     page.wait_for_timeout(300)
     top = page.evaluate("document.getElementById('MaskedLM.forward').getBoundingClientRect().top")
@@ -282,38 +282,38 @@ def test_the_theme_can_be_switched(server: str, page: "sync_api.Page") -> None:
     assert paper(page) == PAPER["light"]
 
 
-def test_dark_needs_no_script(server: str, browser: "sync_api.Browser") -> None:
+def test_the_dark_scheme_works_without_javascript(server: str, browser: "sync_api.Browser") -> None:
     context = browser.new_context(color_scheme="dark", java_script_enabled=False)
     page = context.new_page()
     page.goto(server)
-    # Playwright's own evaluation still works.
+    # Playwright can still evaluate code of its own.
     assert paper(page) == PAPER["dark"]
     assert not page.is_visible("#scheme")
     context.close()
 
 
-def test_the_choice_is_read_before_anything_is_drawn(site: Path) -> None:
+def test_the_scheme_is_set_before_the_first_paint(site: Path) -> None:
     html = (site / "labml_bert" / "mlm" / "index.html").read_text("utf-8")
     assert 0 < html.index("dataset.scheme =") < html.index('rel="stylesheet"') < html.index("<body")
 
 
-def test_print_is_light_and_shows_everything(server: str, browser: "sync_api.Browser") -> None:
+def test_a_printed_page_is_light_and_fully_unfolded(server: str, browser: "sync_api.Browser") -> None:
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
     page.goto(server + "labml_bert/mlm/")
     page.click("#scheme")
     page.click("#scheme")
     assert page.evaluate("document.documentElement.dataset.scheme") == "dark"
-    shut = "[...document.querySelectorAll('.fold .l')].filter(one => !one.checkVisibility()).length"
-    assert page.evaluate(shut) > 0
+    hidden_lines = "[...document.querySelectorAll('.fold .l')].filter(one => !one.checkVisibility()).length"
+    assert page.evaluate(hidden_lines) > 0
     page.emulate_media(media="print")
-    assert page.evaluate(shut) == 0
+    assert page.evaluate(hidden_lines) == 0
     assert paper(page) == PAPER["light"]
     assert page.is_visible(".tools code") and not page.is_visible(".tools button")
     context.close()
 
 
-def test_the_copy_button_stands_clear_of_the_code(server: str, page: "sync_api.Page") -> None:
+def test_the_copy_button_does_not_overlap_the_code(server: str, page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(server + "labml_bert/mlm/")
     touching = page.evaluate(
@@ -323,19 +323,19 @@ def test_the_copy_button_stands_clear_of_the_code(server: str, page: "sync_api.P
     assert touching == 0
 
 
-def test_no_run_is_wider_than_the_first(server: str, page: "sync_api.Page") -> None:
+def test_all_charts_of_runs_are_equally_wide(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "experiments/mlm_tiny/")
     widths = page.eval_on_selector_all("#runs ~ figure svg[role]", "all => all.map(one => one.clientWidth)")
     assert len(widths) > 1 and max(widths) == min(widths) <= 880
 
 
-def test_no_page_breaks_its_own_policy(server: str, page: "sync_api.Page") -> None:
-    """Search, its worker and the highlight too."""
-    wrong: list[str] = []
-    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+def test_no_page_violates_its_content_security_policy(server: str, page: "sync_api.Page") -> None:
+    """Search, its worker and the highlighting must comply as well."""
+    problems: list[str] = []
+    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
     page.goto(server + "labml_bert/mlm/?h=plateau&q=plateau", wait_until="networkidle")
     page.wait_for_selector(".md-search-result__link")
-    assert not wrong
+    assert not problems
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: '1'}))")
     page.wait_for_timeout(100)
-    assert "Content Security Policy" in " ".join(wrong)
+    assert "Content Security Policy" in " ".join(problems)

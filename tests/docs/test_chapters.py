@@ -1,4 +1,4 @@
-"""The chapters that people wrote: their samples are run, and what they show is what was printed."""
+"""The chapters: their samples run and print exactly what the page shows."""
 
 import ast
 import re
@@ -17,27 +17,27 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "pages").glob("**/*.md"))
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_samples_print_what_the_page_shows(path: Path) -> None:
     for match, printed in run_samples(path.read_text("utf-8"), str(path)):
-        shown = re.sub(rf"^{match['indent']}", "", match["output"] or "", flags=re.M)
+        expected = re.sub(rf"^{match['indent']}", "", match["output"] or "", flags=re.M)
         line = path.read_text("utf-8").count("\n", 0, match.start()) + 1
-        assert printed == shown, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
+        assert printed == expected, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_no_measured_number_is_typed(path: Path) -> None:
-    """An expression that is a number by itself is a typed one in disguise."""
+def test_no_expression_is_a_literal_number(path: Path) -> None:
+    """A measured number must come from a record; a literal in braces would only pretend to."""
     for expression in re.findall(r"\{\{ (.+?) \}\}", path.read_text("utf-8"), re.S):
         assert not re.fullmatch(r"[\d_.]+", expression.strip()), expression
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_every_expression_is_worked_out(path: Path) -> None:
-    """Between backticks an expression is text."""
+def test_no_expression_is_inside_backticks(path: Path) -> None:
+    """Inside backticks, an expression would not be evaluated."""
     prose = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)
     assert not re.findall(r"`[^`\n]*\{\{ [^`\n]*`", prose)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_words_that_we_do_not_use(path: Path) -> None:
+def test_chapters_avoid_empty_words_and_exclamation_marks(path: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`]*`|\{\{.*?\}\}|\([^)]*\)", "", path.read_text("utf-8"), flags=re.S)
     assert not re.findall(r"\b(?:simply|just|obviously|easy-peasy)\b", prose, re.I)
     assert not re.findall(r"\w![\s\"]", prose)
@@ -50,37 +50,37 @@ def test_samples_are_python(path: Path) -> None:
 
 
 def small_map() -> Record:
-    """Three tokens, one layer, two heads: one looks evenly, the other at the last token."""
+    """Three tokens, one layer, two heads: one attends uniformly, the other only to the last token."""
     even, last = [[1 / 3] * 3] * 3, [[0.0, 0.0, 1.0]] * 3
-    found = {
+    result = {
         "text": "a[MASK]<",
         "tokens": ["a", "[MASK]", "<"],
         "masks": [1],
         "guesses": [[["b", 0.75], ["&", 0.25]]],
         "attentions": [[even, last]],
     }
-    return Record("small", {"result": found})
+    return Record("small", {"result": result})
 
 
-def test_a_filled_sentence() -> None:
+def test_a_prediction_fills_the_sentence() -> None:
     figure = predictions(small_map())
     assert '<th scope="row">a<mark>b</mark>&lt;</th>' in figure
     assert "75.0%" in figure and "&amp;" in figure
 
 
-def test_a_square_is_as_large_as_its_share() -> None:
+def test_the_size_of_a_square_is_the_attention_weight() -> None:
     figure = mask_rows(small_map())
     assert figure.count("<path d=") == 3 + 1
     assert "h17.0v17.0" in figure and "&lt;" in figure
     assert "\n" not in figure
 
 
-def test_the_sharpest_head_is_drawn() -> None:
+def test_the_most_focused_head_is_the_default() -> None:
     record = small_map()
     assert most_focused(record.data["result"]["attentions"]) == (0, 1)
     assert "Layer 1, head 2" in head_map(record)
 
 
-def test_a_record_without_weights_is_refused() -> None:
+def test_a_record_without_attention_weights_is_rejected() -> None:
     with pytest.raises(PageError, match="has no attention weights"):
         predictions(Record("other", {"result": {"loss": 1.0}}))

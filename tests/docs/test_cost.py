@@ -1,4 +1,4 @@
-"""What a record of growth says on its page."""
+"""The tables and charts for a record of how the cost scales."""
 
 import pytest
 from bs4 import BeautifulSoup
@@ -13,7 +13,7 @@ def record(memory: float | None = 2e6) -> Record:
         for size, s in ((4, 0.1), (8, 0.2))
     ]
     fits = {"seconds": {"all": 1.0, "last": 1.5}}
-    fed = [
+    pipelines = [
         {
             "pipeline": pipeline,
             "characters": size,
@@ -30,51 +30,51 @@ def record(memory: float | None = 2e6) -> Record:
         "hardware": {"device": "cpu", "name": "CPU", "cores": 2, "precision": "float32"},
         "configuration": {"base": {"T": 8}, "rounds": 3},
         "growth": [{"letter": "T", "name": "tokens", "points": points, "exponents": fits}],
-        "feeding": fed,
+        "feeding": pipelines,
         "result": {"wall_seconds": 60.0},
     }
     return Record("cost", data)
 
 
-def test_what_grows_and_what_does_not() -> None:
+def test_charts_and_tables() -> None:
     text = cost(record())
     assert "| T, tokens | 8 | 200.0 (100.0–400.0) | 2 |" in text
-    assert "| tokens | 1.00 | – | 1.50 | – | 1 to 2 | 0.50 under 2 |" in text
-    assert "| 3 | tokens in memory | 3,000,000 | 1.0 | 10.00 | 24.0 | 0.5 |" in text
-    assert "pairs from disk take +0.0 MB of anonymous memory, +0.00 bytes for each further token" in text
-    assert "tokens in memory take +16.0 MB of anonymous memory, +8.00 bytes for each further token" in text
+    assert "| tokens | 1.00 | – | 1.50 | – | 1 to 2 | inside, 0.50 under 2 |" in text
+    assert "| 3 | masked windows from memory | 3,000,000 | 1.0 | 10.00 | 24.0 | 0.5 |" in text
+    assert "of sentence pairs from disk changes by +0.0 MB, which is +0.00 bytes per additional token" in text
+    assert "of masked windows from memory changes by +16.0 MB, which is +8.00 bytes per additional" in text
     figures = BeautifulSoup(text, "html.parser").select("figure")
     assert len(figures) == 2
     cells = [[cell.string for cell in row.select("th, td")] for row in figures[0].select("tbody tr")]
     assert cells == [["0.5", "100.000"], ["1", "200.000"]]
 
 
-def test_where_memory_is_not_known() -> None:
+def test_charts_and_tables_without_memory_measurements() -> None:
     text = cost(record(memory=None))
     assert len(BeautifulSoup(text, "html.parser").select("figure")) == 1
-    assert "| T, tokens | 8 | 200.0 (100.0–400.0) | – |" in text and "bytes for each" not in text
-    assert "| 1 | pairs from disk | 1,000,000 | 1.0 | 10.00 | – | – |" in text
+    assert "| T, tokens | 8 | 200.0 (100.0–400.0) | – |" in text and "bytes per" not in text
+    assert "| 1 | sentence pairs from disk | 1,000,000 | 1.0 | 10.00 | – | – |" in text
 
 
 @pytest.mark.parametrize(
-    ("letter", "last", "says"),
+    ("letter", "last", "verdict"),
     [
-        ("T", 0.75, "1 to 2 | 0.25 too low"),
-        ("T", 1.75, "1 to 2 | 0.25 under 2"),
-        ("D", 0.5, "at most 2 | 1.50 under 2"),
-        ("B", 1.25, "at most 1 | 0.25 too high"),
-        ("V", 1.0, "at most 1 | 0.00 under 1"),
+        ("T", 0.75, "1 to 2 | 0.25 below the range"),
+        ("T", 1.75, "1 to 2 | inside, 0.25 under 2"),
+        ("D", 0.5, "at most 2 | inside, 1.50 under 2"),
+        ("B", 1.25, "at most 1 | 0.25 above the range"),
+        ("V", 1.0, "at most 1 | inside, 0.00 under 1"),
     ],
 )
-def test_how_far_an_exponent_is_from_what_counting_says(letter: str, last: float, says: str) -> None:
-    assert expected({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == says
+def test_exponent_against_its_prediction(letter: str, last: float, verdict: str) -> None:
+    assert expected({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == verdict
 
 
-def test_text_of_a_record_is_text() -> None:
-    one = record()
-    bad = "<img src=x onerror=alert(1)>"
-    one.data |= {"date": bad, "commit": f"`{bad}"}
-    one.data["hardware"]["name"] = one.data["growth"][0]["name"] = bad
-    text = cost(one)
+def test_text_in_a_record_is_escaped() -> None:
+    cost_record = record()
+    markup = "<img src=x onerror=alert(1)>"
+    cost_record.data |= {"date": markup, "commit": f"`{markup}"}
+    cost_record.data["hardware"]["name"] = cost_record.data["growth"][0]["name"] = markup
+    text = cost(cost_record)
     assert text.count("img src") >= 4 and not BeautifulSoup(text, "html.parser").select("img")
     assert text.count("`") == 2

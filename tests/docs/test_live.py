@@ -1,6 +1,6 @@
 """
-The model in the page: that it is the model, that nothing comes before somebody asks, and what happens
-with whatever a reader may put into it.
+The model in the page: that it is the model, that nothing is downloaded before the reader wants it, and what
+happens with whatever a reader may type.
 """
 
 import base64
@@ -28,7 +28,7 @@ from tests.support.serving import Quiet
 ROOT = Path(__file__).parents[2]
 LIVE = ROOT / "docs" / "live"
 CARD = json.loads((LIVE / "model" / "model.json").read_text("utf-8"))
-# The moment that a reader meets first.
+# The checkpoint that a reader meets first.
 LAST = CARD["checkpoints"][-1]
 LIMIT = CARD["config"]["max_position_embeddings"]
 AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
@@ -75,8 +75,8 @@ IN_THE_PAGE = """async ([card, weights, all]) => {
     return btoa(text);
   };
   return all.map((input_ids) => {
-    const { places, probabilities, attentions, hidden_states } = fill_mask(model, input_ids, card.mask_id);
-    return { places, probabilities: packed(probabilities), attentions: attentions.map(packed),
+    const { positions, probabilities, attentions, hidden_states } = fill_mask(model, input_ids, card.mask_id);
+    return { positions, probabilities: packed(probabilities), attentions: attentions.map(packed),
              hidden: packed(hidden_states.at(-1)) };
   });
 }"""
@@ -100,8 +100,8 @@ def compare(
     answers = page.evaluate(IN_THE_PAGE, [card, base64.b64encode(data).decode(), every])
     for ids, answer in zip(every, answers, strict=True):
         input_ids = torch.tensor([ids])
-        assert answer["places"] == [place for place, i in enumerate(ids) if i == card["mask_id"]]
-        wanted = model(input_ids).logits[0, answer["places"]].softmax(-1)
+        assert answer["positions"] == [t for t, i in enumerate(ids) if i == card["mask_id"]]
+        wanted = model(input_ids).logits[0, answer["positions"]].softmax(-1)
         assert torch.allclose(unpacked(answer["probabilities"]).view_as(wanted), wanted, rtol=0, atol=1e-3)
         encoded = model.bert(input_ids, output_attentions=True)
         assert len(answer["attentions"]) == len(encoded.attentions)
@@ -153,10 +153,10 @@ def test_float16_by_hand_is_float16(server: str, page: Page) -> None:
 
 def test_erf(server: str, page: Page) -> None:
     page.goto(server + "live/")
-    places = [i / 100 for i in range(-600, 601)]
+    points = [i / 100 for i in range(-600, 601)]
     code = "async (all) => { const { erf } = await import('/docs/live/bert.js'); return all.map(erf) }"
-    found = page.evaluate(code, places)
-    assert max(abs(a - math.erf(x)) for a, x in zip(found, places, strict=True)) < 1.6e-7
+    found = page.evaluate(code, points)
+    assert max(abs(a - math.erf(x)) for a, x in zip(found, points, strict=True)) < 1.6e-7
 
 
 def test_every_shape_in_the_script_is_true(server: str, page: Page) -> None:
@@ -175,9 +175,9 @@ def test_every_shape_in_the_script_is_true(server: str, page: Page) -> None:
     sizes = {"D": "hidden_size", "H": "num_attention_heads", "I": "intermediate_size", "V": "vocab_size"}
     code = IN_THE_PAGE.replace("/docs/live/bert.js", "/marked.js")
     for ids in sentences(CARD, 5):
-        # A letter that the function does not work out itself is that of the sentence.
+        # A letter that the function doesn't define itself is that of the sentence.
         letters = {letter: CARD["config"][size] for letter, size in sizes.items()}
-        letters |= {"T": len(ids), "P": ids.count(CARD["mask_id"])}
+        letters |= {"T": len(ids), "M": ids.count(CARD["mask_id"])}
         page.evaluate("letters => { Object.assign(globalThis, letters) }", letters)
         page.evaluate(code, [CARD, data, [ids]])
     seen = page.evaluate("import('/marked.js').then(({ checked }) => checked())")
@@ -190,7 +190,7 @@ def test_weights_of_another_model_are_refused(
 ) -> None:
     page.goto(server + "live/")
     data = change((LIVE / "model" / CARD["checkpoints"][0]["file"]).read_bytes())
-    with pytest.raises(Exception, match=f"{len(data)} bytes and model.json wants"):
+    with pytest.raises(Exception, match=f"{len(data)} bytes, but model.json describes"):
         page.evaluate(IN_THE_PAGE, [CARD, base64.b64encode(data).decode(), []])
 
 
@@ -216,23 +216,23 @@ def until(page: Page, script: str, argument: Any = None) -> None:
 
 
 def started(page: Page, address: str) -> list[str]:
-    """Presses the button. Returns the list of addresses that were asked for, as it grows."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    """Presses the button. Returns the list of addresses that were requests for, as it grows."""
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(address, wait_until="networkidle")
     page.click(".live .start")
     page.wait_for_selector(".live.running .guesses")
-    return asked
+    return requests
 
 
 def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) -> None:
-    asked = started(page, server + "live/")
-    files = {url.removeprefix(server).partition("?")[0] for url in asked if "/docs/live/" in url}
+    requests = started(page, server + "live/")
+    files = {url.removeprefix(server).partition("?")[0] for url in requests if "/docs/live/" in url}
     weights = [name for name in files if name.endswith(".bin")]
     assert weights == [f"docs/live/model/{LAST['file']}"]
     assert {"docs/live/bert.js", "docs/live/worker.js", "docs/live/model/model.json"} < files
     # With all of the page around it.
-    every = {url.removeprefix(server).partition("?")[0] for url in asked}
+    every = {url.removeprefix(server).partition("?")[0] for url in requests}
     paths = [site / name / "index.html" if (site / name).is_dir() else site / name for name in every]
     assert site / "live" / "index.html" in paths and all(path.is_file() for path in paths)
     assert sum(len(gzip.compress(path.read_bytes())) for path in paths) <= 1_000_000
@@ -240,13 +240,13 @@ def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) ->
 
 @pytest.mark.parametrize("address", ["", "live/"])
 def test_nothing_of_the_model_comes_unasked(server: str, page: Page, address: str) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.set_viewport_size({"width": 1440, "height": 1600})
     page.goto(server + address, wait_until="networkidle")
     page.mouse.wheel(0, 100)
     page.wait_for_timeout(300)
-    mine = {url.removeprefix(server) for url in asked if "/docs/live/" in url}
+    mine = {url.removeprefix(server) for url in requests if "/docs/live/" in url}
     assert mine == {"docs/live/start.js", "docs/live/live.css"}
 
 
@@ -277,7 +277,12 @@ def test_without_a_script_there_is_a_picture(server: str, browser: Any) -> None:
         page.goto(server + address)
         assert page.is_visible(".live .guesses") and not page.is_visible(".live .start")
     assert page.is_visible(".live noscript")
-    for title in ("Attention weights", "Cosines between position", "Nearest neighbors", "Rank of the right"):
+    for title in (
+        "Attention weights",
+        "Cosines between position",
+        "Nearest neighbors",
+        "Rank of the correct",
+    ):
         assert page.get_by_role("img", name=title).is_visible(), title
     context.close()
 
@@ -305,7 +310,7 @@ def test_no_connection(server: str, page: Page) -> None:
 
 def test_a_page_in_the_place_of_the_model(server: str, page: Page) -> None:
     page.route("**/model/model.json", lambda route: route.fulfill(body="<html>Log in first</html>"))
-    assert "not what was sent" in fails(page, server)
+    assert "isn't what the site sent" in fails(page, server)
 
 
 @pytest.mark.parametrize("what", ["model.json", "*.bin*"])
@@ -315,7 +320,8 @@ def test_a_file_that_is_not_there(server: str, page: Page, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("live", "did not arrive"), ("inside", "did not arrive"), ("worker", "did not run")]
+    ("name", "words"),
+    [("live", "couldn't be loaded"), ("inside", "couldn't be loaded"), ("worker", "didn't run")],
 )
 def test_a_script_that_is_not_there(server: str, page: Page, name: str, words: str) -> None:
     page.route(f"**/live/{name}.js", lambda route: route.abort())
@@ -331,7 +337,7 @@ def test_damaged_weights(server: str, page: Page) -> None:
 
 def test_a_browser_without_workers(server: str, page: Page) -> None:
     page.add_init_script("delete globalThis.Worker")
-    assert "no workers" in fails(page, server)
+    assert "no web workers" in fails(page, server)
 
 
 def test_cancel(server: str, page: Page) -> None:
@@ -344,7 +350,7 @@ def test_cancel(server: str, page: Page) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Cancel"
     page.wait_for_timeout(200)
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=Cancelled")
+    page.wait_for_selector(".live >> text=Canceled")
     assert page.evaluate("document.activeElement.classList.contains('start')")
     page.unroute("**/*.bin*")
     page.keyboard.press("Enter")
@@ -384,7 +390,7 @@ def test_the_bar_shows_what_has_arrived(
         assert f"of {LAST['bytes'] / 1e6:.2f} MB" in page.inner_text(".live .words")
         HalfWay.goes_on.set()
         if breaks:
-            page.wait_for_selector("text=broke off")
+            page.wait_for_selector(".live >> text=stopped after")
             assert page.is_enabled(".live .start")
         else:
             page.wait_for_selector(".live.running .guesses")
@@ -409,7 +415,7 @@ PASTED: dict[str, tuple[str, int, str | None]] = {
     "HTML": ("<img src=x onerror=alert(1)><script>alert(2)</script><b>hi</b>", 62, None),
     "empty": ("", 0, "There is no text"),
     "one": ("a", 1, ""),
-    "accents": ("Ünïcödé", 7, "has never seen Ü"),
+    "accents": ("Ünïcödé", 7, "The vocabulary has no Ü"),
     "faces": ("a\U0001f469\u200d\U0001f469\u200d\U0001f467b", 7, "[UNK]"),
     "right to left": ("سلام עולם", 9, "[UNK]"),
     "half a pair": ("a\ud800b\udc00", 4, "[UNK]"),
@@ -436,7 +442,7 @@ def test_whatever_is_pasted(server: str, page: Page) -> None:
         )
         assert page.locator(".letter").count() == count, name
         said = page.inner_text(".live .note")
-        # Which signs the model knows is a matter of its text.
+        # Which characters are in the vocabulary depends on the training text.
         assert note is None or (note in said and bool(said) == bool(note)), (name, said)
         if count:
             page.locator(".letter").first.click()
@@ -447,7 +453,7 @@ def test_whatever_is_pasted(server: str, page: Page) -> None:
     assert not wrong
 
 
-def test_what_is_hidden_stays_hidden_while_typing(server: str, page: Page) -> None:
+def test_what_is_masked_stays_masked_while_typing(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "a list of words")
     for at in (3, 10):
@@ -455,21 +461,21 @@ def test_what_is_hidden_stays_hidden_while_typing(server: str, page: Page) -> No
     page.focus(".live textarea")
     page.keyboard.press("Home")
     page.keyboard.type("not ")
-    hidden = page.eval_on_selector_all("[aria-pressed=true]", "all => all.map(one => +one.dataset.at)")
-    assert hidden == [7, 14]
+    masked = page.eval_on_selector_all("[aria-pressed=true]", "all => all.map(one => +one.dataset.at)")
+    assert masked == [7, 14]
     page.keyboard.press("Control+a")
     page.keyboard.type("new")
     assert page.locator("[aria-pressed=true]").count() == 0
-    until(page, "document.querySelector('.live .summary').textContent.includes('Nothing is hidden')")
+    until(page, "document.querySelector('.live .summary').textContent.includes('Nothing is masked')")
 
 
-def test_a_click_can_hide_a_word(server: str, page: Page) -> None:
+def test_a_click_can_mask_a_word(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "it's a list.")
-    page.click("text=a word")
+    page.click(".live label:has-text('a word')")
     page.locator(".letter").nth(8).click()
-    hidden = page.eval_on_selector_all("[aria-pressed=true]", "all => all.map(one => +one.dataset.at)")
-    assert hidden == [7, 8, 9, 10]
+    masked = page.eval_on_selector_all("[aria-pressed=true]", "all => all.map(one => +one.dataset.at)")
+    assert masked == [7, 8, 9, 10]
     until(page, "document.querySelectorAll('.live .answers .guesses').length === 4")
     page.locator(".letter").nth(9).click()
     assert page.locator("[aria-pressed=true]").count() == 0
@@ -478,13 +484,13 @@ def test_a_click_can_hide_a_word(server: str, page: Page) -> None:
 def test_the_answers_are_those_of_torch(server: str, page: Page) -> None:
     """From the click to the table, with all that lies between."""
     started(page, server + "live/")
-    text, places = "Return a cöpy of the list, Привет.", [3, 21]
+    text, positions = "Return a cöpy of the list, Привет.", [3, 21]
     field(page, text)
-    page.click("text=Show all")
-    for at in places:
+    page.click(".live button:has-text('Unmask all')")
+    for at in positions:
         page.locator(".letter").nth(at).click()
     until(page, "document.querySelectorAll('.letter[aria-pressed=true]:not(:empty)').length === 2")
-    shown = page.eval_on_selector_all(
+    answers_on_page = page.eval_on_selector_all(
         ".answers table",
         "all => all.map(table => [...table.querySelectorAll('tbody tr:not(.late)')].map("
         "row => [row.querySelector('th .sr').textContent, row.lastChild.textContent]))",
@@ -493,15 +499,17 @@ def test_the_answers_are_those_of_torch(server: str, page: Page) -> None:
     tokens = CARD["tokens"]
     ids = [tokens.index(one) if one in tokens else CARD["unk_id"] for one in text]
     assert CARD["unk_id"] in ids
-    for at in places:
+    for at in positions:
         ids[at] = CARD["mask_id"]
     with torch.no_grad():
-        chances = model(torch.tensor([ids])).logits[0, places].softmax(-1)
+        chances = model(torch.tensor([ids])).logits[0, positions].softmax(-1)
     chances[:, [i for i, token in enumerate(tokens) if re.fullmatch(r"\[\w+\]", token)]] = 0
     best = chances.topk(5)
-    spoken = {" ": "blank", "\n": "line end", ".": "full stop", ",": "comma", "-": "hyphen"}
+    spoken = {" ": "space", "\n": "line break", ".": "period", ",": "comma", "-": "hyphen"}
     spoken |= {token: f"capital {token}" for token in tokens if len(token) == 1 and token.isupper()}
-    for answers, indices, wanted in zip(shown, best.indices.tolist(), best.values.tolist(), strict=True):
+    for answers, indices, wanted in zip(
+        answers_on_page, best.indices.tolist(), best.values.tolist(), strict=True
+    ):
         assert [token for token, _ in answers] == [spoken.get(tokens[i], tokens[i]) for i in indices]
         for (_, percent), chance in zip(answers, wanted, strict=True):
             assert abs(float(percent.rstrip("%")) / 100 - chance) < 0.006
@@ -518,7 +526,7 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
         press("Tab")
     press("Enter")
     page.wait_for_selector(".live.running .guesses")
-    # The focus is on the hidden letter, and the arrows go through the others.
+    # The focus is on the masked character, and the arrows go through the others.
     here = focused(page, "+at.dataset.at")
     assert focused(page, "at.getAttribute('aria-pressed')") == "true"
     press("ArrowRight")
@@ -528,12 +536,12 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
     until(page, "document.querySelectorAll('.answers .guesses').length === 2")
     until(
         page,
-        "at => document.querySelector('.live .told [role=status]').textContent.includes(`Letter ${at}`)",
+        "at => document.querySelector('.live .told [role=status]').textContent.includes(`Character ${at}`)",
         here + 2,
     )
     press("Home")
     assert focused(page, "at.dataset.at") == "0"
-    assert "at letter 1," in page.inner_text(".reading")
+    assert "at character 1," in page.inner_text(".reading")
     assert page.evaluate("document.querySelector('.letter.looks') === document.activeElement")
     stops: list[str] = []
     while len(stops) < 12:
@@ -558,9 +566,9 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
             press("ArrowRight")
             assert page.get_attribute(".shares", "d") != squares
     assert stops == [
-        "hides",
-        "Hide some",
-        "Show all",
+        "masks",
+        "Mask 15%",
+        "Unmask all",
         "sentence",
         "TEXTAREA",
         "arm",
@@ -610,8 +618,8 @@ def test_the_maps_and_the_text_point_at_each_other(server: str, page: Page) -> N
     field_of_view.hover(position={"x": box["width"] * 5.5 / 8, "y": box["height"] * 1.5 / 8})
     assert page.evaluate("document.querySelector('.letter.looks').dataset.at") == "1"
     assert page.evaluate("document.querySelector('.letter.taken').dataset.at") == "5"
-    assert "Head 2 at letter 2, b: " in page.inner_text(".reading")
-    assert "from letter 6, f" in page.inner_text(".reading")
+    assert "Head 2 at character 2, b: " in page.inner_text(".reading")
+    assert "on character 6, f" in page.inner_text(".reading")
 
 
 @pytest.mark.parametrize("width", [1366, 390])
@@ -637,7 +645,7 @@ def test_shift_and_the_arrows_go_along_a_line_of_the_map(server: str, page: Page
     assert focused(page, "at.dataset.at") == "2"
     assert page.evaluate("document.querySelector('.letter.taken').dataset.at") == "4"
     words = page.inner_text(".reading")
-    assert words.startswith("Head 1 at letter 3, c: ") and words.endswith("from letter 5, e.")
+    assert words.startswith("Head 1 at character 3, c: ") and words.endswith("on character 5, e.")
     until(page, "words => document.querySelector('.told [role=status]').textContent === words", words)
     page.keyboard.press("ArrowRight")
     assert focused(page, "at.dataset.at") == "3" and not page.query_selector(".letter.taken")
@@ -661,7 +669,7 @@ def test_the_markers_are_on_the_curve(server: str, page: Page) -> None:
 
 @torch.no_grad()
 def test_at_first_the_answer_is_the_same_everywhere() -> None:
-    """Nearly, as the page says of the slider's left end. At the right one it no longer is."""
+    """Nearly, as the page says about the left end of the slider. At the right end it isn't."""
     script = (LIVE / "live.js").read_text("utf-8")
     samples = re.findall(r'^  "(.*)",$', script[script.index("SAMPLES") : script.index("const SHOWN")], re.M)
     assert len(samples) == 5
@@ -669,16 +677,16 @@ def test_at_first_the_answer_is_the_same_everywhere() -> None:
     for one in CARD["checkpoints"]:
         model = in_torch(CARD, (LIVE / "model" / one["file"]).read_bytes())
         for sample in samples:
-            ids, hiding = list[int](), False
+            ids, masking = list[int](), False
             for letter in sample:
                 if letter in "[]":
-                    hiding = letter == "["
+                    masking = letter == "["
                 else:
-                    ids.append(CARD["mask_id"] if hiding else CARD["tokens"].index(letter))
+                    ids.append(CARD["mask_id"] if masking else CARD["tokens"].index(letter))
             logits = model(torch.tensor([ids])).logits[0]
-            places = [at for at, i in enumerate(ids) if i == CARD["mask_id"]]
+            positions = [at for at, i in enumerate(ids) if i == CARD["mask_id"]]
             found = best.setdefault(one["file"], [])
-            found += [frozenset(logits[at].topk(3).indices.tolist()) for at in places]
+            found += [frozenset(logits[at].topk(3).indices.tolist()) for at in positions]
     firsts = {next(c["file"] for c in CARD["checkpoints"] if c["arm"] == arm) for arm in CARD["curves"]}
     for name in firsts:
         commonest = Counter(best[name]).most_common(1)[0][1]
@@ -697,17 +705,17 @@ def test_a_full_text_takes_letters_at_the_caret(server: str, page: Page) -> None
     assert page.evaluate("document.querySelector('.live select').selectedOptions[0].text") == "your own"
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
-def test_the_focus_outlives_the_button_that_had_it(server: str, page: Page, cancelled: bool) -> None:
+@pytest.mark.parametrize("canceled", [True, False])
+def test_the_focus_outlives_the_button_that_had_it(server: str, page: Page, canceled: bool) -> None:
     held: list[Any] = []
     started(page, server + "live/")
     page.route("**/*.bin*", lambda route: held.append(route))
     page.focus("#moment")
     page.keyboard.press("Home")
     page.focus(".moments .arriving button")
-    if cancelled:
+    if canceled:
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=Cancelled")
+        page.wait_for_selector(".live >> text=Canceled")
     else:
         others = sum(one["arm"] == LAST["arm"] for one in CARD["checkpoints"]) - 1
         for _ in range(others):
@@ -728,11 +736,11 @@ def test_notes_are_there_before_they_say_something(server: str, page: Page) -> N
         assert note.evaluate("one => one.checkVisibility()")
 
 
-def test_signs_are_said_by_name(server: str, page: Page) -> None:
+def test_punctuation_is_said_by_name(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "(_A\u202e\u05d0b")
     labels = page.eval_on_selector_all(".letter", "all => all.map(one => one.getAttribute('aria-label'))")
-    assert labels[:3] == ["1, opening bracket", "2, underscore", "3, capital A"]
+    assert labels[:3] == ["1, opening parenthesis", "2, underscore", "3, capital A"]
     assert "U+202E" in labels[3] and "\u202e" not in labels[3]
     page.locator(".letter").nth(3).focus()
     until(page, "document.querySelector('.reading').textContent.includes('U+202E')")
@@ -764,9 +772,9 @@ def test_no_fault_for_axe(server: str, browser: Any, width: int, scheme: str, ad
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     started(page, server + address)
-    page.click("text=Hide some")
+    page.click(".live button:has-text('Mask 15%')")
     field(page, "é" + "list " * 100)
-    page.click("text=a word")
+    page.click(".live label:has-text('a word')")
     for at in range(3, 40, 5):
         page.locator(".letter").nth(at).click()
     page.wait_for_selector(".answers[tabindex='0']")

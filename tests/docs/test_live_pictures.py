@@ -1,4 +1,4 @@
-"""The pictures of the page's model."""
+"""The figures of the page's model."""
 
 import re
 
@@ -47,7 +47,7 @@ def small() -> Record:
     return Record("small", {"pictures": pictures})
 
 
-def drawn(figure: str) -> Tag:
+def parse_figure(figure: str) -> Tag:
     """The figure, after what every one of them must have."""
     page = BeautifulSoup(figure, "html.parser")
     assert "\n" not in figure and page.find("script") is None
@@ -69,11 +69,11 @@ def squares(path: Tag) -> list[float]:
 
 
 def test_each_head_has_a_map() -> None:
-    page = drawn(live.attention(small()))
+    page = parse_figure(live.attention(small()))
     heads = page.select("path.share")
     assert len(heads) == 2
     cell = squares(heads[0])[0]
-    assert squares(heads[0]) == [cell] * 3, "a share of 1 fills its cell"
+    assert squares(heads[0]) == [cell] * 3, "a weight of 1 fills its cell"
     assert squares(heads[1]) == pytest.approx(
         [cell, 0.866 * cell, cell / 2, 0.866 * cell, cell / 2], abs=0.06
     )
@@ -83,8 +83,8 @@ def test_each_head_has_a_map() -> None:
     ]
 
 
-def test_positions_that_are_opposed_are_hollow() -> None:
-    page = drawn(live.positions(small()))
+def test_negative_cosines_are_hollow() -> None:
+    page = parse_figure(live.positions(small()))
     (full,), (hollow,) = page.select("path.share"), page.select("path.point")
     assert len(squares(full)) == len(squares(hollow)) == 2
     assert max(squares(hollow)) < max(squares(full)) / 1.9
@@ -93,17 +93,17 @@ def test_positions_that_are_opposed_are_hollow() -> None:
 
 
 def test_what_the_dense_layer_does() -> None:
-    page = drawn(live.dense_layer(small()))
+    page = parse_figure(live.dense_layer(small()))
     bars = page.select("path.bar")
     assert len(bars) == 8
     lengths = [float(re.search(r"h([\d.]+)v", bar["d"])[1]) for bar in bars]
     assert lengths[1] / lengths[0] == pytest.approx(80 / 25, rel=0.01)
-    assert "at 25% and at 80% of the places" in page.find("figcaption").get_text()
-    assert ["the best answer is right", "25.0%", "80.0%"] in cells(page)
+    assert "The accuracy is 25% without them and 80% with them." in page.find("figcaption").get_text()
+    assert ["accuracy of the best guess", "25.0%", "80.0%"] in cells(page)
 
 
 def test_a_neighbor_is_as_long_as_its_cosine() -> None:
-    page = drawn(live.neighbors(small()))
+    page = parse_figure(live.neighbors(small()))
     lengths = [float(re.search(r"h([\d.]+)v", bar["d"])[1]) for bar in page.select("path.bar")]
     assert lengths == pytest.approx([lengths[2] / 2, 0, lengths[2], lengths[2] / 4], abs=0.1)
     assert cells(page)[1] == ["·", "b 1.00", "c 0.25"]
@@ -133,4 +133,4 @@ def test_the_recorded_run_is_shown_beside_the_full_model() -> None:
             or "../experiments/live" in figure
             or "experiments/live.md" in figure
         )
-        drawn(figure)
+        parse_figure(figure)

@@ -1,4 +1,4 @@
-"""The pages as they were built, without a browser."""
+"""The built pages, checked without a browser."""
 
 import base64
 import gzip
@@ -24,13 +24,13 @@ SOURCES = sorted(
 
 
 @cache
-def parsed(page: Path) -> BeautifulSoup:
+def parse_page(page: Path) -> BeautifulSoup:
     return BeautifulSoup(page.read_text("utf-8"), "html.parser")
 
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_each_file_can_be_rebuilt_from_its_page(site: Path, path: str) -> None:
-    page = parsed(site / path.rpartition(".")[0] / "index.html")
+    page = parse_page(site / path.rpartition(".")[0] / "index.html")
     lines = page.select(".code .l")
     numbers = [int(line.a["data-n"]) for line in lines]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -43,14 +43,14 @@ def pages(site: Path) -> list[Path]:
     return sorted(site.glob("**/*.html"))
 
 
-def test_another_generator_needs_only_the_command(site: Path) -> None:
+def test_the_command_alone_writes_the_pages(site: Path) -> None:
     subprocess.run([sys.executable, "-m", "docs"], cwd=ROOT, check=True)
 
 
-def test_every_link_and_fragment_leads_somewhere(site: Path) -> None:
-    places = {page: {tag["id"] for tag in parsed(page).select("[id]")} for page in pages(site)}
-    for page in places:
-        for tag in parsed(page).select("a[href]"):
+def test_every_link_and_fragment_has_a_target(site: Path) -> None:
+    anchors = {page: {tag["id"] for tag in parse_page(page).select("[id]")} for page in pages(site)}
+    for page in anchors:
+        for tag in parse_page(page).select("a[href]"):
             address = urlsplit(tag["href"])
             if address.scheme or (page.name == "404.html"):
                 continue
@@ -58,27 +58,27 @@ def test_every_link_and_fragment_leads_somewhere(site: Path) -> None:
             target = target / "index.html" if target.is_dir() else target
             assert target.is_file(), f"{page}: {tag['href']}"
             if address.fragment:
-                assert unquote(address.fragment) in places[target], f"{page}: {tag['href']}"
+                assert unquote(address.fragment) in anchors[target], f"{page}: {tag['href']}"
 
 
-def test_no_page_has_an_id_twice(site: Path) -> None:
+def test_ids_are_unique_within_a_page(site: Path) -> None:
     for page in pages(site):
-        ids = [tag["id"] for tag in parsed(page).select("[id]")]
+        ids = [tag["id"] for tag in parse_page(page).select("[id]")]
         assert len(ids) == len(set(ids)), page
 
 
 def test_no_page_loads_from_another_host(site: Path) -> None:
     for page in pages(site):
-        html = parsed(page)
+        html = parse_page(page)
         for tag in html.select("[src], link[href]"):
             assert not urlsplit(tag.get("src") or tag["href"]).netloc, f"{page}: {tag}"
     for sheet in site.glob("**/*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text("utf-8")), sheet
 
 
-def test_every_page_has_a_strict_policy(site: Path) -> None:
+def test_every_page_has_a_strict_content_security_policy(site: Path) -> None:
     for page in pages(site):
-        html = parsed(page)
+        html = parse_page(page)
         policy = html.head.select_one("meta[http-equiv='Content-Security-Policy']")
         assert policy is not None, page
         rules = dict(rule.strip().split(" ", 1) for rule in policy["content"].split(";"))
@@ -89,47 +89,55 @@ def test_every_page_has_a_strict_policy(site: Path) -> None:
         assert not html.select("style"), page
 
 
-def test_each_page_has_one_heading_of_the_first_level(site: Path) -> None:
+def test_each_page_has_one_first_level_heading(site: Path) -> None:
     for page in pages(site):
         if page.name != "404.html":
-            assert len(parsed(page).select("article h1")) == 1, page
+            assert len(parse_page(page).select("article h1")) == 1, page
 
 
 @pytest.mark.parametrize(
-    ("word", "place"),
+    ("word", "location"),
     [
         ("masked_fill", "labml_bert/mlm/#TokenMasker"),
         ("tying", "labml_bert/mlm/#BertLMPredictionHead"),
         ("plateau", "experiments/mlm_tiny/"),
     ],
 )
-def test_the_search_has_the_word_at_the_place(site: Path, word: str, place: str) -> None:
+def test_the_search_index_has_the_word_at_its_section(site: Path, word: str, location: str) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
-    assert any(place == entry["location"] and word in entry["text"] for entry in index["docs"])
+    assert any(location == entry["location"] and word in entry["text"] for entry in index["docs"])
 
 
-def test_titles_in_the_search_are_clean(site: Path) -> None:
+def test_search_index_and_headings_contain_no_markup(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     for entry in index["docs"]:
         title = BeautifulSoup(entry["title"], "html.parser").get_text()
         assert title and not re.search(r"[{}#`<>¶]|\*\*", title), entry
-        # A paragraph may begin with the word; what a button says is no text.
+        # A paragraph may begin with "Copy", but the label of a button doesn't belong in the index.
         assert not re.search(r"(?<!<p>)\bCopy\b", entry["text"]), entry
     for page in pages(site):
-        for heading in parsed(page).select("h1, h2, h3, title"):
+        for heading in parse_page(page).select("h1, h2, h3, title"):
             assert "{" not in heading.get_text(), f"{page}: {heading}"
 
 
-def test_a_first_visit_is_light(site: Path) -> None:
-    """That the search comes later is tested in the browser."""
+def test_a_first_visit_downloads_little(site: Path) -> None:
+    """
+    The files for search are counted apart, because they are loaded later. (The browser tests check that.)
+    """
 
-    def weight(name: str) -> int:
+    def compressed_size(name: str) -> int:
         return sum(len(gzip.compress(path.read_bytes(), 9)) for path in site.glob(name))
 
-    shared = weight("assets/stylesheets/*.css") + weight("assets/book.*") + weight("assets/katex/katex.css")
-    shared += weight("assets/images/*")
-    search = weight("assets/javascripts/bundle.*.js") + weight("assets/javascripts/workers/*.js")
-    search += weight("search/search_index.json")
+    common_size = (
+        compressed_size("assets/stylesheets/*.css")
+        + compressed_size("assets/book.*")
+        + compressed_size("assets/katex/katex.css")
+    )
+    common_size += compressed_size("assets/images/*")
+    search_size = compressed_size("assets/javascripts/bundle.*.js") + compressed_size(
+        "assets/javascripts/workers/*.js"
+    )
+    search_size += compressed_size("search/search_index.json")
     for page in pages(site):
-        assert shared + len(gzip.compress(page.read_bytes(), 9)) < 120_000, page
-    assert search < 250_000
+        assert common_size + len(gzip.compress(page.read_bytes(), 9)) < 120_000, page
+    assert search_size < 250_000

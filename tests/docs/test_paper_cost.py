@@ -1,8 +1,11 @@
-"""What a chapter counts on paper is what the package counts."""
+"""What a chapter calculates on paper agrees with what the package counts, and the tables follow from it."""
 
 import pytest
+from bs4 import BeautifulSoup
 
-from docs.figures.quotable import flops
+from docs.figures import budget, recipe
+from docs.figures.claims import Claim
+from docs.figures.records import Record
 from labml_bert.bert import BertConfig
 from labml_bert.run.timing import count_forward_flops
 
@@ -15,8 +18,90 @@ from labml_bert.run.timing import count_forward_flops
         {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096},
     ],
 )
-def test_operations_of_a_sequence(sizes: dict[str, int]) -> None:
+def test_flops_of_a_sequence_match_the_package(sizes: dict[str, int]) -> None:
     config = BertConfig(**sizes, num_attention_heads=4)
-    on_paper = flops(128, 20, **sizes)
-    assert on_paper.total == on_paper.layers + on_paper.attention + on_paper.head
-    assert on_paper.total == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)
+    estimate = budget.flops(128, 20, **sizes)
+    assert estimate.total == estimate.layers + estimate.attention + estimate.head
+    assert estimate.total == 3 * count_forward_flops(config, 1, 128, predictions=20, positions=128)
+
+
+def test_the_original_pretraining() -> None:
+    original = budget.original()
+    assert original.steps == 1_000_000
+    assert original.tokens_per_step == [32_768, 131_072]
+    assert original.tokens == 900_000 * 32_768 + 100_000 * 131_072
+    assert original.fraction_of_full_length == original.tokens / (1_000_000 * 256 * 512)
+    assert original.warmup_tokens == 327_680_000
+    short, long = budget.flops(128, 20).total, budget.flops(512, 76).total
+    assert original.exaflops * 1e18 == pytest.approx(256 * (900_000 * short + 100_000 * long))
+    # Twelve layers of 12 D^2 weights, 6 FLOPs each.
+    assert original.rule_of_thumb * 1e18 == pytest.approx(6 * 12 * 12 * 768**2 * original.tokens)
+    assert budget.days(original.tokens / 86_400) == 1
+
+
+def test_tables_of_flops_hours_and_dollars() -> None:
+    assert "| **total** | 70 | 301 |" in budget.flops_table()
+    seconds = budget.original().exaflops * 1e18 / (989e12 * 0.35)
+    assert budget.gpu_hours("H100 SXM", 0.35) == pytest.approx(seconds / 3600)
+    assert "| 35% | 19 | 2.4 | $38 | $76 |" in budget.training_cost("H100 SXM")
+    assert "| 312 | 106 | 61 | 42 |" in budget.gpu_table()
+    texts = [text.string for text in BeautifulSoup(budget.gpu_chart(), "html.parser").select("svg text")]
+    assert texts == ["H100 SXM", "19 hours", "A100", "61 hours", "RTX 4090", "115 hours"]
+
+
+def tiny_record() -> Record:
+    configuration = {
+        "experiment": "tiny",
+        "batch_tokens": 64,
+        "schedule": "16:3,32",
+        "warmup_ratio": 0.1,
+        "learning_rate": 2e-3,
+    }
+    data = {
+        "configuration": configuration,
+        "corpus": {"train_characters": 3200},
+        "result": {"steps": 100},
+    }
+    return Record("tiny", data)
+
+
+def test_the_budget_of_a_run() -> None:
+    run_budget = budget.run_budget(tiny_record())
+    assert (run_budget.tokens, run_budget.warmup_tokens, run_budget.passes, run_budget.sequences) == (
+        6400,
+        640,
+        2.0,
+        [4, 2],
+    )
+
+
+def test_learning_rates_of_both_recipes() -> None:
+    chart = BeautifulSoup(recipe.learning_rate_chart(tiny_record()), "html.parser")
+    assert [cell.string for cell in chart.select("thead th")][1:] == [
+        "BERT base, peak 0.0001",
+        "tiny, peak 0.002",
+    ]
+    rows = [[cell.string for cell in row.select("th, td")] for row in chart.select("tbody tr")]
+    assert rows == [
+        ["0", "0.000", "0.000"],
+        ["1", "100.000", "–"],
+        ["10", "–", "100.000"],
+        ["100", "0.000", "0.000"],
+    ]
+
+
+def test_failed_runs_are_counted_by_learning_rate() -> None:
+    rows = [
+        {"arm": arm, "seed": seed, "options": {"learning_rate": learning_rate}, "result": {"failed": failed}}
+        for arm, learning_rate, failures in (
+            ("a", 1e-3, (0.0, 0.0)),
+            ("a", 2e-3, (1.0, 0.0)),
+            ("b", 1e-3, (1.0, 1.0)),
+            ("b", 2e-3, (1.0, 1.0)),
+        )
+        for seed, failed in enumerate(failures)
+    ]
+    claim = Claim({"arms": {"a": {}, "b": {}}, "seeds": 2}, Record("claim", {"table": rows}))
+    table = recipe.failed_runs(claim)
+    assert "| learning rate 0.001 | learning rate 0.002 |" in table
+    assert "| a | 0 of 2 | 1 of 2 |" in table and "| b | 2 of 2 | 2 of 2 |" in table

@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from mkdocs.config import load_config
 
 from docs.figures import attention
-from docs.figures.quotable import parameters, quotable
+from docs.figures.quotable import quotable
 from docs.figures.records import Record
 from docs.figures.runs import recorded_runs
 from docs.literate.chapters import chapter, evaluate, read_glossary
@@ -22,8 +22,6 @@ from docs.literate.samples import rewritten, run_samples
 from docs.literate.scripts import script_rows
 from docs.literate.site import read_sources
 from docs.site import SITE
-from labml_bert.bert import BertConfig, BertModel
-from labml_bert.mlm import BertLMPredictionHead
 
 ROOT = SITE.root
 SOURCES = read_sources(ROOT, SITE.folders)
@@ -150,6 +148,30 @@ def test_expressions() -> None:
     assert evaluate('baseline("tiny", "unigram").loss:.1f', names) == "3.0"
     assert evaluate('value_at("tiny", "valid.loss", 5):.1f', names) == "2.0"
     assert evaluate('seconds_until("tiny", "valid.loss", 3):.0f', names) == "4"
+    assert evaluate('steps_until("tiny", "valid.loss", 3)', names) == "2"
+
+
+def test_all_seeds_of_a_run() -> None:
+    def seed(number: int, loss: float) -> Record:
+        result = {"loss": loss, "accuracy": 0.5, "steps": 10, "training_seconds": 20.0}
+        one = record(result=result, configuration={"seed": number})
+        return Record(f"run-{number}", one.data)
+
+    runs = [seed(0, 1.0), seed(1, 2.0), seed(10, 6.0)]
+    names = quotable({"run-fixed-0": record(), **{one.name: one for one in runs}}, {}, "page")
+    assert evaluate('over_seeds("run-*", "loss").mean:.1f', names) == "3.0"
+    assert evaluate('over_seeds("run-*", "loss").max:.1f', names) == "6.0"
+    table = evaluate('seed_table("run-*", labels=["short"], steps_below=3)', names)
+    assert "| result | seed 0 | seed 1 | seed 10 | mean |" in table
+    assert "| short: held-out loss, nats | 1.000 | 2.000 | 6.000 | 3.000 |" in table
+    assert "| short: first step below 3 nats | 2 | 2 | 2 | |" in table
+    assert "| never | never | never |" in evaluate('seed_table("run-*", labels=["a"], steps_below=0)', names)
+    chart = BeautifulSoup(evaluate('chart("run-*", title="Loss", labels=["short"])', names), "html.parser")
+    columns = [cell.string for cell in chart.select("thead th")]
+    assert columns[1:] == ["short, seed 0", "short, seed 1", "short, seed 10"]
+    assert len(chart.select(".key span, figcaption a")) >= 3 and "run-fixed" not in chart.get_text()
+    with pytest.raises(PageError, match=r"no seed of walk-\*"):
+        evaluate('provenance("walk-*")', names)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +184,7 @@ def test_expressions() -> None:
         ("1 +", "not an expression"),
         ("1 / 0", "division by zero"),
         ('value_at("tiny", "lass", 5):.1f', "no metric 'lass'"),
+        ('steps_until("tiny", "valid.loss", 0.1)', "never falls below 0.1"),
     ],
 )
 def test_expressions_that_fail(text: str, message: str) -> None:
@@ -221,32 +244,10 @@ def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: py
         assert printed == said
 
 
-def test_parameters_are_those_of_the_model() -> None:
-    with torch.device("meta"):
-        config = BertConfig(vocab_size=20_000, num_hidden_layers=6)
-        bert = BertModel(config)
-        head = BertLMPredictionHead(config.hidden_size, config.vocab_size)
-    ours = parameters(vocab_size=20_000, num_hidden_layers=6)
-
-    def size(module: torch.nn.Module | None) -> int:
-        assert module is not None
-        return sum(p.numel() for p in module.parameters())
-
-    assert ours.embeddings == size(bert.embeddings)
-    assert ours.block == size(bert.encoder.layer[0])
-    assert ours.attention == size(bert.encoder.layer[0].get_submodule("attention"))
-    assert ours.encoder == size(bert.encoder)
-    assert ours.pooler == size(bert.pooler)
-    assert ours.bert == size(bert)
-    assert ours.head == size(head)
-    assert ours.masked_lm == 58_895_648
-    assert parameters().pretraining == 110_106_428
-
-
 def test_an_experiment_shows_its_runs() -> None:
     page = recorded_runs(SOURCES["experiments.mlm_tiny"], {"tiny": record()})
     assert "{#run-tiny}" in page and "<svg" in page and "| unigram | 3.000 | 10.0% |" in page
-    assert "None has been recorded" in recorded_runs(SOURCES["experiments.mlm_tiny"], {})
+    assert "No run has been recorded" in recorded_runs(SOURCES["experiments.mlm_tiny"], {})
     assert recorded_runs(SOURCES["labml_bert.mlm"], {}) == ""
 
 

@@ -1,4 +1,4 @@
-"""The renderer is about no project, and what lists the modules is taken from the tree."""
+"""The renderer is independent of this project, and the lists of modules follow the file tree."""
 
 import ast
 import graphlib
@@ -9,7 +9,7 @@ import yaml
 
 from docs.literate.rows import PageError
 from docs.literate.site import Contents, Site, read_sources, write_site
-from docs.literate.tree import flat, module_table, navigation, with_module_table
+from docs.literate.tree import flatten, module_table, navigation, with_module_table
 from docs.site import SITE
 
 ROOT = SITE.root
@@ -21,23 +21,23 @@ TOOLS = {
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of `docs` that a file imports, in functions too."""
-    found = set()
+    """The modules of `docs` that a file imports, including imports inside functions."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & TOOLS.keys()
+            modules |= {alias.name for alias in node.names}
+    return modules & TOOLS.keys()
 
 
-def test_no_module_imports_itself_by_a_detour() -> None:
+def test_imports_have_no_cycle() -> None:
     graph = {name: imports(path) for name, path in TOOLS.items()}
     assert len([*graphlib.TopologicalSorter(graph).static_order()]) == len(TOOLS) > 20
 
 
 @pytest.mark.parametrize("name", sorted(name for name in TOOLS if name.startswith("docs.literate.")))
-def test_the_renderer_knows_nothing_of_this_project(name: str) -> None:
+def test_the_renderer_does_not_depend_on_this_project(name: str) -> None:
     assert all(module.startswith("docs.literate.") for module in imports(TOOLS[name]))
     assert "labml" not in TOOLS[name].read_text("utf-8")
 
@@ -47,7 +47,7 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-class Nothing(Contents):
+class StubContents(Contents):
     def names(self, page: str) -> dict:
         return {"page": lambda: page}
 
@@ -64,11 +64,15 @@ def project(root: Path) -> Site:
     write(root, "pack/deep/x.py", '"""# Deep\n\nSee `pack.b`, or `b.py`."""\n')
     write(root, "docs/pages/index.md", "# Start\n\nThis is {{ page() }}, beside `b.py`.\n")
     return Site(
-        root=root, contents=lambda sources: Nothing(), folders=("pack",), package="pack", first=("pack/b",)
+        root=root,
+        contents=lambda sources: StubContents(),
+        folders=("pack",),
+        package="pack",
+        first=("pack/b",),
     )
 
 
-def test_another_project_has_pages_too(tmp_path: Path) -> None:
+def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
     site = project(tmp_path)
     write_site(site, reference=False)
     deep = (site.out / "pack/deep/x.md").read_text("utf-8")
@@ -82,7 +86,7 @@ def test_another_project_has_pages_too(tmp_path: Path) -> None:
     assert not (site.out / "pack/deep/x.md").exists() and (site.out / "pack/deep/y.md").is_file()
 
 
-def test_navigation_and_table_follow_the_tree(tmp_path: Path) -> None:
+def test_navigation_and_table_follow_the_file_tree(tmp_path: Path) -> None:
     site = project(tmp_path)
     sources = read_sources(site.root, site.folders)
     assert navigation(site, sources) == [
@@ -106,25 +110,25 @@ def test_navigation_and_table_follow_the_tree(tmp_path: Path) -> None:
         with_module_table(site, sources, "# A README\n")
 
 
-def test_every_module_is_in_the_navigation_and_none_by_hand() -> None:
+def test_every_module_is_in_the_generated_navigation() -> None:
     sources = read_sources(ROOT, SITE.folders)
     entries = navigation(SITE, sources)
-    pages = flat([entry for part in entries for inside in part.values() for entry in inside])
+    pages = flatten([entry for part in entries for inside in part.values() for entry in inside])
     assert {f"{source.page}.md" for source in sources.values()} <= {*pages}
     assert len(pages) == len({*pages})
-    assert "labml_bert" not in "".join(str(yaml.safe_load(part)) for part in by_hand())
+    assert "labml_bert" not in "".join(str(yaml.safe_load(part)) for part in handwritten_entries())
 
 
-def by_hand() -> list[str]:
-    """The entries of the navigation in mkdocs.yml."""
+def handwritten_entries() -> list[str]:
+    """The handwritten entries of the navigation, in mkdocs.yml."""
     return (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1].splitlines()
 
 
-def test_every_page_that_leads_its_folder_is_there() -> None:
+def test_every_path_in_first_exists() -> None:
     for name in SITE.first:
         assert (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file(), name
 
 
-def test_the_table_of_the_readme_is_that_of_the_tree() -> None:
+def test_the_module_table_in_the_readme_is_up_to_date() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"

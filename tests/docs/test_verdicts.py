@@ -1,8 +1,9 @@
-"""Verdicts come from the numbers, and the page stands with no record, with a part of one and with a whole."""
+"""Verdicts come from the numbers, and the page works with no record, a part of one, and a whole one."""
 
 import json
 import math
 import random
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 
 from docs.figures import claims
-from docs.figures.claims import Claim, difference, least_factor, read_claim, share_difference, verdict
+from docs.figures.claims import (
+    Claim,
+    difference,
+    proportion_difference,
+    ratio_lower_bound,
+    read_claim,
+    verdict,
+)
 from docs.figures.records import Record
 
 ENTRY = """
@@ -29,6 +37,8 @@ grid = {{ learning_rate = [1e-3, 2e-3] }}
 [claim.arms]
 "short" = {{}}
 "long" = {{ schedule = "128" }}
+[claim.labels]
+"long" = "length 128"
 [[claim.tests]]
 says = "sooner"
 better = "short"
@@ -65,7 +75,7 @@ def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]
 def record(short: list[float], long: list[float], **changes: Any) -> dict[str, Any]:
     rows = [one_row("short", seed, tau, 1.0) for seed, tau in enumerate(short)]
     rows += [one_row("long", seed, tau, 1.5) for seed, tau in enumerate(long)]
-    about = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
+    entry = tomllib.loads(ENTRY.format(figure="curves"))["claim"][0]
     return {
         "experiment": "claims",
         "date": "2026-01-01",
@@ -77,7 +87,7 @@ def record(short: list[float], long: list[float], **changes: Any) -> dict[str, A
             "grid": {"learning_rate": [1e-3, 2e-3]},
             "seeds": 3,
             "over_grid": False,
-            **{key: about[key] for key in ("job", "tests")},
+            **{key: entry[key] for key in ("job", "tests")},
         },
         "table": [one_row("short", 100, 1.0), *rows],
         "step_seconds": {"short": {"16": 0.5, "128": 1.0}, "long": {"128": 1.0}},
@@ -114,23 +124,23 @@ def test_a_bound_by_ranks_is_below_the_truth_nineteen_times_in_twenty() -> None:
     r = random.Random(0)
     for runs in (3, 5):
         samples = [[[math.exp(r.gauss(mu, 1)) for _ in range(runs)] for mu in (1, 0)] for _ in range(4000)]
-        below = sum(least_factor(worse, better) < math.e for worse, better in samples)
+        below = sum(ratio_lower_bound(worse, better) < math.e for worse, better in samples)
         assert 0.94 < below / len(samples) < 0.96
-    assert least_factor([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]) == 10 / 3, "the smallest of 3 times 3"
-    assert least_factor([1.0, 2.0], [3.0, 4.0]) == 0, "too few for a bound"
+    assert ratio_lower_bound([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]) == 10 / 3, "the smallest of 3 times 3"
+    assert ratio_lower_bound([1.0, 2.0], [3.0, 4.0]) == 0, "too few for a bound"
 
 
 def test_a_bound_does_not_fall_when_a_run_lasts_longer() -> None:
     worse, better = [20.0, 20.0, 14.0, 15.0, 16.0], [2.0, 2.1, 1.9, 2.0, 2.2]
-    bound = least_factor(worse, better)
-    assert all(least_factor([20.0 * times, *worse[1:]], better) >= bound for times in (2, 20, 1e6))
+    bound = ratio_lower_bound(worse, better)
+    assert all(ratio_lower_bound([20.0 * times, *worse[1:]], better) >= bound for times in (2, 20, 1e6))
 
 
-def test_the_interval_of_two_shares_is_the_published_one() -> None:
+def test_the_interval_of_two_proportions_is_the_published_one() -> None:
     """Newcombe 1998, table II, comparison (a): 56 of 70 against 48 of 80, method 10."""
-    found = share_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
+    found = proportion_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
     assert [round(value, 4) for value in found] == [0.2, 0.0524, 0.3339]
-    assert share_difference([1] * 12, [0] * 12).low < 1, "all alike is not certain"
+    assert proportion_difference([1] * 12, [0] * 12).low < 1, "all alike is not certain"
 
 
 @pytest.mark.parametrize(
@@ -138,11 +148,11 @@ def test_the_interval_of_two_shares_is_the_published_one() -> None:
     [
         (["yes", "yes"], "holds"),
         (["no"], "fails"),
-        (["yes", "open", "no"], "depends"),
-        (["yes", "open"], "undecided"),
-        (["no", "open"], "undecided"),
-        (["open"], "undecided"),
-        ([], "undecided"),
+        (["yes", "inconclusive", "no"], "depends"),
+        (["yes", "inconclusive"], "inconclusive"),
+        (["no", "inconclusive"], "inconclusive"),
+        (["inconclusive"], "inconclusive"),
+        ([], "inconclusive"),
     ],
 )
 def test_the_rule(answers: list[str], expected: str) -> None:
@@ -154,7 +164,7 @@ def test_the_rule(answers: list[str], expected: str) -> None:
     [
         ([10, 10.5, 11], [30, 31, 32], "holds"),
         ([30, 31, 32], [10, 10.5, 11], "fails"),
-        ([10, 20, 40], [12, 30, 35], "undecided"),
+        ([10, 20, 40], [12, 30, 35], "inconclusive"),
     ],
 )
 def test_verdicts_from_numbers(short: list[float], long: list[float], expected: str, tmp_path: Path) -> None:
@@ -164,7 +174,7 @@ def test_verdicts_from_numbers(short: list[float], long: list[float], expected: 
 def test_a_verdict_that_depends(tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]))
     test = {"better": "long", "worse": "short", "metric": "loss", "margin": 0.0}
-    claim.about["tests"].append(test)
+    claim.entry["tests"].append(test)
     assert claim.answer(test).says == "no"
     assert claim.verdict() == "depends"
 
@@ -174,10 +184,10 @@ def test_margins_and_directions(tmp_path: Path) -> None:
     test = {"better": "short", "worse": "long", "metric": "loss", "margin": 0.0}
     assert claim.answer(test).gain == pytest.approx(difference([1.5, 1.51, 1.52], [1.0, 1.01, 1.02]))
     assert claim.answer({**test, "margin": 0.6}).says == "no"
-    assert claim.answer({**test, "margin": 0.5}).says == "open"
+    assert claim.answer({**test, "margin": 0.5}).says == "inconclusive"
     for row in claim.rows:
         row["result"]["package"] = row["result"]["loss"]
-    assert claim.answer({**test, "metric": "package"}).says == "no", "there more is better"
+    assert claim.answer({**test, "metric": "package"}).says == "no", "a higher accuracy is better"
 
 
 def test_times_are_steps_times_their_seconds(tmp_path: Path) -> None:
@@ -196,17 +206,20 @@ def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None
     test = {"better": "short", "worse": "long", "metric": "tokens", "below": 1.0, "margin": 1.5}
     found = claim.answer(test)
     assert (found.says, found.at_least) == ("yes", True)
-    assert claim.answer({**test, "margin": 1000.0}).says == "open", "it may take a thousand times as long"
-    assert claim.answer({**test, "better": "long", "worse": "short", "margin": 0.001}).says == "open"
+    assert claim.answer({**test, "margin": 1000.0}).says == "inconclusive", (
+        "it may take a thousand times as long"
+    )
+    reversed_test = {**test, "better": "long", "worse": "short", "margin": 0.001}
+    assert claim.answer(reversed_test).says == "inconclusive"
 
 
 @pytest.mark.parametrize(
     ("short", "long", "expected"),
     [
-        ([10, 10, 10], [30, 30, 30], "2.9 times (95% interval 2.9 to 2.9)"),
-        ([10, 10, 10], [900, 900, 900], "at least 13.8 times (at 95%: 13.8 or more)"),
-        ([900, 900, 900], [10, 10, 10], "at most 0.1 times (at 95%: 0.1 or less)"),
-        ([900, 900, 900], [910, 910, 910], "neither arrived in all runs"),
+        ([10, 10, 10], [30, 30, 30], "2.9 times (95% CI 2.9 to 2.9)"),
+        ([10, 10, 10], [900, 900, 900], "at least 13.8 times (95% confidence: 13.8 or more)"),
+        ([900, 900, 900], [10, 10, 10], "at most 0.1 times (95% confidence: 0.1 or less)"),
+        ([900, 900, 900], [910, 910, 910], "unknown: both variants have runs that never got there"),
     ],
 )
 def test_a_chapter_can_quote_a_factor(
@@ -216,11 +229,11 @@ def test_a_chapter_can_quote_a_factor(
     same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
     claim = written(tmp_path, record(short, long, step_seconds=same))
     assert claims.measured(claim, "sooner") == expected
-    assert claims.measured(claim, "lower").startswith("+0.500 nats (95% interval +0.4")
+    assert claims.measured(claim, "lower").startswith("+0.500 nats (95% CI +0.4")
     for row in claim.rows:
         row["result"]["package"] = 1 - row["result"]["loss"] / 2
-    claim.about["tests"][1]["metric"] = "package"
-    assert claims.measured(claim, "lower").startswith("+25.0 points (95% interval +23.")
+    claim.entry["tests"][1]["metric"] = "package"
+    assert claims.measured(claim, "lower").startswith("+25.0 points (95% CI +23.")
     with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
         claims.measured(claim, "faster")
 
@@ -229,20 +242,20 @@ def test_a_chapter_waits_for_a_number(tmp_path: Path) -> None:
     assert claims.measured(written(tmp_path, None), "sooner") == "not measured yet"
 
 
-def test_a_run_without_a_number_decides_nothing(tmp_path: Path) -> None:
+def test_a_run_that_ends_in_nan_decides_nothing(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["table"][-1]["result"]["loss"] = None
     claim = written(tmp_path, data)
     found = claim.answer({"better": "short", "worse": "long", "metric": "loss", "margin": 0.0})
-    assert (found.says, found.gain) == ("open", None)
-    assert "1 without a number" in claims.details(claim)
+    assert (found.says, found.gain) == ("inconclusive", None)
+    assert "1 ended in NaN" in claims.details(claim)
 
 
 @pytest.mark.parametrize("figure", ["curves", "loss"])
 def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, None, figure)
     assert claim.verdict() == "not run yet"
-    assert "**Verdict: not run yet.**" in claims.row(claim)
+    assert claims.row(claim) == "**The claim.** It is. *Source:* [Somebody](https://example.org)."
     assert claims.drawing(claim).startswith("<!--")
     assert "0 of 3" in claims.details(claim) and "about 5 minutes" in claims.details(claim)
 
@@ -251,7 +264,7 @@ def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
 def test_a_page_with_a_part_of_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30], step_seconds={}), figure)
     assert claim.verdict() == "not finished yet"
-    assert "4 of 6 runs are there" in claims.row(claim)
+    assert "4 of 6 runs are recorded. The verdict waits for the rest." in claims.details(claim)
     assert claims.drawing(claim).startswith("<figure") and "`" not in claims.drawing(claim)
     assert "1 of 3" in claims.details(claim)
 
@@ -265,12 +278,14 @@ def test_only_the_search_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("figure", ["curves", "loss"])
 def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
-    text = claims.row(claim)
-    assert "**Verdict: holds.**" in text and "changed after" not in text
-    assert "| *beside the verdict:* lower | yes | +0.500 |" in text
-    assert claims.drawing(claim).startswith("<figure")
-    assert "Cost: about 4 minutes on two cores; Test" in claims.details(claim)
-    assert "| short | 0.0 M, 4 s |" in claims.details(claim)
+    text = claims.details(claim)
+    assert claim.verdict() == "holds" and "changed after" not in text
+    tests, others = text.split("doesn't count for the verdict")
+    assert "| short | length 128 | time to 1 nat below the unigram baseline | 5.7 × | 5.1 × to" in tests
+    assert "| short | length 128 | held-out loss | +0.500 nats |" in others
+    assert claims.drawing(claim).startswith("<figure") and "length 128" in claims.drawing(claim)
+    assert "Cost: about 4 minutes on two cores (Test" in text
+    assert "| short | 0.0 M, 4 s |" in text
 
 
 def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
@@ -284,22 +299,22 @@ def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
 def test_a_claim_that_was_changed_after_its_runs_says_so(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["options"]["tokens"] = 5
-    assert "changed after these runs" in claims.row(written(tmp_path, data))
+    assert "changed after these runs" in claims.details(written(tmp_path, data))
     data = record([10, 10.5, 11], [30, 31, 32])
     data["claim"]["tests"][0]["margin"] = 2.0
-    assert "changed after these runs" in claims.row(written(tmp_path, data))
+    assert "changed after these runs" in claims.details(written(tmp_path, data))
 
 
 def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["table"] += [{**row, "result": {"failed": 1.0}} for row in data["table"] if row["seed"] == 2]
     claim = written(tmp_path, data)
-    claim.about["over_grid"] = True
+    claim.entry["over_grid"] = True
     assert claim.expected() == 6 and not claim.finished()
     assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
     test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
-    assert claim.answer(test).gain == share_difference([0, 0, 0, 1], [0, 0, 0, 1])
-    assert claims.in_words(claim.answer(test), "failed").startswith("+0.0 points (95% interval −")
+    assert claim.answer(test).gain == proportion_difference([0, 0, 0, 1], [0, 0, 0, 1])
+    assert claims.in_words(claim.answer(test), "failed").startswith("+0.0 points (95% CI −")
 
 
 def test_the_claim_whose_record_is_of_another_experiment() -> None:
@@ -309,18 +324,83 @@ def test_the_claim_whose_record_is_of_another_experiment() -> None:
         for labels in (100, 1000, 3202)
         for seed in range(3)
     ]
-    about = read_claim("pretraining-pays").about
-    claim = Claim(about, Record("x", {"table": rows}))
+    entry = read_claim("pretraining-pays").entry
+    claim = Claim(entry, Record("x", {"table": rows}))
     assert claim.values("pretrained", "package 100") == [0.5, 0.51, 0.52]
     assert claim.values("pretrained", "package 100 - package 3202") == [0.0, 0.0, 0.0]
-    assert [claim.answer(test).says for test in about["tests"]] == ["yes", "yes", "open"]
+    assert [claim.answer(test).says for test in entry["tests"]] == ["yes", "yes", "inconclusive"]
 
 
-def test_the_chapters_of_the_claims_link_to_their_rows() -> None:
-    pages = Path("docs/pages")
-    for claim in tomllib.loads(Path("experiments/claims/claims.toml").read_text())["claim"]:
-        chapter = (pages / f"{claim['chapter']}.md").read_text()
-        assert f"claims.md#{claim['name']})" in chapter, claim["name"]
+PAGES = Path("docs/pages")
+ENTRIES = tomllib.loads(Path("experiments/claims/claims.toml").read_text("utf-8"))["claim"]
+
+
+def test_the_chapters_of_the_claims_link_to_their_sections() -> None:
+    for entry in ENTRIES:
+        chapter = (PAGES / f"{entry['chapter']}.md").read_text("utf-8")
+        assert f"claims.md#{entry['name']})" in chapter, entry["name"]
+
+
+def test_the_page_has_a_section_and_a_row_for_each_claim() -> None:
+    page = (PAGES / "claims.md").read_text("utf-8")
+    titles = [(entry["title"], entry["name"]) for entry in ENTRIES]
+    # Sections about the method have an anchor too.
+    sections = re.findall(r"^## (.+) \{#(.+)\}$", page, re.M)
+    assert [section for section in sections if section[1] != "how-a-verdict-is-made"] == titles
+    assert re.findall(r'^\| \[(.+?)\]\(#(.+?)\) \| \{\{ verdict\("\2"\) \}\} \|', page, re.M) == titles
+    for _, name in titles:
+        for call in ("claim", "claim_figure", "claim_details"):
+            assert f'{{{{ {call}("{name}") }}}}' in page
+
+
+def test_all_claims_at_once(tmp_path: Path) -> None:
+    written(tmp_path, record([10, 10.5, 11], [30, 31, 32]))
+    found = claims.overview(tmp_path / "claims.toml", tmp_path)
+    assert found.startswith("<figure") and "Short is faster: holds." in found
+    assert found.count('<g transform="translate(') == 1, "one test counts for the verdict"
+
+
+def test_labels_are_those_of_variants() -> None:
+    for entry in ENTRIES:
+        assert entry.get("labels", {}).keys() <= entry["arms"].keys()
+
+
+def losses(claim: Claim, arm: str, learning_rate: float) -> list[float]:
+    """The final losses in the search for a learning rate."""
+    assert claim.record is not None
+    rows = [row for row in claim.record.data["table"] if row["arm"] == arm and row["seed"] == 100]
+    return [row["result"]["loss"] for row in rows if row["point"]["learning_rate"] == learning_rate]
+
+
+def test_what_the_page_says_in_words_is_in_the_records() -> None:
+    """Statements of the caveats that no expression works out."""
+    lengths, head = read_claim("short-to-long"), read_claim("head")
+    plateau = lengths.rows[0]["unigram_loss"] - 0.5
+    for rate in (2e-3, 4e-3):
+        assert min(losses(lengths, "length 128", rate)) > plateau, "no setting of the search left it"
+    for row in lengths.of("grows on a plateau"):
+        assert [length for _, length in row["lengths"]] == [16, 128], "it never met a plateau"
+    for level in (0.5, 1.0, 1.5):
+        goals = [(row, row["unigram_loss"] - level) for row in lengths.of("grows evenly")]
+        assert not any(lengths.arrival(*goal, "tokens").arrived for goal in goals), "no run ever left"
+    # The head without its LayerNorm: its learning rate, and the gap at that one.
+    assert losses(head, "no LayerNorm", 2e-3)[0] > head.rows[0]["unigram_loss"] - 0.1
+    assert {row["point"]["learning_rate"] for row in head.of("no LayerNorm")} == {1e-3}
+    gap = losses(head, "no LayerNorm", 1e-3)[0] - losses(head, "both", 1e-3)[0]
+    gain = head.answer(next(test for test in head.entry["tests"] if test["worse"] == "no LayerNorm")).gain
+    assert gain is not None and gap < gain.middle / 2
+    for arm in read_claim("warm-up").arms:
+        failed: dict[float, set[float]] = {}
+        for row in read_claim("warm-up").of(arm):
+            failed.setdefault(row["point"]["learning_rate"], set()).add(row["result"]["failed"])
+        expected = {5e-4: {0.0}, 1e-3: {0.0}, 2e-3: {1.0}}
+        assert failed == (expected if "corrected" in arm else {rate: {1.0} for rate in expected})
+    pays = read_claim("pretraining-pays")
+    gains = {}
+    for labels in (100, 1000, 3202):
+        pairs = zip(*(pays.values(arm, f"package {labels}") for arm in pays.arms), strict=True)
+        gains[labels] = sum(a - b for a, b in pairs if a is not None and b is not None)
+    assert gains[1000] > gains[100] > gains[3202]
 
 
 def test_no_such_claim() -> None:

@@ -1,4 +1,4 @@
-"""The experiment that shows where a mask looks."""
+"""The experiment that records where a masked position attends."""
 
 import json
 import runpy
@@ -21,23 +21,23 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training = runpy.run_path(str(SCRIPT.with_name("mlm_tiny.py")))
     sizes = "--schedule 8 --steps 2 --batch-tokens 64 --hidden-size 16 --num-hidden-layers 2 "
     sizes += "--num-attention-heads 2 --max-position-embeddings 32"
-    where = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
-    launch(training["main"], training["Options"], [*sizes.split(), *where])
+    folders = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
+    launch(training["main"], training["Options"], [*sizes.split(), *folders])
     return next((folder / "logs").glob("*/*"))
 
 
 @pytest.mark.processes
-def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["a[MASK]c", "--run", str(run_folder), "--record", str(tmp_path / "map.json")])
     out = capsys.readouterr().out
-    # Where the model lies is as long as it is.
+    # The path of the model can be any length.
     lines = [line for line in out.splitlines() if "  model " not in line]
     assert "predictions" in out and max(map(len, lines)) <= 80
     record = json.loads((tmp_path / "map.json").read_text())
-    found = record["result"]
-    assert record["experiment"] == "attention_map" and found["tokens"] == ["a", "[MASK]", "c"]
-    assert found["masks"] == [1] and len(found["guesses"][0]) == 5
-    weights = torch.tensor(found["attentions"])  # (L, H, T, T)
+    result = record["result"]
+    assert record["experiment"] == "attention_map" and result["tokens"] == ["a", "[MASK]", "c"]
+    assert result["masks"] == [1] and len(result["guesses"][0]) == 5
+    weights = torch.tensor(result["attentions"])  # (L, H, T, T)
     assert weights.shape == (2, 2, 3, 3)
     assert torch.allclose(weights.sum(-1), torch.ones(2, 2, 3), atol=2e-3)
     assert str(run_folder) not in json.dumps(record)
@@ -55,8 +55,8 @@ def test_what_is_recorded(run_folder: Path, tmp_path: Path, capsys: pytest.Captu
 def test_bad_input_gets_one_line_and_exit_code_2(
     run_folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--run", str(run_folder), *arguments])
-    assert end.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error

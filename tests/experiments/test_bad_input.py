@@ -1,4 +1,4 @@
-"""Every experiment answers bad input with one line and exit code 2."""
+"""Every experiment answers bad input with a one-line error and exit code 2."""
 
 import json
 import re
@@ -15,13 +15,13 @@ from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS
-from tests.support.damage import flipped
+from tests.support.damage import flip_bit
 from tests.support.runs import main_in_process, small_text
 
 
 @pytest.fixture(scope="module")
 def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of texts, runs and models; most of them are damaged, each in another way."""
+    """A folder of texts, runs and models, most of them damaged in different ways."""
     folder = tmp_path_factory.mktemp("bad-files")
     (folder / "good.txt").write_text(small_text(100))
     (folder / "empty.txt").write_text("")
@@ -47,31 +47,31 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {f"model.{name}": p for name, p in BertForMaskedLM(config).named_parameters()}
     for name, experiment in (("good", "mlm_tiny"), ("other", "bert_tiny"), ("before", "mlm_tiny")):
         configuration = {"experiment": experiment, "corpus": "gone.txt", "model": asdict(config)}
-        about = {"step": 3, "seconds": 1.0, "configuration": configuration}
-        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(about)})
+        metadata = {"step": 3, "seconds": 1.0, "configuration": configuration}
+        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
     for name in ("good", "pickle", "flipped_model"):
         character_tokenizer(["abcd"]).save(str(folder / name / "tokenizer.json"))
-    odd = {"wordy": ({"hidden_size": "wide"}, 3, 1.0), "early": ({}, -1, 0.5)}
-    for name, (changes, step, seconds) in odd.items():
+    invalid_runs = {"wordy": ({"hidden_size": "wide"}, 3, 1.0), "early": ({}, -1, 0.5)}
+    for name, (changes, step, seconds) in invalid_runs.items():
         (folder / name).mkdir()
-        about = {"step": step, "seconds": seconds, "configuration": {"experiment": "mlm_tiny", **changes}}
-        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(about)})
-    whole = (folder / "good" / CHECKPOINT).read_bytes()
+        metadata = {"step": step, "seconds": seconds, "configuration": {"experiment": "mlm_tiny", **changes}}
+        write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
+    intact = (folder / "good" / CHECKPOINT).read_bytes()
     (folder / "before" / CHECKPOINT).rename(folder / "before" / PREVIOUS)
     (folder / "rubbish" / CHECKPOINT).write_bytes(b"rubbish")
-    (folder / "half" / CHECKPOINT).write_bytes(whole[: len(whole) // 2])
+    (folder / "half" / CHECKPOINT).write_bytes(intact[: len(intact) // 2])
     for name in ("flipped", "before"):
-        (folder / name / CHECKPOINT).write_bytes(flipped(whole, len(whole) - 100))
+        (folder / name / CHECKPOINT).write_bytes(flip_bit(intact, len(intact) - 100))
     (folder / "pickle" / "config.json").write_text(json.dumps(asdict(config)))
     (folder / "pickle" / "pytorch_model.bin").write_bytes(b"")
     model = folder / "flipped_model"
     BertForMaskedLM(config).save_pretrained(model)
     data = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(flipped(data, len(data) - 100))
+    (model / "model.safetensors").write_bytes(flip_bit(data, len(data) - 100))
     return folder
 
 
-# What is typed, and words of the one line that answers.
+# The arguments, and a part of the error message.
 BAD_INPUT = {
     "unknown corpus": (["--corpus", "nonsense"], "no corpus or file is called 'nonsense'"),
     "missing file": (["--corpus", "./missing.txt"], "no corpus or file is called './missing.txt'"),
@@ -85,93 +85,94 @@ BAD_INPUT = {
     "not UTF-8": (["--corpus", "latin1.txt"], "latin1.txt is not UTF-8 (byte 0)"),
     "length above the positions": (["--corpus", "good.txt", "--schedule", "16,256"],
                                    "max_position_embeddings is 128"),
-    "heads that do not divide": (["--corpus", "good.txt", "--hidden-size", "130"], "not divisible by"),
+    "indivisible hidden size": (["--corpus", "good.txt", "--hidden-size", "130"], "not divisible by"),
     "schedule of letters": (["--schedule", "a,b"], "bad schedule 'a,b'"),
-    "schedule that falls": (["--schedule", "64,32"], "lengths must grow"),
-    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+    "decreasing schedule": (["--schedule", "64,32"], "lengths must increase"),
+    "GPU that does not exist": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
     "no time": (["--corpus", "good.txt", "--minutes", "0"], "minutes is 0.0; it must be above 0"),
     "no steps": (["--corpus", "good.txt", "--steps", "0"], "steps is 0"),
-    "both budgets": (["--steps", "1", "--minutes", "1"], "give --steps or --minutes, not both"),
-    "batch below a sequence": (["--corpus", "good.txt", "--batch-tokens", "64"], "do not hold one sequence"),
-    "share above one": (["--corpus", "good.txt", "--mlm-probability", "2"], "mlm_probability is 2.0"),
+    "both budgets": (["--steps", "1", "--minutes", "1"], "use --steps or --minutes, not both"),
+    "too small a batch": (["--corpus", "good.txt", "--batch-tokens", "64"], "too few for one sequence"),
+    "probability above one": (["--corpus", "good.txt", "--mlm-probability", "2"], "mlm_probability is 2.0"),
     "dropout of one": (["--corpus", "good.txt", "--hidden-dropout-prob", "1"], "hidden_dropout_prob is 1.0"),
-    "a precision of a third kind": (["--precision", "fp8"], "invalid choice 'fp8'"),
+    "unknown precision": (["--precision", "fp8"], "invalid choice 'fp8'"),
     "run folder that is a file": (["--corpus", "good.txt", "--runs", "good.txt"], "cannot write runs"),
     "record in no folder": (["--corpus", "good.txt", "--record", "no/r.json"], "cannot write 'no/r.json'"),
-    "record that is a folder": (["--corpus", "good.txt", "--record", "folder"], "it is there and is no file"),
-    "record that is a device": (["--corpus", "good.txt", "--record", "/dev/null"], "is no file"),
-    "record without a name": (["--corpus", "good.txt", "--record", ""], "cannot write"),
-    "no spread of the weights": (["--corpus", "good.txt", "--initializer-range", "0"], "must be above 0"),
-    "endless time": (["--corpus", "good.txt", "--minutes", "inf"], "above 0 and finite"),
-    "memory of Adam of one": (["--corpus", "good.txt", "--adam-beta2", "1"], "adam_beta2 is 1.0"),
-    "decay below zero": (["--corpus", "good.txt", "--weight-decay", "-1"], "weight_decay is -1.0"),
+    "record that is a folder": (["--corpus", "good.txt", "--record", "folder"], "is not a file"),
+    "record that is a device": (["--corpus", "good.txt", "--record", "/dev/null"], "is not a file"),
+    "empty record name": (["--corpus", "good.txt", "--record", ""], "cannot write"),
+    "initializer range of zero": (["--corpus", "good.txt", "--initializer-range", "0"], "must be above 0"),
+    "infinite time": (["--corpus", "good.txt", "--minutes", "inf"], "above 0 and finite"),
+    "Adam beta2 of one": (["--corpus", "good.txt", "--adam-beta2", "1"], "adam_beta2 is 1.0"),
+    "negative weight decay": (["--corpus", "good.txt", "--weight-decay", "-1"], "weight_decay is -1.0"),
     "negative seed": (["--seed", "-1"], "seed is -1"),
     "nothing masked": (["--mlm-probability", "0"], "mlm_probability is 0.0"),
-    "device without numbers": (["--device", "meta"], "device 'meta' is not available"),
-    "corpus without a name": (["--corpus", ""], "no corpus or file is called ''"),
-    "model larger than memory": (["--corpus", "good.txt", "--hidden-size", "4000000000"], "more memory"),
-    "checkpoints never": (["--corpus", "good.txt", "--checkpoint-seconds", "nan"],
-                          "checkpoint_seconds is nan"),
-    "resume of nothing": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
-    "weights beyond numbers": (["--schedule", "16:1e308,32:1e308"], "their sum finite"),
-    "weight of nothing": (["--schedule", "16:0,32:1"], "every weight must be above 0"),
-    "schedule without a length": (["--schedule", ""], "bad schedule ''"),
+    "meta device": (["--device", "meta"], "device 'meta' is not available"),
+    "empty corpus name": (["--corpus", ""], "no corpus or file is called ''"),
+    "model larger than memory": (["--corpus", "good.txt", "--hidden-size", "4000000000"], "out of memory"),
+    "checkpoint interval of NaN": (["--corpus", "good.txt", "--checkpoint-seconds", "nan"],
+                                   "checkpoint_seconds is nan"),
+    "resume of a missing run": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
+    "schedule weights that overflow": (["--schedule", "16:1e308,32:1e308"], "their sum finite"),
+    "schedule weight of zero": (["--schedule", "16:0,32:1"], "every weight must be above 0"),
+    "empty schedule": (["--schedule", ""], "bad schedule ''"),
     "length of one": (["--schedule", "1,32"], "at least 2 tokens"),
-    "steps in words": (["--steps", "many"], "--steps: 'many' is not a valid int"),
-    "option that is none": (["--layers", "3"], "Unrecognized options: --layers, 3"),
+    "steps that are not a number": (["--steps", "many"], "--steps: 'many' is not a valid int"),
+    "unknown option": (["--layers", "3"], "Unrecognized options: --layers, 3"),
     "option without a value": (["--steps"], "Missing value for argument '--steps'"),
-    "rate of nothing": (["--corpus", "good.txt", "--learning-rate", "0"], "learning_rate is 0.0"),
-    "rate that is no number": (["--corpus", "good.txt", "--learning-rate", "nan"], "learning_rate is nan"),
+    "learning rate of zero": (["--corpus", "good.txt", "--learning-rate", "0"], "learning_rate is 0.0"),
+    "learning rate of NaN": (["--corpus", "good.txt", "--learning-rate", "nan"], "learning_rate is nan"),
     "nothing but warm-up": (["--corpus", "good.txt", "--warmup-ratio", "1"], "warmup_ratio is 1.0"),
     "no layers": (["--corpus", "good.txt", "--num-hidden-layers", "0"], "num_hidden_layers is 0"),
-    "no turns": (["--corpus", "good.txt", "--gradient-accumulation-steps", "0"], "must be at least 1"),
-    "more turns than rows": (["--corpus", "good.txt", "--gradient-accumulation-steps", "17"],
-                             "too few for 17 parts"),
-    "resume of rubbish": (["--resume", "rubbish"], "is damaged"),
-    "resume of half a checkpoint": (["--resume", "half"], "is damaged"),
-    "resume of one flipped bit": (["--resume", "flipped"], "does not have the sha256"),
-    "resume of damage with one before": (["--resume", "before"], "of step 3, is whole: rename"),
+    "no micro-batches": (["--corpus", "good.txt", "--gradient-accumulation-steps", "0"],
+                         "must be at least 1"),
+    "more micro-batches than rows": (["--corpus", "good.txt", "--gradient-accumulation-steps", "17"],
+                                    "too few for 17 micro-batches"),
+    "resume of random bytes": (["--resume", "rubbish"], "is damaged"),
+    "resume of a truncated checkpoint": (["--resume", "half"], "is damaged"),
+    "resume with a flipped bit": (["--resume", "flipped"], "does not have the sha256"),
+    "resume with an intact previous one": (["--resume", "before"], "of step 3, is intact: rename"),
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
-    "resume of sizes in words": (["--resume", "wordy"], "hidden_size = 'wide', which no run has"),
-    "resume from before it began": (["--resume", "early"], "step -1 at 0.5 seconds"),
+    "resume of a size that is text": (["--resume", "wordy"], "hidden_size = 'wide', which is not valid"),
+    "resume from a negative step": (["--resume", "early"], "step -1 at 0.5 seconds"),
 }  # fmt: skip
 
 
-# The same of the other programs.
+# The same for the other programs.
 MORE_BAD_INPUT = {
     "attention without a model": ("attention_map", [], "no run under logs"),
     "attention without a mask": ("attention_map", ["none here", "--run", "good"], "no [MASK] in the text"),
-    "attention of a run that is not there": ("attention_map", ["--run", "no"], "there is no run at no"),
+    "attention of a missing run": ("attention_map", ["--run", "no"], "there is no run at no"),
     "fine-tuning without a model": ("finetune_docstrings", [], "no finished run of bert_tiny"),
-    "fine-tuning of nothing": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),
+    "fine-tuning of a folder": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),
     "fine-tuning without seeds": ("finetune_docstrings", ["--seeds", "0"], "seeds is 0"),
-    "fine-tuning in words": ("finetune_docstrings", ["--seeds", "few"], "--seeds: invalid literal"),
+    "seeds that are not a number": ("finetune_docstrings", ["--seeds", "few"], "--seeds: invalid literal"),
     "fine-tuning of a pickle": ("finetune_docstrings", ["--model", "pickle"], "is a pickle"),
     "fine-tuning of a flipped bit": ("finetune_docstrings", ["--model", "flipped_model"], "the sha256"),
-    "pairs of a pile that is one": ("bert_tiny", ["--corpus", "good.txt"], "two documents to learn from"),
+    "pairs of a single text": ("bert_tiny", ["--corpus", "good.txt"], "two documents for training"),
     "pairs without sentence breaks": ("bert_tiny", ["--corpus", "unbroken"], "no sentence breaks"),
     "pairs of one document": ("bert_tiny", ["--corpus", "one.txt"],
-                              "two documents to learn from and two held out"),
+                              "two documents for training and two held out"),
     "pairs longer than a step": ("bert_tiny", ["--corpus", "documents", "--batch-tokens", "64"],
-                                 "do not hold one pair of 128"),
-    "a pair without room": ("bert_tiny", ["--corpus", "documents", "--schedule", "3"], "max_length is 3"),
+                                 "too few for one pair of 128"),
+    "pairs of three tokens": ("bert_tiny", ["--corpus", "documents", "--schedule", "3"], "max_length is 3"),
     "pairs with a vocabulary below the alphabet": ("bert_tiny", ["--corpus", "documents", "--vocab-size",
                                                    "12"], "alphabet"),
-    "resume of pairs that are not there": ("bert_tiny", ["--resume", "no"], "there is no run at no"),
-    "masks of a fourth kind": ("bert_tiny", ["--masking", "often"], "invalid choice 'often'"),
-    "Adam of a third kind": ("bert_tiny", ["--adam", "Eve"], "invalid choice 'Eve'"),
+    "resume of a missing run on pairs": ("bert_tiny", ["--resume", "no"], "there is no run at no"),
+    "unknown masking": ("bert_tiny", ["--masking", "often"], "invalid choice 'often'"),
+    "unknown Adam": ("bert_tiny", ["--adam", "Eve"], "invalid choice 'Eve'"),
     "a language without text": ("own_language", ["--corpus", "blank.txt"], "blank.txt is empty"),
-    "a language that is not there": ("own_language", ["--corpus", "no"], "no corpus or file is called 'no'"),
-    "a language without a name": ("own_language", ["--corpus"], "Missing value for argument '--corpus'"),
+    "a language with no corpus": ("own_language", ["--corpus", "no"], "no corpus or file is called 'no'"),
+    "a language without an argument": ("own_language", ["--corpus"], "Missing value for argument '--corpus'"),
     "a language with a vocabulary below the alphabet": ("own_language", ["--corpus", "documents",
                                                         "--vocab-size", "12"], "alphabet"),
     "a language with more tokens than positions": ("own_language", ["--corpus", "documents", "--schedule",
                                                    "16,256"], "max_position_embeddings is 128"),
     "a tiny vocabulary": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "3"], "vocab"),
-    "a vocabulary beyond numbers": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "9" * 20],
+    "a vocabulary size that overflows": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "9" * 20],
                                     "error:"),
-    "words that are none": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
+    "words that are not UTF-8": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 
 
@@ -193,26 +194,26 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     experiment, arguments, words = CASES[case]
     shutil.copytree(bad_files, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit) as stopped:
+    files_before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as exit_info:
         main_in_process(monkeypatch, tmp_path, *arguments, experiment=experiment)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert words in error
     assert re.fullmatch("error: .+\n", error)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert after == before, "something was written or lost"
+    files_after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files_after == files_before, "a file was written, changed or removed"
 
 
 @pytest.mark.parametrize(("status", "words"), [(200, "sha256"), (404, "cannot download")])
-def test_a_download_that_fails_is_bad_input_too(
+def test_a_failed_download_is_bad_input_too(
     server, status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", server.url)
     server.status, server.body = status, b"<html>please sign in</html>"
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         main_in_process(monkeypatch, tmp_path, "--corpus", "tiny-shakespeare")
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()

@@ -1,4 +1,4 @@
-"""The claims: their runs, their records, and that each arm is what it says."""
+"""The experiments on claims: their runs, their records, and whether each arm does what it says."""
 
 import json
 import subprocess
@@ -39,14 +39,14 @@ SMALL = {
 
 @pytest.fixture()
 def options(tmp_path: Path) -> dict[str, Any]:
-    """Options of a run on windows of a text of a few thousand characters."""
+    """Options for a run on windows of a text of a few thousand characters."""
     (tmp_path / "text.txt").write_text(small_text(150))
     return {**SMALL, "corpus": str(tmp_path / "text.txt")}
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Options of a run on pairs, with a cache of its own: the pairs are made once."""
+    """Options for a run on sentence pairs. The tests share a cache, so the pairs are built only once."""
     folder = tmp_path_factory.mktemp("documents")
     for i in range(30):
         (folder / f"{i:02}.txt").write_text(small_text(12, seed=i))
@@ -56,7 +56,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
         yield {**small, "corpus": str(folder), "schedule": "16", "vocab_size": 120}
 
 
-def test_the_claims_are_twelve_and_take_less_than_eight_hours() -> None:
+def test_twelve_claims_take_less_than_eight_hours() -> None:
     assert len(CLAIMS) == 12
     assert sum(claim.minutes for claim in CLAIMS.values()) < 480
     assert all(claim.seeds >= 3 for claim in CLAIMS.values())
@@ -64,15 +64,15 @@ def test_the_claims_are_twelve_and_take_less_than_eight_hours() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.job])
-def test_every_option_of_a_claim_is_known(name: str) -> None:
-    """`read_options` refuses an unknown one; the runs themselves are not prepared."""
+def test_every_option_of_a_claim_is_valid(name: str) -> None:
+    """`read_options` rejects unknown options. Nothing is trained."""
     claim = CLAIMS[name]
     options = [
         read_options(claim.job, claim.options_of(arm, point))
         for arm in claim.arms
         for point in claim.grid_points()
     ]
-    assert len({repr(one) for one in options}) == len(claim.arms) * len(claim.grid_points())
+    assert len({repr(parsed) for parsed in options}) == len(claim.arms) * len(claim.grid_points())
 
 
 def test_a_causal_model_does_not_see_the_future(options: dict[str, Any]) -> None:
@@ -80,116 +80,120 @@ def test_a_causal_model_does_not_see_the_future(options: dict[str, Any]) -> None
     input_ids = run.text.windows[:2].clone()
     changed = input_ids.clone()
     changed[:, 20] = (changed[:, 20] + 1) % run.text.vocab_size
-    for other, sees in ((run, False), (prepare("masked", options, 0, CPU), True)):
-        model = other.model.eval()
+    for causal_or_not, sees_the_future in ((run, False), (prepare("masked", options, 0, CPU), True)):
+        model = causal_or_not.model.eval()
         before, after = (model.bert(ids).last_hidden_state for ids in (input_ids, changed))
-        assert torch.equal(before[:, :20], after[:, :20]) is not sees
+        assert torch.equal(before[:, :20], after[:, :20]) is not sees_the_future
         assert not torch.equal(before[:, 20:], after[:, 20:])
 
 
-def test_a_causal_model_at_some_positions_is_the_same_as_at_all(options: dict[str, Any]) -> None:
+def test_a_causal_model_gives_the_same_logits_at_some_positions_as_at_all(options: dict[str, Any]) -> None:
     run = prepare("masked", {**options, "causal": True, "mlm_probability": 0.5}, 0, CPU)
     batch = draw_batch(run, 8)
     model = run.model.eval()
-    some = model(batch["input_ids"], batch["labels"], position_ids=batch["position_ids"])
-    all_of_them = model(batch["input_ids"], position_ids=batch["position_ids"]).logits
-    assert torch.allclose(some.logits, all_of_them[batch["labels"] != IGNORE], atol=1e-5)
+    partial = model(batch["input_ids"], batch["labels"], position_ids=batch["position_ids"])
+    full = model(batch["input_ids"], position_ids=batch["position_ids"]).logits
+    assert torch.allclose(partial.logits, full[batch["labels"] != IGNORE], atol=1e-5)
 
 
-def test_the_label_is_the_next_token_and_nothing_is_masked(options: dict[str, Any]) -> None:
+def test_causal_labels_are_the_next_tokens_and_nothing_is_masked(options: dict[str, Any]) -> None:
     run = prepare("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
     batch = draw_batch(run, 8)
     assert (batch["labels"][:, :-1] == batch["input_ids"][:, 1:]).all()
     assert (batch["labels"][:, -1] == IGNORE).all()
-    few = prepare("masked", {**options, "causal": True, "mlm_probability": 0.15}, 0, CPU)
-    labels = torch.stack([draw_batch(few, 8)["labels"] for _ in range(60)])
+    sparse = prepare("masked", {**options, "causal": True, "mlm_probability": 0.15}, 0, CPU)
+    labels = torch.stack([draw_batch(sparse, 8)["labels"] for _ in range(60)])
     assert (labels != IGNORE).float().mean().item() == pytest.approx(0.15 * 7 / 8, abs=0.03)
 
 
-def test_the_held_out_text_of_a_causal_model(options: dict[str, Any]) -> None:
-    """The next tokens are its labels too, at 15% of the positions, and the same ones in every run."""
+def test_the_held_out_labels_of_a_causal_model(options: dict[str, Any]) -> None:
+    """The labels are next tokens as well, at 15% of the positions, and the same positions in every run."""
     runs = [
         prepare("masked", {**options, "causal": True, "mlm_probability": p}, seed, CPU)
         for seed, p in ((0, 1.0), (1, 0.15))
     ]
     for run in runs:
         input_ids, labels = run.held_out
-        asked = labels[:, :-1] != IGNORE
+        has_label = labels[:, :-1] != IGNORE
         assert torch.equal(input_ids, run.text.windows)
-        assert torch.equal(labels[:, :-1][asked], input_ids[:, 1:][asked])
-        assert asked.float().mean().item() == pytest.approx(0.15, abs=0.05)
+        assert torch.equal(labels[:, :-1][has_label], input_ids[:, 1:][has_label])
+        assert has_label.float().mean().item() == pytest.approx(0.15, abs=0.05)
         assert torch.equal(labels, runs[0].held_out.labels)
 
 
-def test_positions_from_zero(options: dict[str, Any]) -> None:
-    plain, varied = (prepare("masked", {**options, "offsets": on}, 0, CPU) for on in (True, False))
-    a, b = draw_batch(plain, 8), draw_batch(varied, 8)
+def test_without_offsets_positions_start_at_zero(options: dict[str, Any]) -> None:
+    with_offsets, without_offsets = (
+        prepare("masked", {**options, "offsets": offsets}, 0, CPU) for offsets in (True, False)
+    )
+    a, b = draw_batch(with_offsets, 8), draw_batch(without_offsets, 8)
     assert torch.equal(a["input_ids"], b["input_ids"])
     assert (b["position_ids"] == torch.arange(8)).all()
     assert not torch.equal(a["position_ids"], b["position_ids"])
 
 
-def test_lengths_that_grow_evenly() -> None:
+def test_linear_growth_of_the_length() -> None:
     stages = parse_schedule(SMALL["schedule"])
     lengths = [sequence_length("linear", stages, i / 16, []) for i in range(17)]
     assert lengths == sorted(lengths) and {*lengths} == {8, 16, 24, 32}
-    assert lengths.count(32) >= 9, "as long at the end as the stages"
+    assert lengths.count(32) >= 9, "the last length lasts as long as in the stages"
 
 
-def test_lengths_that_grow_on_a_plateau() -> None:
+def test_plateau_growth_of_the_length() -> None:
     stages = parse_schedule(SMALL["schedule"])
     losses = [5.0 - 0.01 * i for i in range(400)]
-    assert sequence_length("plateau", stages, 0.1, losses) == 8, "it was getting better"
+    assert sequence_length("plateau", stages, 0.1, losses) == 8, "the loss was still falling"
     losses += [1.0] * 400
     assert sequence_length("plateau", stages, 0.1, losses) == 16
-    assert sequence_length("plateau", stages, 0.6, losses) == 32, "whatever the loss"
+    assert sequence_length("plateau", stages, 0.6, losses) == 32, (
+        "the last stage starts on time, whatever the loss"
+    )
     losses += [1.0] * 4000
-    assert sequence_length("plateau", stages, 0.1, losses) == 32, "and no longer than the last stage"
+    assert sequence_length("plateau", stages, 0.1, losses) == 32, "it never exceeds the last length"
 
 
-def test_a_way_to_grow_that_does_not_exist(options: dict[str, Any]) -> None:
+def test_an_unknown_growth_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="growth is 'fast'; choose from stages, linear, plateau"):
         prepare("masked", {**options, "growth": "fast"}, 0, CPU)
 
 
-def test_a_run_grows_as_its_arm_says(options: dict[str, Any]) -> None:
-    grown = {
+def test_each_growth_gives_its_lengths(options: dict[str, Any]) -> None:
+    lengths = {
         growth: train(prepare("masked", {**options, "tokens": 64 * 16, "growth": growth}, 0, CPU))["lengths"]
         for growth in ("stages", "linear", "plateau")
     }
-    assert grown == {
+    assert lengths == {
         "stages": [[0, 8], [6, 16], [8, 32]],
         "linear": [[0, 8], [3, 16], [6, 24], [8, 32]],
         "plateau": [[0, 8], [8, 32]],
     }
 
 
-def test_an_untied_model_has_a_matrix_of_its_own(options: dict[str, Any]) -> None:
+def test_an_untied_model_has_a_separate_output_matrix(options: dict[str, Any]) -> None:
     tied, untied = (prepare("masked", {**options, "tied": tied}, 0, CPU).model for tied in (True, False))
     count = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
     embedding = untied.bert.embeddings.word_embeddings.weight
     assert count[1] - count[0] == embedding.numel()
     batch = torch.randint(5, 20, (2, 8))
-    before = untied(batch).logits
+    logits_before = untied(batch).logits
     with torch.no_grad():
         untied.decoder.mul_(2)
-    assert not torch.equal(untied(batch).logits, before)
+    assert not torch.equal(untied(batch).logits, logits_before)
 
 
-def test_the_untied_model_is_the_same_at_some_positions_as_at_all(options: dict[str, Any]) -> None:
+def test_an_untied_model_gives_the_same_logits_at_some_positions_as_at_all(options: dict[str, Any]) -> None:
     run = prepare("masked", {**options, "tied": False}, 0, CPU)
     batch = draw_batch(run, 8)
     model = run.model.eval()
-    some = model(batch["input_ids"], batch["labels"]).logits
-    assert torch.allclose(some, model(batch["input_ids"]).logits[batch["labels"] != IGNORE], atol=1e-5)
+    partial = model(batch["input_ids"], batch["labels"]).logits
+    assert torch.allclose(partial, model(batch["input_ids"]).logits[batch["labels"] != IGNORE], atol=1e-5)
 
 
-def test_the_untied_model_of_the_claim_has_as_many_parameters() -> None:
+def test_the_small_untied_model_has_as_many_parameters_as_the_tied_one() -> None:
     claim = CLAIMS["tying"]
     counts = []
     for arm in ("tied", "untied, as many parameters"):
-        wide = {**claim.options, **claim.arms[arm]}
-        config = WindowOptions(0, hidden_size=wide.get("hidden_size", 128)).model_config(4096, 128)
+        options = {**claim.options, **claim.arms[arm]}
+        config = WindowOptions(0, hidden_size=options.get("hidden_size", 128)).model_config(4096, 128)
         kind = UntiedMaskedLM if "untied" in arm else BertForMaskedLM
         with torch.device("meta"):
             counts.append(sum(p.numel() for p in kind(config).parameters()))
@@ -200,7 +204,7 @@ def test_the_untied_model_of_the_claim_has_as_many_parameters() -> None:
     ("dense", "norm", "kinds"),
     [(False, True, [nn.LayerNorm]), (True, False, [nn.Linear, nn.GELU]), (False, False, [])],
 )
-def test_heads_without_their_parts(
+def test_heads_with_parts_removed(
     options: dict[str, Any], dense: bool, norm: bool, kinds: list[type]
 ) -> None:
     run = prepare("masked", {**options, "head_dense": dense, "head_norm": norm}, 0, CPU)
@@ -212,8 +216,8 @@ def test_the_standard_deviation_of_the_embeddings(options: dict[str, Any]) -> No
     run = prepare("masked", {**options, "embedding_std": 1.0}, 0, CPU)
     assert run.model.bert.embeddings.word_embeddings.weight.std().item() == pytest.approx(1, abs=0.1)
     assert run.model.bert.encoder.layer[0].intermediate.dense.weight.std().item() < 0.1
-    first = [train(one)["curve"][0][1] for one in (run, prepare("masked", options, 0, CPU))]
-    assert first[0] > first[1] + 1
+    first_losses = [train(one)["curve"][0][1] for one in (run, prepare("masked", options, 0, CPU))]
+    assert first_losses[0] > first_losses[1] + 1
 
 
 def test_adam_as_published(options: dict[str, Any]) -> None:
@@ -222,10 +226,10 @@ def test_adam_as_published(options: dict[str, Any]) -> None:
     assert prepare("masked", options, 0, CPU).trainer.arguments.adam_bias_correction
 
 
-def test_what_becomes_of_the_chosen_tokens(documents: dict[str, Any]) -> None:
-    def fractions(**varied: float) -> tuple[float, float]:
-        """Of the chosen tokens: masked, and left as they are."""
-        run = prepare("pairs", {**documents, **varied}, 0, CPU)
+def test_what_replaces_the_chosen_tokens(documents: dict[str, Any]) -> None:
+    def fractions(**changes: float) -> tuple[float, float]:
+        """The fractions of the chosen tokens that become [MASK] and that stay as they are."""
+        run = prepare("pairs", {**documents, **changes}, 0, CPU)
         mask = run.text.tokenizer.token_to_id("[MASK]")
         batches = [draw_batch(run, 16) for _ in range(60)]
         ids, labels = (torch.cat([b[key].flatten() for b in batches]) for key in ("input_ids", "labels"))
@@ -233,8 +237,8 @@ def test_what_becomes_of_the_chosen_tokens(documents: dict[str, Any]) -> None:
         return (ids == mask)[chosen].float().mean().item(), (ids == labels)[chosen].float().mean().item()
 
     assert fractions(mask_replace_prob=1.0, random_replace_prob=0.0) == (1.0, 0.0)
-    masked, kept = fractions(mask_replace_prob=0.8, random_replace_prob=0.0)
-    assert masked + kept == pytest.approx(1.0) and masked == pytest.approx(0.8, abs=0.1)
+    masked, unchanged = fractions(mask_replace_prob=0.8, random_replace_prob=0.0)
+    assert masked + unchanged == pytest.approx(1.0) and masked == pytest.approx(0.8, abs=0.1)
     few, many = (prepare("pairs", {**documents, "mlm_probability": p}, 0, CPU) for p in (0.15, 0.4))
     counts = [
         sum((draw_batch(run, 16)["labels"] != IGNORE).sum().item() for _ in range(20)) for run in (few, many)
@@ -242,19 +246,21 @@ def test_what_becomes_of_the_chosen_tokens(documents: dict[str, Any]) -> None:
     assert counts[1] > 1.8 * counts[0]
 
 
-def test_the_held_out_pairs_are_masked_as_ever(documents: dict[str, Any]) -> None:
-    changed = {"mlm_probability": 0.4, "mask_replace_prob": 1.0, "random_replace_prob": 0.0}
-    first, second = (prepare("pairs", {**documents, **more}, 0, CPU).held_out for more in ({}, changed))
+def test_the_masking_of_the_held_out_pairs_never_changes(documents: dict[str, Any]) -> None:
+    other_masking = {"mlm_probability": 0.4, "mask_replace_prob": 1.0, "random_replace_prob": 0.0}
+    first, second = (
+        prepare("pairs", {**documents, **masking}, 0, CPU).held_out for masking in ({}, other_masking)
+    )
     for a, b in zip(first, second, strict=True):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_without_the_second_task_the_pooler_learns_nothing(documents: dict[str, Any]) -> None:
-    for on in (True, False):
-        run = prepare("pairs", {**documents, "next_sentence": on}, 0, CPU)
-        before = run.model.cls.seq_relationship.weight.detach().clone()
+def test_without_next_sentence_prediction_its_head_is_not_trained(documents: dict[str, Any]) -> None:
+    for enabled in (True, False):
+        run = prepare("pairs", {**documents, "next_sentence": enabled}, 0, CPU)
+        weight_before = run.model.cls.seq_relationship.weight.detach().clone()
         result = train(run)
-        assert torch.equal(run.model.cls.seq_relationship.weight, before) is not on
+        assert torch.equal(run.model.cls.seq_relationship.weight, weight_before) is not enabled
         assert result["curve"][-1][0] == 8
 
 
@@ -266,51 +272,51 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(scores, "LABELS", 20)
     monkeypatch.setattr(scores, "FEWEST_STEPS", 4)
     run = prepare("pairs", documents, 0, CPU)
-    found = train(run)
+    result = train(run)
     held_out = run.held_out
     names = ["seen_loss", "probe", "package"]
     first, second = (scores.measure_scores(run, names, 0) for _ in range(2))
     assert first == second and run.held_out is held_out
-    assert first["probe"] == 1.0, "the two texts share no word"
-    assert first["seen_loss"] != found["result"]["loss"]
+    assert first["probe"] == 1.0, "the texts of the two classes share no word"
+    assert first["seen_loss"] != result["result"]["loss"]
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [("masked", "color"), ("masked", "next_sentence"), ("pairs", "causal")]
 )
-def test_an_unknown_option(options: dict[str, Any], kind: str, name: str) -> None:
-    """Also one that only the other kind of run has: it would change nothing, and nobody would notice."""
+def test_an_unknown_option_is_rejected(options: dict[str, Any], kind: str, name: str) -> None:
+    """An option of the other kind of run is rejected as well: it would silently change nothing."""
     del options["max_position_embeddings"]
-    with pytest.raises(ValueError, match=f"no option '{name}' on '{kind}'"):
+    with pytest.raises(ValueError, match=f"no option '{name}' for '{kind}'"):
         prepare(kind, {**options, name: 1}, 0, CPU)
 
 
-def test_sizes_that_do_not_fit(options: dict[str, Any]) -> None:
+def test_a_hidden_size_that_the_heads_do_not_divide_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="hidden_size 16 is not divisible by num_attention_heads 3"):
         prepare("masked", {**options, "num_attention_heads": 3}, 0, CPU)
 
 
-def test_every_step_can_be_watched(options: dict[str, Any]) -> None:
-    seen: list[tuple[int, float]] = []
+def test_the_callback_runs_after_every_step(options: dict[str, Any]) -> None:
+    steps: list[tuple[int, float]] = []
     run = prepare("masked", options, 0, CPU)
-    train(run, lambda number, loss: seen.append((number, loss.item())))
-    assert [number for number, _ in seen] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert all(2 < loss < 5 for _, loss in seen)
+    train(run, lambda number, loss: steps.append((number, loss.item())))
+    assert [number for number, _ in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert all(2 < loss < 5 for _, loss in steps)
 
 
-def test_a_run_that_diverges_ends_and_says_so(options: dict[str, Any]) -> None:
+def test_a_run_that_starts_with_nan_is_recorded_as_failed(options: dict[str, Any]) -> None:
     run = prepare("masked", {**options, "tokens": 64 * 200}, 0, CPU)
     with torch.no_grad():
         run.model.cls.predictions.bias.fill_(float("nan"))
-    found = train(run)
-    assert found["result"] == {"loss": None, "failed": 1.0}
-    assert len(found["curve"]) == 1
+    result = train(run)
+    assert result["result"] == {"loss": None, "failed": 1.0}
+    assert len(result["curve"]) == 1
     assert run.trainer.step == 0
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
 def poison(run: Run, last_good_step: int) -> Callable[[int, Any], None]:
-    """Makes the step after `last_good_step` one with an infinite loss."""
+    """Makes the loss infinite in the step after `last_good_step`."""
 
     def on_step(number: int, loss: Any) -> None:
         if number == last_good_step:
@@ -320,74 +326,74 @@ def poison(run: Run, last_good_step: int) -> Callable[[int, Any], None]:
     return on_step
 
 
-def test_a_run_whose_step_goes_wrong_ends_and_says_so(options: dict[str, Any]) -> None:
-    """From that step on the weights would no longer change, and their loss would look like a result."""
+def test_a_run_that_diverges_is_recorded_as_failed(options: dict[str, Any]) -> None:
+    """From that step on the weights stay the same, so the loss of an evaluation would look like a result."""
     run = prepare("masked", {**options, "tokens": 64 * 400}, 0, CPU)
-    found = train(run, poison(run, 249))
-    assert found["result"] == {"loss": None, "failed": 1.0}
-    assert found["curve"][-1] == [250, None] and all(loss for _, loss in found["curve"][:-1])
+    result = train(run, poison(run, 249))
+    assert result["result"] == {"loss": None, "failed": 1.0}
+    assert result["curve"][-1] == [250, None] and all(loss for _, loss in result["curve"][:-1])
 
 
-def test_a_failed_run_ends_at_an_evaluation_whatever_the_clock_says(
+def test_a_failed_run_ends_at_the_next_evaluation(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer checks for NaN once a second; here a second passes in every step."""
+    """The trainer checks for NaN once a second; here the clock advances a second with every call."""
     now = iter(range(1_000_000))
     monkeypatch.setattr("labml_bert.training.trainer.time.monotonic", lambda: float(next(now)))
     for last_good_step, end in ((43, 45), (199, 200)):
         run = prepare("masked", {**options, "tokens": 64 * 200}, 0, CPU)
-        found = train(run, poison(run, last_good_step))
-        assert found["curve"][-1] == [end, None] and len(found["curve"]) == 1 + end // 5
+        result = train(run, poison(run, last_good_step))
+        assert result["curve"][-1] == [end, None] and len(result["curve"]) == 1 + end // 5
 
 
-def test_a_loss_that_begins_high_is_no_failure(options: dict[str, Any]) -> None:
+def test_a_high_initial_loss_is_not_a_failure(options: dict[str, Any]) -> None:
     options = {**options, "tokens": 64 * 40, "embedding_std": 30.0}
-    found = train(prepare("masked", options, 0, CPU))
-    assert found["curve"][0][1] > 100 and found["result"]["loss"] is not None
+    result = train(prepare("masked", options, 0, CPU))
+    assert result["curve"][0][1] > 100 and result["result"]["loss"] is not None
 
 
-# A new record names its commit, so git is asked: hence the marks `processes` below.
+# A new record stores its commit, which starts git: hence the marker `processes` on the tests below.
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
     arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
 
 
-def results(folder: Path) -> list[Any]:
+def rows_of(folder: Path) -> list[Any]:
     table = json.loads((folder / "claims" / "small.json").read_text())["table"]
     return [{key: value for key, value in row.items() if key != "core_seconds"} for row in table]
 
 
 @pytest.mark.processes
-def test_a_stopped_claim_goes_on_and_ends_the_same(
+def test_an_interrupted_claim_continues_and_gives_the_same_rows(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_steps = Results.time_steps
     monkeypatch.setattr(Results, "time_steps", lambda self: time_steps(self, rounds=1, repeats=1))
     claim = small_claim(options, seeds=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole, in_parts = tmp_path / "whole", tmp_path / "parts"
     Results(claim, whole, CPU).complete()
-    assert len(results(whole)) == claim.count_runs() == 2 * 2 + 3
+    assert len(rows_of(whole)) == claim.count_runs() == 2 * 2 + 3
 
-    one, done = Results.run_once, 0
+    run_once, run_count = Results.run_once, 0
 
-    def killed(self: Any, options: Any, seed: int) -> Any:
-        nonlocal done
-        if done == 2:
+    def run_or_interrupt(self: Any, options: Any, seed: int) -> Any:
+        nonlocal run_count
+        if run_count == 2:
             raise KeyboardInterrupt
-        done += 1
-        return one(self, options, seed)
+        run_count += 1
+        return run_once(self, options, seed)
 
-    monkeypatch.setattr(Results, "run_once", killed)
-    for there in (2, 4, 6):
-        done = 0
+    monkeypatch.setattr(Results, "run_once", run_or_interrupt)
+    for row_count in (2, 4, 6):
+        run_count = 0
         with pytest.raises(KeyboardInterrupt):
-            Results(claim, parts, CPU).complete()
-        assert len(results(parts)) == there
-    done = 0
-    Results(claim, parts, CPU).complete()
-    assert done == 1
-    assert results(parts) == results(whole)
-    record = json.loads((parts / "claims" / "small.json").read_text())
+            Results(claim, in_parts, CPU).complete()
+        assert len(rows_of(in_parts)) == row_count
+    run_count = 0
+    Results(claim, in_parts, CPU).complete()
+    assert run_count == 1
+    assert rows_of(in_parts) == rows_of(whole)
+    record = json.loads((in_parts / "claims" / "small.json").read_text())
     assert {arm: {*times} for arm, times in record["step_seconds"].items()} == {
         "short": {"8", "16", "32"},
         "long": {"32"},
@@ -397,7 +403,7 @@ def test_a_stopped_claim_goes_on_and_ends_the_same(
 
 @pytest.mark.processes
 def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
-    """It is the same to the bit when it is taken again, and tells one arm from the other."""
+    """Two measurements agree bit for bit, and the fingerprints of the two arms differ."""
     arms: dict[str, Any] = {"plain": {}, "varied": {"embedding_std": 0.1}}
     claim = Claim("small", "A small claim", 1, 1, arms, "masked", options)
     Results(claim, tmp_path, CPU).complete()
@@ -405,7 +411,7 @@ def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> N
     record = json.loads(path.read_text())
     first, second = ({arm: take() for arm, take in fingerprints_of(record).items()} for _ in range(2))
     assert {*first} == {*arms}
-    assert all(len(one["losses"]) == one["steps"] for one in first.values())
+    assert all(len(print["losses"]) == print["steps"] for print in first.values())
     assert all(difference(first[arm], second[arm]) == "" for arm in arms)
     assert difference(first["plain"], second["varied"]).startswith("the loss of step 1 was")
 
@@ -414,64 +420,64 @@ def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> N
     assert json.loads(path.read_text())["fingerprints"] == first
     claim.arms["varied"] = {"embedding_std": 0.2}
     Results(claim, tmp_path, CPU).complete()
-    assert "fingerprints" not in json.loads(path.read_text()), "one of them is of another run"
+    assert "fingerprints" not in json.loads(path.read_text()), "one of the fingerprints is outdated"
 
 
 @pytest.mark.processes
-def test_a_changed_arm_is_run_again_and_the_others_stay(
+def test_only_a_changed_arm_runs_again(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
 
-    def one(self: Any, options: Any, seed: int) -> Any:
-        again.append(options)
+    def fake_run(self: Any, options: Any, seed: int) -> Any:
+        runs.append(options)
         return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "core_seconds": 0.0}
 
     claim = small_claim(options)
-    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     Results(claim, tmp_path, CPU).complete()
-    before = results(tmp_path)
+    rows_before = rows_of(tmp_path)
     claim.arms["zero"]["offsets"] = True
-    again.clear()
+    runs.clear()
     Results(claim, tmp_path, CPU).complete()
-    assert len(again) == 2 and all(options["offsets"] for options in again)
-    assert results(tmp_path)[:-2] == before[:-2]
-    assert len(results(tmp_path)) == len(before)
+    assert len(runs) == 2 and all(options["offsets"] for options in runs)
+    assert rows_of(tmp_path)[:-2] == rows_before[:-2]
+    assert len(rows_of(tmp_path)) == len(rows_before)
 
 
 @pytest.mark.processes
-def test_the_best_of_the_grid_is_taken_by_those_who_share_it(
+def test_each_arm_uses_the_best_point_of_its_grid(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one(self: Any, options: Any, seed: int) -> Any:
+    def fake_run(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
         return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
 
-    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     Results(small_claim(options), tmp_path, CPU).complete()
-    finals = [row for row in results(tmp_path) if row["seed"] != TUNING_SEED]
-    taken = {row["arm"]: row["point"]["learning_rate"] for row in finals}
-    assert taken == {"short": 1e-3, "long": 3e-3, "zero": 1e-3}
-    searched = {row["arm"] for row in results(tmp_path) if row["seed"] == TUNING_SEED}
-    assert searched == {"short", "long"}
+    finals = [row for row in rows_of(tmp_path) if row["seed"] != TUNING_SEED]
+    chosen = {row["arm"]: row["point"]["learning_rate"] for row in finals}
+    assert chosen == {"short": 1e-3, "long": 3e-3, "zero": 1e-3}
+    tuned_arms = {row["arm"] for row in rows_of(tmp_path) if row["seed"] == TUNING_SEED}
+    assert tuned_arms == {"short", "long"}
 
 
 @pytest.mark.processes
 def test_a_baseline_is_trained_once_for_all_claims(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only if the kind of run, the options and the seed are the same, and the scores are there."""
-    ran: list[tuple[str, int]] = []
+    """Only if the kind of run, the options and the seed agree, and the record has all the scores."""
+    runs: list[tuple[str, int]] = []
 
-    def one(self: Any, options: Any, seed: int) -> Any:
-        ran.append((self.claim.name, seed))
+    def fake_run(self: Any, options: Any, seed: int) -> Any:
+        runs.append((self.claim.name, seed))
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
         return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
 
-    monkeypatch.setattr(Results, "run_once", one)
+    monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     grid = {"learning_rate": [1e-3, 2e-3]}
 
@@ -479,30 +485,30 @@ def test_a_baseline_is_trained_once_for_all_claims(
         return Claim(name, "A claim", 2, 1, {arm: {}}, job, options, grid, scores=scores)
 
     Results(claim("first", "plain", ["probe", "package"]), tmp_path, CPU).complete()
-    assert ran == [("first", 100), ("first", 100), ("first", 0), ("first", 1)]
-    ran.clear()
+    assert runs == [("first", 100), ("first", 100), ("first", 0), ("first", 1)]
+    runs.clear()
     Results(claim("second", "as it is", ["probe"]), tmp_path, CPU).complete()
-    assert ran == []
+    assert runs == []
     (tmp_path / "claims" / "broken.json").write_text("[")
     table = json.loads((tmp_path / "claims" / "second.json").read_text())["table"]
     assert {(row["arm"], row["from"]) for row in table} == {("as it is", "first")}
     Results(claim("third", "plain", ["summary"]), tmp_path, CPU).complete()
-    assert ran == [("third", 0), ("third", 1)]
-    ran.clear()
+    assert runs == [("third", 0), ("third", 1)]
+    runs.clear()
     Results(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).complete()
-    assert len(ran) == 4
+    assert len(runs) == 4
 
 
 @pytest.mark.processes
-def test_a_row_is_repeated_to_the_digit(
+def test_repeating_a_run_gives_the_same_row(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
-    ((before, now),) = Results(claim, tmp_path, CPU).repeat("short", 0)
-    assert before["curve"] == now["curve"] and before["result"] == now["result"]
+    ((recorded, repeated),) = Results(claim, tmp_path, CPU).repeat("short", 0)
+    assert recorded["curve"] == repeated["curve"] and recorded["result"] == repeated["result"]
     assert (tmp_path / "claims" / "small.json").read_text() == text
     with pytest.raises(ValueError, match="has no run of 'short' with seed 7"):
         list(Results(claim, tmp_path, CPU).repeat("short", 7))
@@ -514,10 +520,10 @@ ROW = ["pretraining-pays", "--arm", "pretrained", "--seed", "0"]
 @pytest.mark.parametrize(
     "words", [[], ["no-such-claim"], ["head", "--arm", "both"], ["head", "--device", "x"], ROW]
 )
-def test_bad_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_bad_options_give_a_one_line_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
         claims.main(words)
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -534,19 +540,19 @@ DAMAGES = [
 ]
 
 
-def test_the_record_that_is_damaged_below_is_whole(tmp_path: Path) -> None:
+def test_the_record_that_the_tests_below_damage_is_valid(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(WHOLE)
     assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded) == 1
 
 
 @pytest.mark.processes
-def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
-    held = Results(small_claim(options), tmp_path, CPU)
-    with pytest.raises(ValueError, match="another process runs this claim"):
+def test_only_one_process_runs_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
+    first = Results(small_claim(options), tmp_path, CPU)
+    with pytest.raises(ValueError, match="another process is running this claim"):
         Results(small_claim(options), tmp_path, CPU)
     Results(CLAIMS["head"], tmp_path, CPU)
-    del held
+    del first
     Results(small_claim(options), tmp_path, CPU)
 
 
@@ -560,36 +566,40 @@ def test_one_process_a_claim(options: dict[str, Any], tmp_path: Path) -> None:
         *(WHOLE.replace(*change) for change in DAMAGES),
     ],
 )
-def test_a_record_without_its_parts_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_incomplete_record_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(text)
-    with pytest.raises(ValueError, match="is no record of a claim"):
+    with pytest.raises(ValueError, match="is not a record of a claim"):
         Results(CLAIMS["head"], tmp_path, CPU)
     assert (tmp_path / "claims" / "head.json").read_text() == text
 
 
-def test_a_damaged_record_is_named_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_is_reported_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text("[")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         claims.main(["head", "--record", str(tmp_path)])
-    assert ended.value.code == 2
-    assert "head.json is no record of a claim" in " ".join(capsys.readouterr().err.split())
+    assert exit_info.value.code == 2
+    assert "head.json is not a record of a claim" in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "claims" / "head.json").read_text() == "["
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_claims(capsys: pytest.CaptureFixture[str]) -> None:
     claims.main(["--list"])
-    said = capsys.readouterr().out
-    assert all(name in said for name in CLAIMS) and "hours" in said
-    assert max(map(len, said.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert all(name in output for name in CLAIMS) and "hours" in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
-def test_a_claim_of_other_experiments_runs_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, ran = tmp_path / "finetune_docstrings.json", []
+def test_a_claim_based_on_other_experiments_runs_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, commands = tmp_path / "finetune_docstrings.json", []
 
     def run(command: list[str], check: bool) -> Any:
-        ran.append([Path(command[1]).name, *command[2:]])
+        commands.append([Path(command[1]).name, *command[2:]])
         if "--record" in command:
             path.write_text("{}")
         return subprocess.CompletedProcess(command, 0)
@@ -597,9 +607,9 @@ def test_a_claim_of_other_experiments_runs_them_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(subprocess, "run", run)
     for _ in range(2):
         claims.main(["pretraining-pays", "--record", str(tmp_path)])
-    assert ran == [["bert_tiny.py"], ["finetune_docstrings.py", "--record", str(path)]]
+    assert commands == [["bert_tiny.py"], ["finetune_docstrings.py", "--record", str(path)]]
     path.unlink()
     monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 2))
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         claims.main(["pretraining-pays", "--record", str(tmp_path)])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2

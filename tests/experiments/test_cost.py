@@ -1,4 +1,4 @@
-"""The experiment on growth, as its user meets it, with sizes that take no time."""
+"""The scaling experiment as a user runs it, with models small enough to take no time."""
 
 import json
 import os
@@ -18,27 +18,29 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The script with small models. It is imported by its name, so that its processes find it too."""
+    """
+    The script with small models. It is imported by name, so that its worker processes can import it as well.
+    """
     monkeypatch.setattr(cost, "BASE", {"T": 8, "V": 50, "D": 16, "B": 2})
     monkeypatch.setattr(cost, "SIZES", {"T": [4, 8, 16], "V": [20, 50], "D": [16, 32], "B": [1, 2]})
     return cost
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5])
-def test_the_exponent_of_a_power(module: types.ModuleType, power: float) -> None:
+def test_fitting_the_exponent_of_a_power_law(module: types.ModuleType, power: float) -> None:
     xs = [3.0, 4.0, 10.0, 50.0]
     assert module.fit_exponent(xs, [7 * x**power for x in xs]) == pytest.approx(power)
 
 
-def test_both_exponents_are_found(module: types.ModuleType) -> None:
+def test_fitting_both_exponents(module: types.ModuleType) -> None:
     points = [{"size": x, "seconds": {"median": max(x, 4.0) ** 2}, "memory": 3.0 * x} for x in (1, 2, 4, 8)]
-    found = module.fit_exponents(points)
-    assert found["memory"] == {"all": pytest.approx(1), "last": pytest.approx(1)}
-    assert found["seconds"]["last"] == pytest.approx(2) and found["seconds"]["all"] < 1
+    exponents = module.fit_exponents(points)
+    assert exponents["memory"] == {"all": pytest.approx(1), "last": pytest.approx(1)}
+    assert exponents["seconds"]["last"] == pytest.approx(2) and exponents["seconds"]["all"] < 1
     assert set(module.fit_exponents([{**point, "memory": None} for point in points])) == {"seconds"}
 
 
-def test_text_of_a_size(module: types.ModuleType) -> None:
+def test_text_of_a_chosen_size(module: types.ModuleType) -> None:
     texts = list(module.repeat_documents(123_456))
     assert sum(map(len, texts)) == 123_456 and len(texts) > 1
 
@@ -50,8 +52,8 @@ def test_from_the_command_to_the_record(
     monkeypatch.chdir(tmp_path)
     small = ["--rounds", "1", "--batches", "3", "--megabytes", "0.1", "--device", "cpu"]
     module.main([*small, "--record", "cost.json"])
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
     text = Path("cost.json").read_text()
     assert str(tmp_path) not in text
     record = json.loads(text)
@@ -63,7 +65,7 @@ def test_from_the_command_to_the_record(
     rows = record["feeding"]
     assert [(row["characters"], row["pipeline"]) for row in rows] == [(100_000, "pairs"), (100_000, "masked")]
     assert all(row["batch_seconds"] > 0 and row["prepare_seconds"] > 0 for row in rows)
-    # A token is a few characters.
+    # A token is several characters long.
     assert all(10_000 < row["tokens"] < 100_000 for row in rows)
 
 
@@ -81,35 +83,35 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
-def test_a_process_that_feeds_ends_with_the_one_that_waits_for_it(tmp_path: Path) -> None:
-    """One that lives on would hold the output open, and whoever reads it would wait for ever."""
+def test_a_worker_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """A worker that lived on would keep the output pipe open, and whoever reads it would wait forever."""
     (tmp_path / "slow.py").write_text(SLOW)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.Popen(
         [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
-    feeding = int(process.stdout.readline())
+    worker_pid = int(process.stdout.readline())
     process.kill()
     try:
         process.communicate(timeout=20)
     finally:
         with suppress(ProcessLookupError):
-            os.kill(feeding, signal.SIGKILL)
+            os.kill(worker_pid, signal.SIGKILL)
 
 
 BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
     "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),
     "too little text": (["--megabytes", "1", "0.01"], "megabytes is 0.01; it must be at least 0.1"),
-    "text for a month": (
+    "text that takes a month": (
         ["--megabytes", "1e300"],
         "megabytes is 1e+300; it must be at least 0.1 and at most",
     ),
     "half an option": (["--rec", "r.json"], "unrecognized arguments: --rec r.json"),
-    "text that is no number": (["--megabytes", "nan"], "megabytes is nan"),
-    "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
-    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+    "NaN megabytes": (["--megabytes", "nan"], "megabytes is nan"),
+    "record in a missing folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
+    "GPU that does not exist": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
 }
 
 
@@ -119,9 +121,9 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 ) -> None:
     arguments, words = BAD_INPUT[case]
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         module.main(arguments)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert [*tmp_path.iterdir()] == []

@@ -1,4 +1,4 @@
-"""The experiment on labeled docstrings, as its user meets it."""
+"""The experiment on labeled docstrings as a user runs it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "finetune_docstrings.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `logs/`, in it a run, in it a model that was never trained."""
+    """A folder with `logs/` and in it a run with an untrained model."""
     folder = tmp_path_factory.mktemp("work")
     model = folder / "logs" / "bert_tiny" / "20260101-000000" / "model"
     documents = [text for _, text in python_documents()][:100]
@@ -51,14 +51,14 @@ def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_from_a_folder_to_a_record(folder: Path) -> None:
+def test_the_output_and_the_record(folder: Path) -> None:
     small = ["--labels", "20", "60", "--pairs", "40", "--seeds", "2", "--steps", "4", "--device", "cpu"]
-    done = run(folder, *small, "--record", "result.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    process = run(folder, *small, "--record", "result.json")
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    assert max(map(len, process.stdout.splitlines())) <= 80
     for words in ("pretrained", "from scratch", "bag of words", "package, 20 labels", "summary, 40 labels"):
-        assert words in done.stdout
+        assert words in process.stdout
     text = (folder / "result.json").read_text()
     assert str(folder) not in text
     record = json.loads(text)
@@ -74,13 +74,13 @@ def test_from_a_folder_to_a_record(folder: Path) -> None:
     assert table[0]["losses"][0] == pytest.approx(3.0, abs=0.5), "the loss starts at ln 20"
     package = record["tasks"]["package"]
     assert sum(package["train_texts_by_label"].values()) == package["train"]
-    means = re.findall(r"bag of words +([\d.]+)%", done.stdout)
+    means = re.findall(r"bag of words +([\d.]+)%", process.stdout)
     bags = [row["accuracy"] for row in table if row["arm"] == "bag of words"]
-    for shown, first, second in zip(means, bags[::2], bags[1::2], strict=True):
-        assert float(shown) == pytest.approx(50 * (first + second), abs=0.051)
+    for mean, first, second in zip(means, bags[::2], bags[1::2], strict=True):
+        assert float(mean) == pytest.approx(50 * (first + second), abs=0.051)
 
 
-def other_tokenizer(model: Path) -> None:
+def replace_tokenizer(model: Path) -> None:
     save_tokenizer(wordpiece_tokenizer(["some other text"], 60), model)
 
 
@@ -88,17 +88,17 @@ BAD_INPUT = {
     "no model": (["--model", "nowhere"], None, "there is no model in nowhere"),
     "a folder without a model": (["--model", "."], None, "no config.json"),
     "no tokenizer": ([], lambda model: (model / "tokenizer.json").unlink(), "no tokenizer at"),
-    "another tokenizer": ([], other_tokenizer, "they do not belong together"),
+    "another tokenizer": ([], replace_tokenizer, "they do not belong together"),
     "damaged weights": ([], lambda model: (model / "model.safetensors").write_bytes(b"\0"), "damaged"),
     "more labels than texts": (["--labels", "100", "999999"], None, "999999 labels for package; it has"),
     "more pairs than texts": (["--pairs", "999999"], None, "999999 labels for summary; it has"),
     "too few labels": (["--labels", "4"], None, "choose from 5"),
-    "labels that are no number": (["--labels", "many"], None, "bad number of labels 'many'"),
+    "labels that are not a number": (["--labels", "many"], None, "bad number of labels 'many'"),
     "no seeds": (["--seeds", "0"], None, "seeds is 0"),
     "no steps": (["--steps", "0"], None, "steps is 0"),
-    "record in no folder": (["--record", "no/r.json"], None, "cannot write 'no/r.json'"),
-    "record that is a folder": (["--record", "logs"], None, "it is there and is no file"),
-    "GPU that is not there": (["--device", "cuda:99"], None, "device 'cuda:99' is not available"),
+    "record in a missing folder": (["--record", "no/r.json"], None, "cannot write 'no/r.json'"),
+    "record that is a folder": (["--record", "logs"], None, "it exists and is not a file"),
+    "GPU that does not exist": (["--device", "cuda:99"], None, "device 'cuda:99' is not available"),
 }
 
 
@@ -106,34 +106,34 @@ BAD_INPUT = {
 def test_bad_input_gets_one_line_and_exit_code_2(
     case: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, main
 ) -> None:
-    arguments, break_it, words = BAD_INPUT[case]
+    arguments, damage, words = BAD_INPUT[case]
     shutil.copytree(folder / "logs", tmp_path / "logs")
-    if break_it:
-        break_it(next(tmp_path.glob("logs/*/*/model")))
+    if damage:
+        damage(next(tmp_path.glob("logs/*/*/model")))
     monkeypatch.chdir(tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(SystemExit) as stopped:
+    files_before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as exit_info:
         main(arguments)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files_before
 
 
 @pytest.mark.processes
-def test_without_any_run_it_says_how_to_make_one(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert done.returncode == 2
-    assert re.fullmatch("error: no finished run of bert_tiny under logs; .*bert_tiny.py.*\n", done.stderr)
+def test_without_a_run_the_error_says_how_to_train_one(tmp_path: Path) -> None:
+    process = run(tmp_path)
+    assert process.returncode == 2
+    assert re.fullmatch("error: no finished run of bert_tiny under logs; .*bert_tiny.py.*\n", process.stderr)
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.fixture(scope="module")
 def main():
-    """The experiment in this process; the library is read once."""
+    """The experiment, imported into this process; the docstrings are read only once."""
     import runpy
 
-    found = runpy.run_path(str(SCRIPT))
-    docstrings = found["distinct_docstrings"]()
-    found["main"].__globals__["distinct_docstrings"] = lambda: docstrings
-    return found["main"]
+    names = runpy.run_path(str(SCRIPT))
+    docstrings = names["distinct_docstrings"]()
+    names["main"].__globals__["distinct_docstrings"] = lambda: docstrings
+    return names["main"]

@@ -1,4 +1,4 @@
-"""The first experiment as its users meet it: the terminal, the files, kills and strange places."""
+"""The first experiment as users run it: the terminal, the files, kills and unusual environments."""
 
 import json
 import os
@@ -30,7 +30,7 @@ socket.getaddrinfo = socket.create_connection = refuse
 
 
 def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
-    """Header, baselines, samples, result, record, and the command it ends with, pasted into a shell."""
+    """The header, the baselines, the samples, the result, the record, and the command it ends with."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     out = run(
         "mlm_tiny",
@@ -46,7 +46,7 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     )
     assert not (tmp_path / "network-was-tried").exists()
     assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out, "color codes where there is no terminal"
+    assert "\x1b" not in out, "color codes without a terminal"
     for words in (
         "two-neighbor n-gram",
         "unigram",
@@ -59,7 +59,7 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
 
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["result"]["steps"] == 800
-    # It beats letter frequencies by far; a loop that did not train could not.
+    # A model that didn't learn couldn't be this far below the unigram baseline.
     assert record["result"]["loss"] < record["baselines"][1]["loss"] - 0.25
     assert f"{record['result']['loss']:.3f}" in out
     history = record["history"]
@@ -70,10 +70,10 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     assert record["corpus"]["name"] == "text.txt"
     assert len(record["corpus"]["sha256"]) == 64
 
-    pasted = out[out.index("Try it:") + 7 :]
-    filled = subprocess.run(pasted, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert filled.returncode == 0, filled.stderr
-    assert "probability" in filled.stdout
+    suggested_command = out[out.index("Try it:") + 7 :]
+    process = subprocess.run(suggested_command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert "probability" in process.stdout
 
     folder = next((tmp_path / "logs" / "mlm_tiny").iterdir())
     assert read_metrics(folder)["valid.loss"][-1][0] == 800
@@ -85,12 +85,12 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     assert sum(g.probability for g in second) <= 1
 
 
-def test_killed_and_resumed_is_as_if_nothing_happened(corpus_file: Path, tmp_path: Path) -> None:
-    """SIGKILL, `--resume`, and every tensor of the end equals that of the uninterrupted run."""
+def test_a_killed_and_resumed_run_gives_identical_tensors(corpus_file: Path, tmp_path: Path) -> None:
+    """After SIGKILL and `--resume`, every tensor equals that of an uninterrupted run."""
     options = ["--corpus", corpus_file, "--steps", 500, "--hidden-dropout-prob", 0.1]
     run("mlm_tiny", *SMALL, *options, "--runs", "whole", cwd=tmp_path)
-    (whole,) = (tmp_path / "whole" / "mlm_tiny").iterdir()
-    _, expected = load_checkpoint(whole)
+    (uninterrupted,) = (tmp_path / "whole" / "mlm_tiny").iterdir()
+    _, expected = load_checkpoint(uninterrupted)
     for delay in (0.0, 1.4):
         runs = tmp_path / f"killed-{delay}"
         process = subprocess.Popen(
@@ -108,8 +108,8 @@ def test_killed_and_resumed_is_as_if_nothing_happened(corpus_file: Path, tmp_pat
         (folder,) = (runs / "mlm_tiny").iterdir()
         assert load_checkpoint(folder)[0]["step"] < 500
         resume = command("mlm_tiny", "--resume", folder)
-        run_again = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True)
-        assert run_again.returncode == 0, run_again.stderr
+        resume_process = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True)
+        assert resume_process.returncode == 0, resume_process.stderr
         _, tensors = load_checkpoint(folder)
         assert tensors.keys() == expected.keys()
         assert [key for key in tensors if not torch.equal(tensors[key], expected[key])] == [], delay
@@ -121,76 +121,76 @@ def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tm
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )
-    while not (found := list(tmp_path.glob("logs/*/*/metrics.jsonl"))):
+    while not (metrics_files := list(tmp_path.glob("logs/*/*/metrics.jsonl"))):
         assert process.poll() is None
         time.sleep(0.1)
     time.sleep(12)
-    checkpoint = load_checkpoint(found[0].parent)[0]
-    started = (found[0].parent / "tokenizer.json").stat().st_mtime
-    ran = time.time() - started
+    checkpoint = load_checkpoint(metrics_files[0].parent)[0]
+    start_time = (metrics_files[0].parent / "tokenizer.json").stat().st_mtime
+    elapsed = time.time() - start_time
     process.kill()
     process.wait()
-    assert checkpoint["step"] == 0, (
-        "before the first thirty seconds are over the only checkpoint is the first"
-    )
-    assert read_metrics(found[0].parent)["seconds"][-1][1] > ran - 10
+    assert checkpoint["step"] == 0, "within the first thirty seconds, the only checkpoint is the initial one"
+    assert read_metrics(metrics_files[0].parent)["seconds"][-1][1] > elapsed - 10
 
 
-STRANGE_CLOCK = """
+BACKWARD_CLOCK = """
 import time
 real, start = time.time, time.time()
 time.time = lambda: 2 * start - real() - 3600
 """
 
 
-def test_no_home_no_git_no_utf8_no_terminal_a_clock_that_runs_backwards(tmp_path: Path) -> None:
-    """And a path with blanks and foreign letters, all in one run, which is then resumed."""
-    place = tmp_path / "ein größerer Ordner"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(STRANGE_CLOCK)
-    (place / "tëxt ä.txt").write_text(small_text(200).replace("cat", "kät"), encoding="utf-8")
+def test_a_run_without_home_git_utf8_and_terminal_while_the_clock_runs_backward(tmp_path: Path) -> None:
+    """All in one run, in a folder whose name has spaces and non-ASCII letters."""
+    folder = tmp_path / "ein größerer Ordner"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(BACKWARD_CLOCK)
+    (folder / "tëxt ä.txt").write_text(small_text(200).replace("cat", "kät"), encoding="utf-8")
     environment = {
         "PATH": "/nonexistent",
         "HOME": "/proc/nowhere",
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(place)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
     }
     words = ["--corpus", "tëxt ä.txt", "--steps", "3", "--record", "récord.json"]
 
     def start(*arguments: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command("mlm_tiny", *SMALL), *arguments],
-            cwd=place,
+            cwd=folder,
             env=environment,
             capture_output=True,
             stdin=subprocess.DEVNULL,
         )
-        assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
-        return done.stdout.decode("ascii")
+        assert (process.returncode, process.stderr) == (0, b""), process.stderr.decode()
+        return process.stdout.decode("ascii")
 
     out = start(*words)
     assert "t?xt ?.txt" in out and "this model" in out
-    record = json.loads((place / "récord.json").read_text(encoding="utf-8"))
+    record = json.loads((folder / "récord.json").read_text(encoding="utf-8"))
     assert record["corpus"]["name"] == "tëxt ä.txt"
     assert record["commit"] is None
-    # One report a step at least at the end of each length, though the clock says that no time has passed.
+    # The last step of each length is reported, even if no time seems to have passed.
     assert [step for step, _ in record["history"]["loss"]][-1] == 3
 
 
 @pytest.fixture()
 def read_only_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run that was stopped, on a disk that cannot be written any more."""
+    """A disk for runs that a test can remount read-only."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], capture_output=True).returncode:
-        pytest.skip("a disk that cannot be written needs the right to mount one")
+        pytest.skip("mounting a read-only disk needs privileges")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_run_folder_that_cannot_be_written(corpus_file: Path, read_only_disk: Path, tmp_path: Path) -> None:
+def test_a_read_only_run_folder_is_a_one_line_error(
+    corpus_file: Path, read_only_disk: Path, tmp_path: Path
+) -> None:
     words = ["--corpus", corpus_file, "--steps", 2, "--runs", read_only_disk]
     subprocess.run(command("mlm_tiny", *SMALL, *words), cwd=tmp_path, check=True, capture_output=True)
     (folder,) = read_only_disk.glob("*/*/")
@@ -199,6 +199,6 @@ def test_a_run_folder_that_cannot_be_written(corpus_file: Path, read_only_disk: 
         (command("mlm_tiny", *SMALL, *words), f"error: cannot write runs to {read_only_disk}: Read-only.*\n"),
         (command("mlm_tiny", "--resume", folder), "error: cannot write to .*: Read-only.*\n"),
     ):
-        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert re.fullmatch(line, done.stderr)
+        process = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+        assert process.returncode == 2
+        assert re.fullmatch(line, process.stderr)

@@ -1,4 +1,4 @@
-"""An own language, from a folder of text to a model that `transformers` opens."""
+"""A model for your own language, from a folder of text to a model that `transformers` loads."""
 
 import random
 from pathlib import Path
@@ -15,8 +15,8 @@ from labml_bert.training.trainer import Trainer
 from tests.support.runs import SIZES, main_in_process, run
 
 
-def made_language(sentences: int) -> str:
-    """Sentences of a small grammar in a script whose vowels are marks."""
+def small_language(sentences: int) -> str:
+    """Sentences from a small grammar, in a script that writes vowels as combining marks."""
     r = random.Random(0)
     nouns, verbs = ["কদম", "নদী", "বাগান", "মানুষ", "পাখি"], ["দেখে", "খোঁজে", "আঁকে"]
     lines = []
@@ -27,24 +27,24 @@ def made_language(sentences: int) -> str:
 
 
 @pytest.mark.processes
-def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> None:
-    """Vowel signs survive, and the model has learned which word can stand in a gap."""
+def test_your_own_language_from_text_to_a_filled_mask(tmp_path: Path) -> None:
+    """The vowel marks survive tokenization, and the model learns which words fit a gap."""
     (tmp_path / "text").mkdir()
     for part in range(2):
-        (tmp_path / "text" / f"{part}.txt").write_text(made_language(1500), encoding="utf-8")
+        (tmp_path / "text" / f"{part}.txt").write_text(small_language(1500), encoding="utf-8")
     out = run(
         "own_language",
         *("--corpus", "text", *SIZES, "--steps=1200", "--schedule=8,16", "--hidden-size=64"),
         cwd=tmp_path,
     )
-    assert "word pieces, one for 400 characters or more" in out
+    assert " subwords, one per " in out
     (folder,) = tmp_path.glob("logs/*/*/")
     model, tokenizer = fill_mask.load_model(folder)
     text = "সেই নদী আবার পাখি দেখে।"
     assert tokenizer.decode(tokenizer.encode(text).ids).replace(" ।", "।") == text
     question = text.replace("দেখে", "[MASK]")
     best = fill_mask.fill_mask(model, tokenizer, question, 1)[0][0]
-    assert best.token in {"দেখে", "খোঁজে", "আঁকে"}, "only a verb can stand there"
+    assert best.token in {"দেখে", "খোঁজে", "আঁকে"}, "only a verb fits there"
     answer = transformers.pipeline("fill-mask", model=str(folder / "model"), top_k=1)(question)[0]
     assert answer["token_str"] == best.token
 
@@ -57,10 +57,10 @@ def test_a_language_of_its_own_from_text_to_a_filled_mask(tmp_path: Path) -> Non
         (["--minutes", "0.5"], "0.5 minutes", False),
     ],
 )
-def test_what_it_says_of_the_training(
+def test_the_budget_in_the_header(
     words: list[str], budget: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """The header, as the loop then ends at once."""
+    """Only the header: the training loop ends at once."""
     monkeypatch.setattr(Trainer, "steps", lambda *_, **__: iter(()))
     monkeypatch.setattr(Run, "finish", lambda *_: None)
     (tmp_path / "text.txt").write_text("some words here. " * 500)
@@ -71,18 +71,20 @@ def test_what_it_says_of_the_training(
     assert ("40 passes over the text, but at least 6,000 steps" in out) == passes
 
 
-def test_sizes_grow_with_the_text() -> None:
-    def suited(text: str) -> Any:
+def test_model_sizes_grow_with_the_text() -> None:
+    def options_for(text: str) -> Any:
         return own_language.suit(own_language.Options(), Corpus("", [text], []))
 
-    small, middle, large = (suited("abcdefghij " * (n // 11)) for n in (100_000, 21_000_000, 210_000_000))
+    small, middle, large = (
+        options_for("abcdefghij " * (n // 11)) for n in (100_000, 21_000_000, 210_000_000)
+    )
     for name in ("hidden_size", "num_hidden_layers", "steps"):
         assert getattr(small, name) < getattr(middle, name) < getattr(large, name)
     assert small.vocab_size < middle.vocab_size <= large.vocab_size
     assert all(o.hidden_size % o.num_attention_heads == 0 for o in (small, middle, large))
-    # A script with thousands of characters.
-    assert suited("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
-    # What is given stays.
-    given = own_language.Options(hidden_size=64, minutes=2.0)
-    chosen = own_language.suit(given, Corpus("", ["abcdefghij " * 1000], []))
+    # A script with thousands of characters needs a larger vocabulary.
+    assert options_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
+    # Options that the user sets stay as they are.
+    user_options = own_language.Options(hidden_size=64, minutes=2.0)
+    chosen = own_language.suit(user_options, Corpus("", ["abcdefghij " * 1000], []))
     assert (chosen.hidden_size, chosen.steps, chosen.minutes) == (64, None, 2.0)

@@ -1,4 +1,4 @@
-"""The experiment that compares speeds, as its user meets it, with sizes that take no time."""
+"""The speed comparison as a user runs it, with models small enough to take no time."""
 
 import json
 import runpy
@@ -16,16 +16,16 @@ PEERS = ["transformers sdpa", "transformers eager"]
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """The script, with models that are small, a machine that is measured at once, and no third peer."""
-    found = runpy.run_path(str(SCRIPT))
-    names = found["main"].__globals__
+    """The script with small models, made-up peak speeds, and without the third peer."""
+    names_in_script = runpy.run_path(str(SCRIPT))
+    names = names_in_script["main"].__globals__
     shapes = [replace(shape, vocab_size=60, num_hidden_layers=1) for shape in names["CPU_SHAPES"]]
     small = {"hidden_size": 16, "num_attention_heads": 2, "repeats": 1}
     names["CPU_SHAPES"] = [replace(shape, **small) for shape in shapes]
     names["measure_matmul_flops"] = lambda device, dtype: 1e9 if dtype == torch.float32 else 4e9
     names["measure_memory_bandwidth"] = lambda device: 1e9
-    find = names["find_spec"]
-    names["find_spec"] = lambda name: None if name == "labml_nn" else find(name)
+    find_spec = names["find_spec"]
+    names["find_spec"] = lambda name: None if name == "labml_nn" else find_spec(name)
     return names
 
 
@@ -38,9 +38,9 @@ def test_from_the_command_to_the_record(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     module["main"](["--shapes", "characters", "BERT base", *SIZES, "--record", "speed.json"])
-    printed = capsys.readouterr().out
-    assert "missing    labml_nn: make peers installs them" in printed
-    assert max(map(len, printed.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert "missing    labml_nn; install with make peers" in output
+    assert max(map(len, output.splitlines())) <= 80
     text = Path("speed.json").read_text()
     assert str(tmp_path) not in text
     record = json.loads(text)
@@ -50,27 +50,27 @@ def test_from_the_command_to_the_record(
     assert "--record" not in record["command"]
     assert set(record["configuration"]["peers"]) == {"transformers"}
     tables = record["speed"]
-    # The large one at the first dropout only.
+    # The large model runs with the first dropout only.
     expected = [("characters", 0.1), ("characters", 0.0), ("BERT base", 0.1)]
-    assert [(one["shape"]["name"], one["dropout"]) for one in tables] == expected
+    assert [(table["shape"]["name"], table["dropout"]) for table in tables] == expected
     arms = [f"{name}, {precision}" for name in ["ours", *PEERS] for precision in ("float32", "bfloat16")]
-    for one in tables:
-        assert [row["arm"] for row in one["rows"]] == arms
-        assert one["loss_difference"] < 1e-4
-        assert sum(one["profile"]["shares"].values()) == pytest.approx(1)
-        ours, theirs = one["rows"][0], one["rows"][2]
+    for table in tables:
+        assert [row["arm"] for row in table["rows"]] == arms
+        assert table["loss_difference"] < 1e-4
+        assert sum(table["profile"]["shares"].values()) == pytest.approx(1)
+        ours, theirs = table["rows"][0], table["rows"][2]
         assert ours["operations"] < theirs["operations"], "ours computes the labeled positions only"
-        for row in one["rows"]:
+        for row in table["rows"]:
             assert row["step"]["min"] <= row["step"]["median"] <= row["step"]["max"]
             assert row["tokens_per_second"] == pytest.approx(16 / row["step"]["median"])
             assert row["operations_per_second"] == pytest.approx(row["operations"] / row["step"]["median"])
-    assert [one["shape"] for one in record["pieces"]] == ["characters", "BERT base"]
+    assert [table["shape"] for table in record["pieces"]] == ["characters", "BERT base"]
     for one in record["pieces"]:
         assert len(one["rows"]) == 2 * 6
         assert all(min(row["operations"], row["bytes"], row["seconds"]) > 0 for row in one["rows"])
 
 
-def test_another_model_is_not_compared(module: dict) -> None:
+def test_a_different_model_fails_the_comparison(module: dict) -> None:
     shape = replace(module["CPU_SHAPES"][0], batch_size=2, length=8)
     names = ["ours", *PEERS]
     torch.manual_seed(0)
@@ -83,13 +83,13 @@ def test_another_model_is_not_compared(module: dict) -> None:
         module["check_losses"](models, batch)
 
 
-def test_the_third_peer_is_another_model(module: dict) -> None:
+def test_the_third_peer_computes_a_different_model(module: dict) -> None:
     pytest.importorskip("labml_nn", reason="make peers installs it")
     shape = replace(module["CPU_SHAPES"][0], batch_size=2, length=8)
     models = {name: module["build_model"](name, shape, 0.0) for name in ("ours", "labml_nn")}
     batch = module["draw_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
     before = {name: p.clone() for name, p in models["labml_nn"].named_parameters()}
-    # It keeps its own weights, and its loss is not looked at.
+    # Its weights aren't replaced, and its loss isn't compared.
     assert module["check_losses"](models, batch) == 0
     assert all(torch.equal(p, before[name]) for name, p in models["labml_nn"].named_parameters())
     assert models["labml_nn"](*batch).loss.item() > 0
@@ -99,13 +99,13 @@ BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
     "no batch": (["--batch-size", "0"], "batch_size is 0"),
     "no length": (["--length", "-3"], "length is -3"),
-    "all dropped": (["--dropout", "0.1", "1"], "dropout is 1.0; it must be in [0, 1)"),
-    "a shape for a GPU": (
+    "dropout of one": (["--dropout", "0.1", "1"], "dropout is 1.0; it must be in [0, 1)"),
+    "a shape for GPUs": (
         ["--device", "cpu", "--shapes", "characters", "BERT base, 512"],
         "'BERT base, 512' is for a GPU; for this device there are characters, words, BERT small, BERT base",
     ),
-    "record in no folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
-    "GPU that is not there": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+    "record in a missing folder": (["--record", "no/r.json"], "cannot write 'no/r.json'"),
+    "GPU that does not exist": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
 }
 
 
@@ -115,9 +115,9 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 ) -> None:
     arguments, words = BAD_INPUT[case]
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exit_info:
         module["main"](arguments)
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
     assert [*tmp_path.iterdir()] == []
@@ -135,5 +135,5 @@ def test_bad_input_gets_one_line_and_exit_code_2(
         (["--corpus=../wikitext-2"], ["--corpus", "wikitext-2"]),
     ],
 )
-def test_a_recorded_command_says_what_was_measured(argv: list[str], expected: list[str]) -> None:
+def test_a_recorded_command_contains_no_private_paths(argv: list[str], expected: list[str]) -> None:
     assert words_of(argv) == expected

@@ -1,4 +1,4 @@
-"""What surrounds a training run: its folder, its lock, `--resume`, and the example that it asks."""
+"""What surrounds a training run: its folder, its lock, `--resume`, and the example sentence."""
 
 import re
 import shutil
@@ -14,46 +14,46 @@ from tests.support.runs import SMALL, main_in_process, run, small_text
 
 
 @pytest.mark.processes
-def test_resume_with_other_options_or_another_text_is_refused(
+def test_resuming_with_other_options_or_another_text_is_rejected(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("mlm_tiny", *SMALL, "--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
 
-    def refused(*arguments: str) -> str:
-        # The process that asks has to end before another may train there.
+    def error_of(*arguments: str) -> str:
+        # Each attempt gets a copy: this process still holds the lock of the last one.
         copy = shutil.copytree(folder, tmp_path / f"copy {len(list(tmp_path.iterdir()))}")
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as exit_info:
             main_in_process(monkeypatch, tmp_path, "--resume", copy, *arguments)
-        assert stopped.value.code == 2
+        assert exit_info.value.code == 2
         assert (copy / CHECKPOINT).read_bytes() == (folder / CHECKPOINT).read_bytes()
         error = capsys.readouterr().err
         assert re.fullmatch("error: .*\n", error)
         return error
 
-    assert "made with hidden_size = 32, not 64" in refused("--hidden-size", "64")
-    assert "made with steps = 3, not 9" in refused("--steps", "9")
+    assert "started with hidden_size = 32, not 64" in error_of("--hidden-size", "64")
+    assert "started with steps = 3, not 9" in error_of("--steps", "9")
     corpus_file.write_text(small_text(1000, seed=1))
-    assert "corpus_sha256" in refused()
+    assert "corpus_sha256" in error_of()
 
 
-def test_whoever_holds_a_run_holds_it_alone_and_clears_up(tmp_path: Path) -> None:
-    left = tmp_path / f"{CHECKPOINT}.77.part"
-    left.write_bytes(b"half")
+def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
+    partial_file = tmp_path / f"{CHECKPOINT}.77.part"
+    partial_file.write_bytes(b"half")
     with hold(tmp_path):
-        assert not left.exists()
+        assert not partial_file.exists()
         with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
             hold(tmp_path)
     hold(tmp_path).__exit__(None, None, None)
 
 
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+def test_runs_that_start_in_the_same_second_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the clock is set back."""
+    """This happens when the clock is set back."""
     monkeypatch.setattr(time, "strftime", lambda *_: "20200101-000000")
-    made = [new_run_path(tmp_path, "x").name for _ in range(3)]
-    assert made == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
+    names = [new_run_path(tmp_path, "x").name for _ in range(3)]
+    assert names == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
 
 
 @pytest.mark.parametrize("longest", [3, 8, 32, 512])
@@ -61,8 +61,8 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     "text",
     ["the cat sees the dog in the morning", "x", "一二三四五六七八九十" * 20, "\n\n a b\n" + "word " * 99],
 )
-def test_the_example_fits_the_model(text: str, longest: int) -> None:
+def test_the_example_sentence_fits_the_model(text: str, longest: int) -> None:
     for tokenizer in (character_tokenizer([text]), word_tokenizer([text])):
-        asked = masked_line([text], tokenizer, longest)
-        assert asked.count("[MASK]") == 1
-        assert len(asked.replace("[MASK]", "?")) <= max(longest - 2, len(asked.split()[0]))
+        sentence = masked_line([text], tokenizer, longest)
+        assert sentence.count("[MASK]") == 1
+        assert len(sentence.replace("[MASK]", "?")) <= max(longest - 2, len(sentence.split()[0]))

@@ -1,6 +1,6 @@
 """
-A record is current if today's code reproduces its fingerprint: every record is checked, and so is the
-check.
+A record is up to date if today's code reproduces its fingerprint. These tests check every record, and the
+check itself.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from labml_bert.run.fingerprint import (
     why_not_here,
 )
 
-SAVED = {
+FINGERPRINTS = {
     (path.relative_to(RUNS).with_suffix("").as_posix(), part): path
     for path in sorted(RUNS.rglob("*.json"))
     for part in json.loads(path.read_text("utf-8")).get("fingerprints", {})
 }
 
 
-@pytest.mark.slow("each reads a whole text and trains for 32 steps")
-@pytest.mark.parametrize(("name", "part"), SAVED)
+@pytest.mark.slow("each reads a whole corpus and trains for 32 steps")
+@pytest.mark.parametrize(("name", "part"), FINGERPRINTS)
 def test_todays_code_reproduces_the_record(name: str, part: str) -> None:
-    record = json.loads(SAVED[name, part].read_text("utf-8"))
+    record = json.loads(FINGERPRINTS[name, part].read_text("utf-8"))
     if reason := why_not_here(record):
-        pytest.skip(f"{name} is checked where its text is: {reason}")
+        pytest.skip(f"{name} is checked where its corpus is available: {reason}")
     assert difference(record["fingerprints"][part], fingerprints_of(record)[part]()) == ""
 
 
@@ -51,45 +51,49 @@ def options(corpus_file: Path) -> mlm_tiny.Options:
     )
 
 
-def take(options: mlm_tiny.Options) -> dict[str, Any]:
+def take_small_fingerprint(options: mlm_tiny.Options) -> dict[str, Any]:
     return take_fingerprint(mlm_tiny.main, options, "mlm_tiny", steps=6)
 
 
 def test_the_same_run_has_the_same_fingerprint(options: mlm_tiny.Options, tmp_path: Path) -> None:
-    first, second = take(options), take(options)
+    first, second = take_small_fingerprint(options), take_small_fingerprint(options)
     assert difference(first, second) == ""
     assert len(first["losses"]) == first["steps"] == 6
     assert {"loss", "accuracy"} == first["evaluation"].keys()
     assert not (tmp_path / "logs").exists()
-    other = take(dataclasses.replace(options, seed=1))
+    other = take_small_fingerprint(dataclasses.replace(options, seed=1))
     assert "the loss of step 1 was" in difference(first, other)
 
 
-def test_one_constant_in_mlm_py_shows(options: mlm_tiny.Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = take(options)
+def test_a_changed_constant_in_mlm_py_is_detected(
+    options: mlm_tiny.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = take_small_fingerprint(options)
     call = mlm.TokenMasker.__call__
 
-    def masks_less(self: mlm.TokenMasker, *arguments: Any) -> mlm.MaskedTokens:
+    def mask_less(self: mlm.TokenMasker, *arguments: Any) -> mlm.MaskedTokens:
         self.mask_replace_prob = 0.7
         return call(self, *arguments)
 
-    monkeypatch.setattr(mlm.TokenMasker, "__call__", masks_less)
-    assert difference(before, take(options)) != ""
-    # Also on another machine, where only a tolerance holds.
-    assert difference({**before, "processor": "another"}, take(options)) != ""
+    monkeypatch.setattr(mlm.TokenMasker, "__call__", mask_less)
+    assert difference(original, take_small_fingerprint(options)) != ""
+    # It is detected on another processor as well, where a tolerance applies.
+    assert difference({**original, "processor": "another"}, take_small_fingerprint(options)) != ""
 
 
-def test_rounding_is_tolerated_on_another_machine_only() -> None:
-    one = {"losses": [4.0, None], "evaluation": {"loss": 3.0}, **machine()}
-    other = {**one, "losses": [4.00001, None]}
-    assert "step 1" in difference(one, other)
-    assert difference({**one, "processor": "another"}, other) == ""
-    assert "step 2" in difference(one, {**one, "losses": [4.0, 1.0]})
-    assert "evaluation" in difference({**one, "processor": "another"}, {**other, "evaluation": {"loss": 3.1}})
+def test_rounding_is_tolerated_only_on_another_machine() -> None:
+    recorded = {"losses": [4.0, None], "evaluation": {"loss": 3.0}, **machine()}
+    rounded = {**recorded, "losses": [4.00001, None]}
+    assert "step 1" in difference(recorded, rounded)
+    assert difference({**recorded, "processor": "another"}, rounded) == ""
+    assert "step 2" in difference(recorded, {**recorded, "losses": [4.0, 1.0]})
+    assert "evaluation" in difference(
+        {**recorded, "processor": "another"}, {**rounded, "evaluation": {"loss": 3.1}}
+    )
 
 
-def test_a_file_that_moves_changes_nothing() -> None:
-    """A script is found by its name, wherever under `experiments` it is."""
+def test_a_script_may_move_to_another_folder() -> None:
+    """A script is looked up by name, in any folder under `experiments`."""
     assert load_script("claims").__name__.endswith("claims")
     with pytest.raises(ValueError, match="no experiment 'nothing'"):
         load_script("nothing")

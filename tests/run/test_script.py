@@ -1,4 +1,4 @@
-"""How a script begins."""
+"""How a script starts."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.support.runs import ROOT, SMALL, script
 
 pytestmark = pytest.mark.processes
 
-HIT = """
+INTERRUPT_DURING_IMPORT = """
 import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
@@ -34,7 +34,7 @@ WITH_TORCH = [
     "claims",
     "cost",
     "speed",
-    "speed_ledger",
+    "speed_ablation",
 ]
 
 
@@ -47,43 +47,46 @@ WITH_TORCH = [
         (["-m", "labml_bert.export", ".", "--to", "web"], "torch"),
     ],
 )
-def test_ctrl_c_among_the_imports_is_one_line(program: list[str], module: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIT)
+def test_ctrl_c_during_the_imports_prints_one_line(program: list[str], module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT_DURING_IMPORT)
     paths = os.pathsep.join([str(ROOT), str(tmp_path)])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *program],
         cwd=tmp_path,
         env={**os.environ, "HIT_AT": module, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped before it began\n")
-    # A program of somebody else keeps its own answer.
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "\nstopped before it began\n")
+    # A program that only imports the package keeps its own handler.
     code = "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     if module == "labml_bert.training.trainer":
         code = f"import signal, labml_bert, labml_bert.fill_mask, labml_bert.export; {code}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_all_dependencies_are_asked_for() -> None:
+def test_all_dependencies_are_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [re.split(r"[<>=!~ ;\[]", name)[0] for name in project["dependencies"]] == list(REQUIRED)
 
 
 @pytest.fixture()
 def clone(tmp_path: Path) -> Path:
-    """A copy of the repository, without what git ignores."""
+    """A copy of the repository, without files that git ignores."""
     for folder in ("labml_bert", "experiments"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / "clone" / folder, ignore=ignored)
     return tmp_path / "clone"
 
 
-def environment(folder: Path, *paths: str) -> str:
-    """The interpreter of a new virtual environment that sees the packages in `paths`, and no others."""
+def new_environment(folder: Path, *paths: str) -> str:
+    """
+    Creates a virtual environment that sees the packages in `paths` and no others, and returns its
+    interpreter.
+    """
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # Of a folder in such a file, the .pth files aren't read, and an editable install is one of those.
+    # Python ignores .pth files in folders that are listed in one, and an editable install is such a file.
     (packages / "others.pth").write_text("\n".join(paths) + "\n")
     return str(folder / "bin" / "python")
 
@@ -93,30 +96,28 @@ def run_clean(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True)
 
 
-def test_a_clone_runs_without_being_installed_and_from_any_directory(
-    clone: Path, tmp_path: Path, corpus_file: Path
-) -> None:
-    """In an environment that has the dependencies and not the package."""
+def test_a_clone_runs_uninstalled_from_any_directory(clone: Path, tmp_path: Path, corpus_file: Path) -> None:
+    """In an environment that has the dependencies but not the package."""
     paths = sysconfig.get_paths()
-    python = environment(tmp_path / "environment", *{paths["purelib"], paths["platlib"]})
-    place = tmp_path / "elsewhere"
-    place.mkdir()
-    done = run_clean(python, "-c", "import torch, labml_bert", cwd=place)
-    assert done.stderr.endswith("No module named 'labml_bert'\n")
+    python = new_environment(tmp_path / "environment", *{paths["purelib"], paths["platlib"]})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    process = run_clean(python, "-c", "import torch, labml_bert", cwd=elsewhere)
+    assert process.stderr.endswith("No module named 'labml_bert'\n")
     words = ["--corpus", str(corpus_file), "--steps", "2", *SMALL]
-    done = run_clean(python, clone / "experiments" / "mlm_tiny.py", *words, cwd=place)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "this model" in done.stdout
-    assert len(list(place.glob("logs/mlm_tiny/*/model/model.safetensors"))) == 1
+    process = run_clean(python, clone / "experiments" / "mlm_tiny.py", *words, cwd=elsewhere)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "this model" in process.stdout
+    assert len(list(elsewhere.glob("logs/mlm_tiny/*/model/model.safetensors"))) == 1
 
 
 @pytest.mark.parametrize("program", ["experiments/mlm_tiny.py", "labml_bert.fill_mask", "labml_bert.export"])
-def test_a_missing_dependency_is_one_line(program: str, clone: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path / "environment")
+def test_missing_dependencies_are_a_one_line_error(program: str, clone: Path, tmp_path: Path) -> None:
+    python = new_environment(tmp_path / "environment")
     command = [program] if program.endswith(".py") else ["-m", program]
-    done = run_clean(python, *command, cwd=clone)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    process = run_clean(python, *command, cwd=clone)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == (
         f"error: not installed: {', '.join(REQUIRED)}; from the top of the clone run: "
         "python -m pip install --constraint constraints.txt --editable .\n"
     )

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal, and how it says that it stops."""
+"""What a run prints on a terminal, and how it ends."""
 
 import fcntl
 import os
@@ -15,12 +15,12 @@ import pytest
 from labml_bert import files
 from labml_bert.run.terminal import run_ends_well
 from labml_bert.training.checkpoint import load_checkpoint
-from tests.support.runs import SMALL, command, run, stopped_by_ctrl_c
+from tests.support.runs import SMALL, command, run, stop_with_ctrl_c
 
 
 @pytest.mark.processes
-def test_brackets_are_no_markup(tmp_path: Path) -> None:
-    """A text and a path of brackets are printed as they are."""
+def test_brackets_are_printed_literally(tmp_path: Path) -> None:
+    """Rich must not interpret brackets in a text or a path as markup."""
     (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
     out = run(
         "mlm_words",
@@ -35,46 +35,46 @@ def test_brackets_are_no_markup(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_ctrl_c_saves_and_says_how_to_go_on(corpus_file: Path, tmp_path: Path) -> None:
-    out = stopped_by_ctrl_c(command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5), tmp_path)
-    again = shlex.split(out.splitlines()[-1])
-    assert again[-2] == "--resume"
-    assert load_checkpoint(tmp_path / again[-1])[0]["step"] > 0
+def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(corpus_file: Path, tmp_path: Path) -> None:
+    out = stop_with_ctrl_c(command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5), tmp_path)
+    resume_command = shlex.split(out.splitlines()[-1])
+    assert resume_command[-2] == "--resume"
+    assert load_checkpoint(tmp_path / resume_command[-1])[0]["step"] > 0
 
 
-@pytest.mark.parametrize(("resumable", "words"), [(True, "go on with --resume"), (False, "start anew")])
-def test_a_full_disk_promises_only_what_can_be_done(
+@pytest.mark.parametrize(("resumable", "words"), [(True, "resume with --resume"), (False, "start over")])
+def test_after_a_full_disk_resume_is_only_suggested_if_possible(
     resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped, run_ends_well(lambda: tmp_path, lambda: resumable):
+    with pytest.raises(SystemExit) as exit_info, run_ends_well(lambda: tmp_path, lambda: resumable):
         raise OSError(28, "No space left on device", "metrics.jsonl")
-    assert stopped.value.code == 2
+    assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert re.fullmatch("error: No space left on device .*\n", error)
     assert words in error and ("--resume" in error) == resumable
 
 
 def screen(text: str, width: int = 80) -> list[str]:
-    """What a terminal shows after `text`, line by line."""
+    """The lines that a terminal displays after printing `text`."""
     lines: list[list[str]] = [[]]
     row = column = 0
-    for piece in re.findall(r"\x1b\[\??([\d;]*)([A-Za-z])|(.)", text, re.DOTALL):
-        number, letter, sign = piece
+    for match in re.findall(r"\x1b\[\??([\d;]*)([A-Za-z])|(.)", text, re.DOTALL):
+        number, letter, character = match
         if letter == "A":
             row -= int(number or 1)
         elif letter == "K":
             lines[row] = [] if number == "2" else lines[row][:column]
-        elif sign == "\r":
+        elif character == "\r":
             column = 0
-        elif sign == "\n":
+        elif character == "\n":
             row += 1
-        elif sign:
+        elif character:
             if column == width:
                 row, column = row + 1, 0
             while len(lines) <= row:
                 lines.append([])
             lines[row] += [" "] * (column + 1 - len(lines[row]))
-            lines[row][column] = sign
+            lines[row][column] = character
             column += 1
         while len(lines) <= row:
             lines.append([])
@@ -82,25 +82,23 @@ def screen(text: str, width: int = 80) -> list[str]:
 
 
 @pytest.mark.processes
-def test_a_terminal_shows_one_bar_and_a_second_run_in_the_folder_is_refused(
-    corpus_file: Path, tmp_path: Path
-) -> None:
-    """Ctrl-C as a terminal sends it, with the `^C` that it writes."""
+def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: Path, tmp_path: Path) -> None:
+    """Ends with Ctrl-C typed into the terminal, which echoes `^C`."""
     words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
         os.execve(words[0], words, {**os.environ, "TERM": "xterm", "COLUMNS": "80"})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    shown = ""
+    output = ""
     folder: Path | None = None
     while True:
         try:
-            piece = os.read(terminal, 4096).decode(errors="replace")
+            chunk = os.read(terminal, 4096).decode(errors="replace")
         except OSError:
             break
-        shown += piece
-        if folder is None and "k/s" in shown:
+        output += chunk
+        if folder is None and "k/s" in output:
             (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
             second = subprocess.run(
                 command("mlm_tiny", "--resume", folder),
@@ -113,12 +111,12 @@ def test_a_terminal_shows_one_bar_and_a_second_run_in_the_folder_is_refused(
             os.write(terminal, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     os.close(terminal)
-    lines = screen(shown)
-    assert "^C" in shown
+    lines = screen(output)
+    assert "^C" in output
     assert len([line for line in lines if "k/s" in line]) == 1, "\n".join(lines)
-    # The folder's name can be long, and a terminal breaks a line in the middle of a word.
+    # The folder's name can be long, and a terminal wraps lines in the middle of a word.
     assert "--resume" in "".join(lines)
     assert folder is not None and load_checkpoint(folder)[0]["step"] > 0
-    # The lock went with the process.
+    # The lock was released with the process.
     with files.lock(folder):
         pass

@@ -1,4 +1,4 @@
-"""The encoder and its heads over Python lists: slow, obvious, and what the property tests compare with."""
+"""The encoder and its heads in plain Python lists, slow and obvious: the reference for the property tests."""
 
 import math
 from functools import cache
@@ -16,7 +16,7 @@ def cross_entropy_by_hand(logits: list[float], label: int) -> float:
 
 
 def randomize_weights(module: Any, generator: torch.Generator) -> Any:
-    """Double precision and weights of size 1, so that no error hides behind a zero."""
+    """Makes the weights double precision and of size 1, so that no error hides behind a zero."""
     module = module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -42,7 +42,7 @@ def gelu(x: list[float]) -> list[float]:
     return [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x]
 
 
-def plus(*vectors: list[float]) -> list[float]:
+def add(*vectors: list[float]) -> list[float]:
     return [sum(values) for values in zip(*vectors, strict=True)]
 
 
@@ -55,14 +55,17 @@ def head_by_hand(head: Any, x: list[float], embedding: Tensor) -> list[float]:
 def bert_by_hand(
     model: BertModel, ids: list[int], keep: list[bool], types: list[int], positions: list[int]
 ) -> tuple[list[list[float]], list[float], list[list[list[list[float]]]]]:
-    """One sequence: its vectors, the pooled one, and the weights by layer, head, query and key."""
+    """
+    For one sequence: the last hidden states, the pooled output, and the attention weights by layer, head,
+    query and key.
+    """
     e, heads = model.embeddings, model.config.num_attention_heads
     d = model.config.hidden_size // heads
     tables = [
         table.weight.tolist() for table in (e.word_embeddings, e.position_embeddings, e.token_type_embeddings)
     ]
     xs = [
-        layer_norm(e.LayerNorm, plus(tables[0][i], tables[1][p], tables[2][s]))
+        layer_norm(e.LayerNorm, add(tables[0][i], tables[1][p], tables[2][s]))
         for i, p, s in zip(ids, positions, types, strict=True)
     ]
     attentions = []
@@ -76,26 +79,30 @@ def bert_by_hand(
             weights.append([])
             for t, q in enumerate(qs):
                 scores = [sum(a * b for a, b in zip(q[cut], k[cut], strict=True)) / math.sqrt(d) for k in ks]
-                top = max(s for s, kept in zip(scores, keep, strict=True) if kept)
-                parts = [math.exp(s - top) if kept else 0.0 for s, kept in zip(scores, keep, strict=True)]
+                top = max(s for s, attended in zip(scores, keep, strict=True) if attended)
+                parts = [
+                    math.exp(s - top) if attended else 0.0 for s, attended in zip(scores, keep, strict=True)
+                ]
                 weights[h].append([part / sum(parts) for part in parts])
                 columns = zip(*(v[cut] for v in vs), strict=True)
                 contexts[t] += [sum(w * v for w, v in zip(weights[h][t], c, strict=True)) for c in columns]
         attentions.append(weights)
         out = layer.attention.output
         xs = [
-            layer_norm(out.LayerNorm, plus(x, linear(out.dense, c)))
-            for x, c in zip(xs, contexts, strict=True)
+            layer_norm(out.LayerNorm, add(x, linear(out.dense, c))) for x, c in zip(xs, contexts, strict=True)
         ]
         out = layer.output
-        wide = [gelu(linear(layer.intermediate.dense, x)) for x in xs]
-        xs = [layer_norm(out.LayerNorm, plus(x, linear(out.dense, w))) for x, w in zip(xs, wide, strict=True)]
+        activations = [gelu(linear(layer.intermediate.dense, x)) for x in xs]
+        xs = [
+            layer_norm(out.LayerNorm, add(x, linear(out.dense, w)))
+            for x, w in zip(xs, activations, strict=True)
+        ]
     pooled = [math.tanh(v) for v in linear(model.pooler.dense, xs[0])] if model.pooler is not None else []
     return xs, pooled, attentions
 
 
 def is_close(ours: Tensor, expected: Any) -> bool:
-    """Nearly equal, or both empty."""
+    """Whether the numbers agree within rounding, or are both empty."""
     other = torch.tensor(expected, dtype=torch.float64)
     return other.numel() == ours.numel() and bool(
         (ours.reshape(-1).double() - other.reshape(-1)).abs().le(1e-6).all()
@@ -103,8 +110,10 @@ def is_close(ours: Tensor, expected: Any) -> bool:
 
 
 def tiny_config(**sizes: Any) -> BertConfig:
-    few = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 2}
-    return BertConfig(**{"vocab_size": 5, "hidden_size": 2, "max_position_embeddings": 4, **few, **sizes})
+    defaults = {"num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 2}
+    return BertConfig(
+        **{"vocab_size": 5, "hidden_size": 2, "max_position_embeddings": 4, **defaults, **sizes}
+    )
 
 
 @cache

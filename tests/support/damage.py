@@ -1,6 +1,6 @@
-"""Files that are damaged on purpose."""
+"""Files damaged on purpose."""
 
 
-def flipped(data: bytes, at: int) -> bytes:
-    """`data` with one bit the other way round."""
+def flip_bit(data: bytes, at: int) -> bytes:
+    """`data` with one bit flipped."""
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]

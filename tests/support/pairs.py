@@ -1,4 +1,4 @@
-"""A small data set of sentence pairs."""
+"""A small dataset of sentence pairs."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ from labml_bert.data.tokenizers import word_tokenizer
 from tests.support.runs import small_text
 
 
-def pairs_of(folder: Path) -> dict[str, object]:
+def build_small_dataset(folder: Path) -> dict[str, object]:
     texts = [small_text(30, seed) for seed in range(20)]
     return build_dataset(texts, word_tokenizer(texts), folder, DatasetArguments(max_length=32), 1)

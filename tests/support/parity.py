@@ -1,4 +1,4 @@
-"""Random models and batches, and what must be the same in `transformers` and here."""
+"""Random models and batches to compare with `transformers`."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from labml_bert.mlm import IGNORE
 TOLERANCE = 1e-5
 
 
-def random_sizes(seed: int) -> BertConfig:
+def random_config(seed: int) -> BertConfig:
     r = random.Random(seed)
     heads = r.choice([1, 2, 3, 5])
     return BertConfig(
@@ -27,8 +27,11 @@ def random_sizes(seed: int) -> BertConfig:
     )
 
 
-def shake(model: torch.nn.Module, seed: int) -> None:
-    """Weights far from the initial ones, biases and norms included, so that no error hides behind a zero."""
+def perturb_weights(model: torch.nn.Module, seed: int) -> None:
+    """
+    Moves all weights, biases and norms included, far from their initial values, so that no error hides behind
+    a zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -45,19 +48,19 @@ def random_batch(config: BertConfig, seed: int, pairs: bool) -> dict[str, torch.
     attention_mask = (torch.arange(T) < lengths[:, None]).long()
     input_ids[attention_mask == 0] = 0
     labels = torch.randint(0, config.vocab_size, (B, T), generator=g)
-    hidden = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
-    hidden[0, 0] = False
+    unlabeled = (torch.rand((B, T), generator=g) > 0.4) | (attention_mask == 0)
+    unlabeled[0, 0] = False
     batch = {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "token_type_ids": torch.randint(0, 2, (B, T), generator=g),
-        "labels": labels.masked_fill(hidden, IGNORE),
+        "labels": labels.masked_fill(unlabeled, IGNORE),
     }
     return batch | ({"next_sentence_label": torch.randint(0, 2, (B,), generator=g)} if pairs else {})
 
 
 def assert_same_gradients(ours, theirs) -> None:
-    """After `backward` of both: the same parameters, and each gradient."""
+    """After `backward` of both models: the parameters have the same names and the same gradients."""
     grads = {name: p.grad for name, p in theirs.named_parameters()}
     assert {name for name, _ in ours.named_parameters()} == set(grads)
     for name, parameter in ours.named_parameters():
@@ -66,5 +69,5 @@ def assert_same_gradients(ours, theirs) -> None:
 
 def write_config(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps({**found, **changes}))
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **changes}))

@@ -1,4 +1,4 @@
-"""Which tests start processes."""
+"""Detects which tests start processes."""
 
 import multiprocessing.util
 import sys
@@ -12,7 +12,8 @@ EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 class ProcessGuard:
     """
-    Fails every test that starts a process and isn't marked with `processes`, so `make test-fast` stays fast.
+    Fails every test that starts a process but isn't marked with `processes`: `make test-fast` has to stay
+    fast.
 
     A test also fails if it uses a fixture that started a process for another test.
     """
@@ -21,14 +22,14 @@ class ProcessGuard:
         self.item: pytest.Item | None = None
         self.starts = 0
         self.fixtures: set[tuple[str, str]] = set()
-        # Python tells an audit hook about every start of a process, except for multiprocessing's "spawn".
+        # Python reports every start of a process to an audit hook, except for multiprocessing's "spawn".
         spawn = multiprocessing.util.spawnv_passfds
 
-        def spawn_audited(*arguments: Any) -> int:
+        def spawn_with_audit(*arguments: Any) -> int:
             sys.audit("tests.spawn")
             return spawn(*arguments)
 
-        multiprocessing.util.spawnv_passfds = spawn_audited
+        multiprocessing.util.spawnv_passfds = spawn_with_audit
         sys.addaudithook(self.audit)
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
@@ -47,11 +48,11 @@ class ProcessGuard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
-        before = self.starts
+        starts_before = self.starts
         try:
             return (yield)
         finally:
-            if self.starts > before:
+            if self.starts > starts_before:
                 self.fixtures.add((fixturedef.func.__module__, fixturedef.argname))
 
     def pytest_runtest_call(self, item: pytest.Function) -> None:

@@ -1,4 +1,4 @@
-"""A small text that can be learned, and experiments as they are started from a shell."""
+"""A small text that a model can learn, and experiments started as from a shell."""
 
 import os
 import random
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Sizes at which a step takes about a millisecond.
+# Sizes with steps of about a millisecond.
 SIZES = ["--hidden-size=32", "--num-attention-heads=2", "--num-hidden-layers=2", "--batch-tokens=512"]
 SMALL = [*SIZES, "--schedule=8,32", "--max-position-embeddings=32"]
 
 
 def small_text(sentences: int, seed: int = 0) -> str:
-    """Sentences of a little grammar, one a line."""
+    """Sentences from a small grammar, one per line."""
     r = random.Random(seed)
     nouns = ["cat", "dog", "bird", "horse", "child", "teacher", "river", "mountain", "garden", "letter"]
     verbs = ["sees", "follows", "finds", "remembers", "paints", "likes"]
@@ -30,7 +30,7 @@ def small_text(sentences: int, seed: int = 0) -> str:
 
 
 def script(experiment: str) -> str:
-    """The path of the experiment, in whichever room it is."""
+    """The path of the experiment, whichever folder it is in."""
     (path,) = (ROOT / "experiments").rglob(f"{experiment}.py")
     return str(path)
 
@@ -40,7 +40,7 @@ def command(experiment: str, *arguments: object) -> list[str]:
 
 
 def start(experiment: str, *arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """Starts the experiment in the folder `cwd`, with its cache there too."""
+    """Starts the experiment in the folder `cwd`, and puts its cache there as well."""
     return subprocess.Popen(
         command(experiment, *arguments),
         cwd=cwd,
@@ -64,14 +64,14 @@ def run(experiment: str, *arguments: object, cwd: Path, **environment: str) -> s
 def main_in_process(
     monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: object, experiment: str = "mlm_tiny"
 ) -> None:
-    """The experiment, started in the folder `cwd` as from a shell, but in this process."""
+    """Runs the experiment in the folder `cwd` as from a shell, but in this process."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", command(experiment, *arguments)[1:])
     runpy.run_path(script(experiment), run_name="__main__")
 
 
-def stopped_by_ctrl_c(command: list[str], cwd: Path) -> str:
-    """Starts an experiment, stops it as soon as it trains, and returns what it printed."""
+def stop_with_ctrl_c(command: list[str], cwd: Path) -> str:
+    """Starts an experiment, interrupts it as soon as it trains, and returns what it printed."""
     process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, text=True)
     while not list(cwd.glob("logs/*/*/metrics.jsonl")):
         assert process.poll() is None

@@ -1,4 +1,4 @@
-"""A local web server that answers as a test wants it to."""
+"""A local web server whose answers a test controls."""
 
 import contextlib
 import http.server
@@ -8,8 +8,8 @@ import time
 
 class Server:
     """
-    A web server on this machine that answers every request with `body` and `status`. It says that there are
-    `more` bytes than come, or sends them to `location`, or waits for `pause` seconds after each byte.
+    Answers every request with `body` and `status`. With `more` it announces more bytes than it sends, with
+    `location` it redirects, and with `pause` it waits that many seconds after each byte.
     """
 
     def __init__(self) -> None:

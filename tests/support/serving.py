@@ -1,4 +1,4 @@
-"""The built site behind an address, and the browser that reads it."""
+"""Serving the built site, and the browser that reads it."""
 
 import http.server
 import os

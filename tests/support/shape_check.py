@@ -1,9 +1,9 @@
 """
 Runs a source file with every shape comment turned into a check.
 
-A comment such as `# (B, T, D)` at the end of a line says what shape the line's result has: the
-assigned value, the returned one, or the parameter. Here each such line is followed by a look at the
-tensor. A letter has one value throughout a call, and throughout a run where the caller fixes it.
+A comment such as `# (B, T, D)` at the end of a line states the shape of the line's value: the variable it
+assigns, the value it returns, or the parameter it declares. After each such line, a check of the tensor is
+inserted. A letter keeps its value throughout a call, or throughout the run if the caller fixes it.
 """
 
 import ast
@@ -20,28 +20,28 @@ SHAPE = re.compile(r"#\s*\(([A-Z0-9][A-Z0-9 ,*/+-]*)\)")
 
 
 class ShapeError(AssertionError):
-    """A comment that is not true, or that stands where nothing can be checked."""
+    """A shape comment that is wrong, or on a line with no tensor to check."""
 
 
 def shape_comments(source: str) -> dict[int, str]:
-    """The shape comments at ends of lines, by line number."""
-    found = {}
+    """The shape comments at the ends of lines, by line number."""
+    comments = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         match = token.type == tokenize.COMMENT and SHAPE.match(token.string)
         if match and token.line[: token.start[1]].strip():
-            found[token.start[0]] = match[1]
-    return found
+            comments[token.start[0]] = match[1]
+    return comments
 
 
 class Instrument(ast.NodeTransformer):
-    """Puts `__shape__(value, spec, line, dims)` behind each commented line."""
+    """Inserts `__shape__(value, spec, line, dims)` after each line with a shape comment."""
 
     def __init__(self, comments: dict[int, str]):
         self.comments = comments
-        self.placed: set[int] = set()
+        self.checked_lines: set[int] = set()
 
     def check(self, value: ast.expr, line: int) -> ast.Call:
-        self.placed.add(line)
+        self.checked_lines.add(line)
         arguments = [value, ast.Constant(self.comments[line]), ast.Constant(line), name("__dims__")]
         return ast.Call(name("__shape__"), arguments, [])
 
@@ -57,22 +57,22 @@ class Instrument(ast.NodeTransformer):
         node.body[at:at] = [start, *checks]
         return node
 
-    def after(self, node: ast.stmt, target: ast.expr) -> ast.stmt | list[ast.stmt]:
+    def with_check(self, node: ast.stmt, target: ast.expr) -> ast.stmt | list[ast.stmt]:
         if node.end_lineno not in self.comments:
             return node
         if isinstance(target, ast.Tuple):
             target = target.elts[0]
-        again = ast.parse(ast.unparse(target), mode="eval").body
-        return [node, ast.Expr(self.check(again, node.end_lineno))]
+        value = ast.parse(ast.unparse(target), mode="eval").body
+        return [node, ast.Expr(self.check(value, node.end_lineno))]
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
-        return self.after(node, node.targets[0])
+        return self.with_check(node, node.targets[0])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt | list[ast.stmt]:
-        return self.after(node, node.target)
+        return self.with_check(node, node.target)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt | list[ast.stmt]:
-        return self.after(node, node.target)
+        return self.with_check(node, node.target)
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         if node.end_lineno in self.comments and node.value is not None:
@@ -85,26 +85,26 @@ def name(word: str) -> ast.Name:
 
 
 class Checker:
-    """One file under check: its module, and which commented lines have run so far."""
+    """A file under test: its instrumented module, and which of its shape comments have run."""
 
     def __init__(self, path: Path, source: str | None = None, **fixed: int):
-        """`fixed` are letters whose value the run decides, each a different number."""
+        """`fixed` are letters whose value is known for the whole run. Use a different number for each."""
         source = path.read_text() if source is None else source
         self.fixed = fixed
         self.comments = shape_comments(source)
-        self.ran: set[int] = set()
+        self.lines_run: set[int] = set()
         instrument = Instrument(self.comments)
         tree = ast.fix_missing_locations(instrument.visit(ast.parse(source)))
-        if left := sorted(self.comments.keys() - instrument.placed):
-            raise ShapeError(f"{path.name}:{left[0]}: nothing here has a shape to check")
+        if unchecked := sorted(self.comments.keys() - instrument.checked_lines):
+            raise ShapeError(f"{path.name}:{unchecked[0]}: nothing here has a shape to check")
         self.module = types.ModuleType(f"shape_checked_{path.stem}")
-        self.module.__dict__["__shape__"] = self.see
+        self.module.__dict__["__shape__"] = self.check_shape
         sys.modules[self.module.__name__] = self.module
         exec(compile(tree, str(path), "exec"), self.module.__dict__)
 
-    def see(self, value, spec: str, line: int, dims: dict[str, int]):
-        """Compares a value with its comment, learning letters that it meets for the first time."""
-        self.ran.add(line)
+    def check_shape(self, value, spec: str, line: int, dims: dict[str, int]):
+        """Compares a value with its comment. A letter without a value gets the size at its position."""
+        self.lines_run.add(line)
         words = [word.strip() for word in spec.split(",") if word.strip()]
         shape = tuple(value.shape)
         known = {**dims, **self.fixed}
@@ -112,7 +112,7 @@ class Checker:
             raise ShapeError(f"line {line}: comment says ({spec}), the shape is {shape}")
         for word, size in zip(words, shape, strict=True):
             if word not in known and any(letter not in known for letter in re.findall("[A-Z]", word)):
-                # A quotient such as D/H too may be all that a function knows of its letters.
+                # A quotient such as D/H may be all that a function knows about its letters.
                 dims[word] = known[word] = size
             expected = known[word] if word in known else eval(word.replace("/", "//"), {}, known)
             if expected != size:
@@ -120,14 +120,14 @@ class Checker:
         return value
 
     @property
-    def missed(self) -> list[int]:
-        """Commented lines that have not run."""
-        return sorted(self.comments.keys() - self.ran)
+    def not_run(self) -> list[int]:
+        """Lines with a shape comment that haven't run."""
+        return sorted(self.comments.keys() - self.lines_run)
 
 
 @contextmanager
 def short_loops(module: types.ModuleType, most: int = 2) -> Iterator[None]:
-    """Lets each `range` of a module end early: a demonstration trains two steps instead of 400."""
+    """Ends each `range` of a module early, so that a demo trains for 2 steps rather than 400."""
     module.__dict__["range"] = lambda *bounds: range(*bounds)[:most] if len(bounds) == 1 else range(*bounds)
     yield
     del module.__dict__["range"]

@@ -1,4 +1,4 @@
-"""What the property tests draw their inputs from."""
+"""The inputs of the property tests."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ PROBABILITY = st.sampled_from([0.0, 0.15, 1.0]) | st.floats(0, 1)
 
 
 def draw_ids(draw: st.DrawFn, B: int, T: int, values: st.SearchStrategy[int]) -> Tensor:
-    """Any int64 tensor `(B, T)` of the values."""
+    """An int64 tensor `(B, T)` of any such values."""
     return torch.tensor(draw(st.lists(values, min_size=B * T, max_size=B * T)), dtype=torch.int64).view(B, T)
 
 
@@ -32,6 +32,6 @@ def logits_and_labels(draw: st.DrawFn, most: int, sizes: st.SearchStrategy[int])
     return logits.to(dtype), draw_ids(draw, 1, M, labels)[0]
 
 
-def is_run(tokens: list[int]) -> bool:
-    """Whether the tokens are neighbors in one document."""
+def is_consecutive(tokens: list[int]) -> bool:
+    """Whether each token follows the one before it in its document."""
     return all(b == a + 1 for a, b in pairwise(tokens))

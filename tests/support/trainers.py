@@ -1,4 +1,4 @@
-"""A small run with dropout, for the tests of whatever happens to a run."""
+"""A short training run with dropout, which other tests interrupt, resume and distribute."""
 
 import contextlib
 from collections.abc import Callable
@@ -27,8 +27,8 @@ CONFIG = BertConfig(
 )
 
 
-def trainer_at(path: Path | None, steps: int = 30, **configuration: object) -> tuple[Trainer, NextBatch]:
-    """A small run with dropout, and what draws its batches."""
+def new_trainer(path: Path | None, steps: int = 30, **configuration: object) -> tuple[Trainer, NextBatch]:
+    """A small training run with dropout, and the function that draws its batches."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     masker = TokenMasker(30, 4, range(5), generator=generator)
@@ -59,14 +59,14 @@ def train_on(step: Step, batch: dict[str, torch.Tensor]) -> None:
 def train(
     trainer: Trainer, next_batch: NextBatch, evaluate: Callable[[], dict[str, float]] = lambda: {"loss": 1.0}
 ) -> None:
-    """All steps, tracked if the trainer has a folder."""
+    """Runs all steps, and tracks them if the trainer has a folder."""
     with contextlib.ExitStack() as stack:
         if trainer.run_path is not None and rank() == 0:
             tracker = stack.enter_context(Tracker(trainer.run_path, {}))
 
             def track(report: Report) -> None:
-                held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
-                tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
+                evaluation = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
+                tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **evaluation})
 
             trainer.on_report = track
         for step in trainer.steps():
@@ -75,9 +75,9 @@ def train(
                 step.evaluation = evaluate()
 
 
-def finish(path: Path, **options: Any) -> Trainer:
-    """A whole run."""
+def train_to_end(path: Path, **options: Any) -> Trainer:
+    """A complete run in a new folder."""
     path.mkdir()
-    trainer, next_batch = trainer_at(path, **options)
+    trainer, next_batch = new_trainer(path, **options)
     train(trainer, next_batch)
     return trainer

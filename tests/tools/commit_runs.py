@@ -1,6 +1,6 @@
 """
-Checks a commit out, runs its experiments, and reads what they logged and recorded. `compare_commits.py`
-compares two commits with it.
+Checks out a commit, runs its experiments, and reads their logs and records. `compare_commits.py` uses it to
+compare two commits.
 """
 
 import functools
@@ -21,27 +21,28 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in ("step_hook", "commit_runs")]
-# Parts of a record that say how it was made. What they decide shows in the losses.
+# Parts of a record that describe the run. If they matter, the losses differ as well.
 NOT_MEASURED = {"command", "date", "commit", "versions", "hardware", "configuration", "corpus", "claim"}
 
 # Sizes for runs of a few seconds.
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "batch_tokens": 512}
 SMALL_OPTIONS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SMALL.items())
 PAIRS = f"--corpus {{texts}} {SMALL_OPTIONS} --vocab-size 300 --schedule 32:1,64:1 --steps 40"
-# The steps of a run in a claim. One claim grows the sequences when 400 losses tell it to, so it needs more.
+# The steps of a run in a claim. One claim looks at 400 losses before it lengthens the sequences, so it needs
+# more.
 CLAIM_BATCH, CLAIM_STEPS, GROWING_CLAIM, GROWING_STEPS = 256, 24, "short-to-long", 640
-# Scores take fine-tuning on thousands of texts. The first claim that asks for them measures them all.
+# Scores require fine-tuning on thousands of texts, so only the first claim with scores measures them.
 CLAIM_WITH_SCORES = "next-sentence"
-# Nothing takes so many seconds; whatever does is stuck.
+# In seconds. No command takes this long unless it is stuck.
 TIMEOUT = 3600
 
 
 @dataclass(frozen=True)
 class Command:
     """
-    A script under `experiments/`, found by its file name. In `arguments`, `{texts}` and `{model}` stand for
-    a folder of text and one with a small pretrained model, and `--old|--new` for an option that was renamed.
-    With `kill_after` the run is repeated, killed after so many backward passes, and resumed.
+    A script under `experiments/`, found by its file name. In `arguments`, `{texts}` and `{model}` stand for a
+    folder of text and a folder with a small pretrained model, and `--old|--new` for an option that was
+    renamed. With `kill_after`, the run is repeated, killed after that many backward passes, and resumed.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Command:
     arguments: str
     processes: int = 1
     kill_after: int = 0
-    # A file, or a folder for a script that writes several.
+    # The name of a file, or of a folder for a script that writes several records.
     record: str = "record.json"
 
 
@@ -57,22 +58,22 @@ class Command:
 class Outcome:
     """What a command computed."""
 
-    # The lines of the log of each process.
+    # The log of each process, as lines.
     logs: dict[str, list[str]]
-    # Every number of the record, by its path.
+    # Every number in the record, by its path.
     numbers: dict[str, Any]
     # Why the command failed, if it did.
     problem: str | None = None
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of all processes."""
+        """The number of optimizer steps in all processes."""
         return sum(line.startswith("weights") for lines in self.logs.values() for line in lines)
 
 
 def git(root: Path, *arguments: str, **environment: str) -> str:
     """
-    What a git command prints.
+    Runs a git command and returns what it prints.
 
     Raises `CalledProcessError` if it fails.
     """
@@ -84,7 +85,7 @@ def git(root: Path, *arguments: str, **environment: str) -> str:
 
 
 def commit_of_working_tree(root: Path, folder: Path) -> str:
-    """A commit, on no branch, of the working tree with its untracked files. The index stays as it is."""
+    """Commits the working tree, including untracked files, without changing any branch or the index."""
     index = {"GIT_INDEX_FILE": str(folder / "index")}
     git(root, "read-tree", "HEAD", **index)
     git(root, "add", "--all", **index)
@@ -93,10 +94,10 @@ def commit_of_working_tree(root: Path, folder: Path) -> str:
 
 
 class Checkout:
-    """A commit in a folder of its own, and everything that it computes."""
+    """A commit in a folder of its own, and everything it computes."""
 
     def __init__(self, repository: Path, commit: str, folder: Path, results: Path):
-        """`results` holds the outcomes of earlier comparisons."""
+        """`results` is the folder with the outcomes of earlier comparisons."""
         self.repository, self.folder, self.results = repository, folder, results
         self.commit = git(repository, "rev-parse", f"{commit}^{{commit}}")
         self.root, self.texts, self.cache = folder / "checkout", folder / "texts", folder / "cache"
@@ -109,11 +110,11 @@ class Checkout:
         self.numbers = itertools.count()
 
     def close(self) -> None:
-        """Removes the checkout, and git's note of it."""
+        """Removes the checkout, and git's record of it."""
         git(self.repository, "worktree", "remove", "--force", str(self.root))
 
     def outcome(self, command: Command) -> Outcome:
-        """Runs the command, unless the same code ran it before."""
+        """Runs the command, unless its outcome is cached."""
         path = self.results / f"{self.key(command)}.json"
         if path.exists():
             return Outcome(**json.loads(path.read_text("utf-8")))
@@ -131,7 +132,7 @@ class Checkout:
         return outcome
 
     def key(self, command: Command) -> str:
-        """A digest of everything that decides the outcome."""
+        """A hash of everything that affects the outcome."""
         code = git(self.repository, "ls-tree", self.commit, "labml_bert", "experiments")
         libraries = [version(name) for name in ("torch", "tokenizers", "numpy")]
         machine = [*platform.uname()[:3], sys.version, *libraries]
@@ -140,8 +141,8 @@ class Checkout:
 
     def run(self, command: Command, more: list[str] | None = None, **environment: str) -> Outcome:
         """
-        Runs a command to its end, in a folder of its own. `more` are further options, or, if they begin with
-        `--resume`, all of them.
+        Runs a command to its end in a new folder. `more` are additional options; if they contain `--resume`,
+        they replace all others.
         """
         folder = self.folder / f"run{next(self.numbers)}"
         (folder / "steps").mkdir(parents=True)
@@ -149,21 +150,23 @@ class Checkout:
         try:
             options = [] if "--resume" in more else self.options(command)
             words = [*self.script(command), *options, *more, "--record", command.record]
-            done = self.python(words, folder, STEP_LOG=str(folder / "steps"), **environment)
+            process = self.python(words, folder, STEP_LOG=str(folder / "steps"), **environment)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             return Outcome({}, {}, str(error))
         paths = [folder / command.record, *folder.glob(f"{command.record}/**/*.json")]
         records = {path.name: json.loads(path.read_text("utf-8")) for path in paths if path.is_file()}
         logs = read_logs(folder / "steps")
         problem = None
-        if done.returncode or not logs or not records:
-            problem = f"exit code {done.returncode}, {len(logs)} processes trained, {len(records)} records: "
-            problem += " / ".join(done.stdout.strip().splitlines()[-3:])
+        if process.returncode or not logs or not records:
+            problem = (
+                f"exit code {process.returncode}, {len(logs)} processes trained, {len(records)} records: "
+            )
+            problem += " / ".join(process.stdout.strip().splitlines()[-3:])
         return Outcome(logs, dict(numbers(records)), problem)
 
     def script(self, command: Command) -> list[str]:
         """
-        The words between `python` and the options.
+        The arguments of `python` before the options.
 
         Raises `RuntimeError` if this commit has no such script, or several.
         """
@@ -174,7 +177,7 @@ class Checkout:
         return [*(torchrun if command.processes > 1 else []), str(paths[0])]
 
     def options(self, command: Command) -> list[str]:
-        """The arguments of a command, with the names that this commit has for them."""
+        """The arguments of a command, with the option names that this commit uses."""
         arguments = command.arguments.replace("{texts}", str(self.texts))
         if "{model}" in arguments:
             arguments = arguments.replace("{model}", str(self.model))
@@ -185,7 +188,7 @@ class Checkout:
         return shlex.split(arguments)
 
     def python(self, words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs Python in `folder`, with this commit in front of whatever is installed."""
+        """Runs Python in `folder`, with this commit's code ahead of anything installed."""
         environment |= {
             "PYTHONPATH": f"{self.folder / 'hook'}{os.pathsep}{self.root}",
             "XDG_CACHE_HOME": str(self.cache),
@@ -203,42 +206,41 @@ class Checkout:
 
     @functools.cached_property
     def model(self) -> Path:
-        """The folder of a small pretrained model. Raises `RuntimeError` if it cannot be trained."""
+        """A folder with a small pretrained model. Raises `RuntimeError` if training it fails."""
         outcome = self.run(Command("", "bert_tiny", PAIRS), ["--runs", str(self.folder / "model")])
         paths = [*self.folder.glob("model/**/config.json")]
         if outcome.problem or not paths:
             raise RuntimeError(f"no model to fine-tune: {outcome.problem}")
         return paths[0].parent
 
-    def kill_and_resume(self, command: Command, whole: Outcome) -> str | None:
-        """What is wrong with a run that was killed and resumed, beside one that nobody disturbed."""
+    def kill_and_resume(self, command: Command, uninterrupted: Outcome) -> str | None:
+        """Compares a killed and resumed run with an uninterrupted one. Returns what is wrong, or `None`."""
         runs = self.folder / f"killed{next(self.numbers)}"
         killing = {"STEP_LOG_KILL_AFTER": str(command.kill_after), "STEP_LOG_RUNS": str(runs)}
         killed = self.run(command, ["--runs", str(runs), "--checkpoint-seconds", "0"], **killing)
         checkpoints = [*runs.glob("**/checkpoint.safetensors")]
         if not killed.problem or len(checkpoints) != 1:
-            return f"the run should be killed ({killed.problem}) and leave a checkpoint ({len(checkpoints)})"
+            return f"expected a killed run ({killed.problem}) with one checkpoint ({len(checkpoints)})"
         resumed = self.run(command, ["--resume", str(checkpoints[0].parent)])
         if resumed.problem:
             return f"resumed: {resumed.problem}"
-        for process, lines in whole.logs.items():
-            before, after = killed.logs.get(process, []), resumed.logs.get(process, [])
-            if before != lines[: len(before)]:
-                return f"{process}, killed, is no beginning of the whole run"
-            if not 0 < len(after) < len(lines) or after != lines[-len(after) :]:
-                return f"{process}, resumed, is no end of the whole run"
-        if whole.numbers != resumed.numbers:
-            paths = whole.numbers.keys() | resumed.numbers.keys()
-            return (
-                f"resumed: {min(p for p in paths if whole.numbers.get(p) != resumed.numbers.get(p))} differs"
-            )
+        for process, lines in uninterrupted.logs.items():
+            log_before, log_after = killed.logs.get(process, []), resumed.logs.get(process, [])
+            if log_before != lines[: len(log_before)]:
+                return f"{process}, killed, is not a prefix of the uninterrupted run"
+            if not 0 < len(log_after) < len(lines) or log_after != lines[-len(log_after) :]:
+                return f"{process}, resumed, is not a suffix of the uninterrupted run"
+        if uninterrupted.numbers != resumed.numbers:
+            paths = uninterrupted.numbers.keys() | resumed.numbers.keys()
+            path = min(p for p in paths if uninterrupted.numbers.get(p) != resumed.numbers.get(p))
+            return f"resumed: {path} differs"
         return None
 
 
 def read_logs(folder: Path) -> dict[str, list[str]]:
     """
-    The log of each process, by `rank 0`, `rank 1` and so on; `rank 0 again` is a process that began to train
-    later.
+    The log of each process, by `rank 0`, `rank 1` and so on. `rank 0 again` is a process that started
+    training later.
     """
     logs: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.log"), key=lambda path: [*map(int, path.stem.split("-"))]):
@@ -251,8 +253,8 @@ def read_logs(folder: Path) -> dict[str, list[str]]:
 
 def numbers(record: Any, path: str = "", key: str = "") -> Iterator[tuple[str, Any]]:
     """
-    Every number of a record, and every sha256, with its path. Times are left out, and the history of the
-    training metrics, which are means over about a second.
+    Every number and every sha256 in a record, with its path. Times are left out, and so is the history of the
+    training metrics, because these are averages over about a second.
     """
     if isinstance(record, dict):
         for name, value in record.items():
@@ -267,7 +269,7 @@ def numbers(record: Any, path: str = "", key: str = "") -> Iterator[tuple[str, A
 
 
 def write_texts(folder: Path) -> None:
-    """Thirty files in a small random language, always the same."""
+    """Writes thirty files in a small random language, the same every time."""
     r = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
     words = ["".join(r.choices(syllables, k=r.randint(1, 3))) for _ in range(200)]
@@ -279,15 +281,15 @@ def write_texts(folder: Path) -> None:
 
 
 def shrink_claims(path: Path, texts: Path) -> None:
-    """Cuts every claim of the file down to a small model, one seed, few steps and two learning rates."""
+    """Reduces every claim in the file to a small model, one seed, few steps and two learning rates."""
     document = tomllib.loads(path.read_text("utf-8"))
     for claim in document["claim"]:
         if "options" not in claim:
             continue
         steps = GROWING_STEPS if claim["name"] == GROWING_CLAIM else CLAIM_STEPS
         tokens = {"tokens": steps * CLAIM_BATCH}
-        small = {**SMALL, "batch_tokens": CLAIM_BATCH, "corpus": str(texts)}
-        claim["options"] = {**small, **claim["options"], **tokens}
+        small_options = {**SMALL, "batch_tokens": CLAIM_BATCH, "corpus": str(texts)}
+        claim["options"] = {**small_options, **claim["options"], **tokens}
         claim["seeds"] = 1
         claim["grid"] = {name: values[:2] for name, values in claim["grid"].items()}
         if "batch_tokens" in claim["grid"]:
@@ -301,7 +303,7 @@ def shrink_claims(path: Path, texts: Path) -> None:
 
 
 def as_toml(value: Any) -> str:
-    """A value in TOML, on one line."""
+    """Formats a value as TOML, on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{as_toml(key)} = {as_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

@@ -1,5 +1,5 @@
 """
-Runs the same experiments at two commits, on this machine, and compares them bit for bit: the loss of every
+Runs the same experiments at two commits on this machine and compares them bit for bit: the loss of every
 step, the weights and the optimizer's moments after every step, and every evaluation.
 
     python tests/tools/compare_commits.py b87d2b1                     # that commit against the working tree
@@ -9,13 +9,13 @@ step, the weights and the optimizer's moments after every step, and every evalua
 Use it when you refactor. It prints one line for each command, `same` or `DIFFERENT` with the first
 difference, and exits with 1 if a command differs that is not in `INTENDED`.
 
-Each commit is checked out into a temporary folder; the working tree is compared as it is, with untracked
+Each commit is checked out into a temporary folder. The working tree is compared as it is, including untracked
 files. The tool imports nothing from the project, because the project is what changes. `step_hook.py` watches
-torch inside each process, and the evaluations come from the JSON files that `--record` writes. Parameters
-are compared by their order in the optimizer, not by their names. Times are not compared.
+torch inside each process, and the evaluations come from the JSON files that `--record` writes. Parameters are
+compared by their order in the optimizer, not by name. Times are not compared.
 
-The outcome of a command is kept in the folder `--results` until the code of the package or of the experiments
-changes, so a base is run once.
+The outcome of a command is cached in the folder `--results` until the code of the package or of the
+experiments changes, so the older commit runs only once.
 """
 
 import argparse
@@ -44,12 +44,12 @@ from tests.tools.commit_runs import (
 )
 
 ROOT = Path(__file__).parents[2]
-# Commands whose outcome is meant to differ, by name, and why.
+# Commands that are meant to give a different outcome, and why.
 INTENDED = {
     "finetune_docstrings": "the bag of words is fitted by scikit-learn; the networks have equal losses",
 }
-# Keys of a record that have another name at the newer commit.
-RENAMED = {"floors": "baselines", "floor": "unigram_loss"}
+# Keys of a record that were renamed in the newer commit.
+RENAMED = {"floors": "baselines", "floor": "unigram_loss", "neighbours": "neighbors"}
 
 MASKED = f"--corpus {{texts}} {SMALL_OPTIONS} --schedule 16:1,64:1 --steps 40"
 CLAIMS = (
@@ -59,7 +59,7 @@ CLAIMS = (
 
 
 def all_commands() -> list[Command]:
-    """What is run, the quick commands first."""
+    """All commands, the quick ones first."""
     small = {
         "mlm_tiny": MASKED,
         "mlm_words": MASKED,
@@ -93,7 +93,7 @@ def all_commands() -> list[Command]:
     finetuning = "--model {model} --labels 100 200 --pairs 100 --seeds 2 --steps 10"
     commands += [Command("finetune_docstrings", "finetune_docstrings", finetuning)]
     commands += [Command(f"claim {name}", "claims", name, record="records") for name in CLAIMS.split()]
-    # The sizes and the text that a reader gets, who gives no options.
+    # The model size and the corpus that a reader gets without any options.
     commands += [
         Command(f"{name}, defaults", name, "--steps 24") for name in ("mlm_tiny", "mlm_words", "bert_tiny")
     ]
@@ -102,7 +102,7 @@ def all_commands() -> list[Command]:
 
 def without_fingerprints(outcome: Outcome) -> Outcome:
     """
-    The outcome without the fingerprints of its record, which rank zero takes after its last step. Older
+    The outcome without the fingerprints in its record, which rank zero takes after its last step. Older
     commits have none.
     """
     count = sum("/fingerprints/" in path and "/losses/" in path for path in outcome.numbers)
@@ -121,7 +121,7 @@ def without_last_steps(log: list[str], count: int) -> list[str]:
 
 
 def difference(base: Outcome, head: Outcome) -> str | None:
-    """What differs first between two outcomes, `None` if nothing does."""
+    """The first difference between two outcomes, or `None` if there is none."""
     base, head = without_fingerprints(base), without_fingerprints(head)
     problems = [f"{n}: {o.problem}" for n, o in (("base", base), ("head", head)) if o.problem]
     if problems:
@@ -129,39 +129,40 @@ def difference(base: Outcome, head: Outcome) -> str | None:
     if base.logs.keys() != head.logs.keys():
         return f"processes that trained: {', '.join(base.logs)} (base), {', '.join(head.logs)} (head)"
     for process, lines in base.logs.items():
-        if found := different_step(lines, head.logs[process]):
-            return f"{process}, {found}"
+        if step_difference := different_step(lines, head.logs[process]):
+            return f"{process}, {step_difference}"
     return different_number(base.numbers, head.numbers)
 
 
 def different_step(base: list[str], head: list[str]) -> str | None:
-    """The first line that is not the same in two logs, as the number of the step and both values."""
-    for i, (before, after) in enumerate(itertools.zip_longest(base, head, fillvalue="nothing")):
-        if before != after:
-            # A step's weights stand after its losses, and its moments after its weights.
-            step = sum(line.startswith("weights") for line in base[:i]) + (not before.startswith("moments"))
-            return f"step {step}: {readable(before)} (base), {readable(after)} (head)"
+    """The first line that differs between two logs, as the number of the step and both values."""
+    for i, (base_line, head_line) in enumerate(itertools.zip_longest(base, head, fillvalue="nothing")):
+        if base_line != head_line:
+            # Within a step, the losses come first, then the weights, then the moments.
+            step = sum(line.startswith("weights") for line in base[:i])
+            step += not base_line.startswith("moments")
+            return f"step {step}: {readable(base_line)} (base), {readable(head_line)} (head)"
     return None
 
 
 def readable(line: str) -> str:
-    """A line of a log for people."""
+    """A line of a log, formatted for people."""
     kind, _, value = line.partition(" ")
     return f"loss {float.fromhex(value)!r}" if kind == "loss" else f"{kind} {value[:12]}".strip()
 
 
 def different_number(base: dict[str, Any], head: dict[str, Any]) -> str | None:
-    """The first number that is not the same in two records. What only the newer one has is not compared."""
-    for path, before in base.items():
-        after = head.get("/".join(RENAMED.get(key, key) for key in path.split("/")), "nothing")
-        # NaN is not equal to itself.
-        if json.dumps(before) != json.dumps(after):
-            return f"evaluation {path}: {before} (base), {after} (head)"
+    """The first number that differs between two records. Numbers that only the newer one has are ignored."""
+    for path, base_value in base.items():
+        head_value = head.get("/".join(RENAMED.get(key, key) for key in path.split("/")), "nothing")
+        # Compare as text, because NaN isn't equal to itself.
+        if json.dumps(base_value) != json.dumps(head_value):
+            return f"evaluation {path}: {base_value} (base), {head_value} (head)"
     return None
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, compares, and exits with 1 if something differs."""
+    """Parses the command line, compares the commits, and exits with 1 if something differs."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = argparse.ArgumentParser(description="Compare training at two commits, bit for bit.")
     parser.add_argument("base", nargs="?", help="the older commit")
@@ -171,33 +172,33 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--results", type=Path, default=cache / "compare_commits", help="(default: %(default)s)"
     )
-    given = parser.parse_args(argv)
-    commands = [each for each in all_commands() if any(part in each.name for part in given.only)]
-    if given.list:
+    options = parser.parse_args(argv)
+    commands = [each for each in all_commands() if any(part in each.name for part in options.only)]
+    if options.list:
         print("\n".join(f"{each.name:<34} {each.script} {each.arguments}" for each in commands))
         return
-    if not given.base or not commands:
-        parser.error("give a commit to compare with, and parts of names that --list prints")
+    if not options.base or not commands:
+        parser.error("name a commit to compare with, and parts of names that --list prints")
     counts = {"same": 0, "intended": 0, "DIFFERENT": 0}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = []
         for name, commit in (
-            ("base", given.base),
-            ("head", given.head or commit_of_working_tree(ROOT, folder)),
+            ("base", options.base),
+            ("head", options.head or commit_of_working_tree(ROOT, folder)),
         ):
             try:
-                sides.append(Checkout(ROOT, commit, folder / name, given.results))
+                sides.append(Checkout(ROOT, commit, folder / name, options.results))
             except subprocess.CalledProcessError:
                 parser.error(f"cannot check out {commit}")
             stack.callback(sides[-1].close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         for command in commands:
             base, head = pool.map(lambda side, command=command: side.outcome(command), sides)
-            found = difference(base, head)
-            verdict = "same" if found is None else "intended" if command.name in INTENDED else "DIFFERENT"
+            change = difference(base, head)
+            verdict = "same" if change is None else "intended" if command.name in INTENDED else "DIFFERENT"
             counts[verdict] += 1
-            text = found or f"{base.steps} steps, {len(base.numbers)} numbers"
+            text = change or f"{base.steps} steps, {len(base.numbers)} numbers"
             why = f" (listed as intended: {INTENDED[command.name]})" if command.name in INTENDED else ""
             print(f"{verdict:<10} {command.name:<34} {text}{why}", flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
@@ -205,6 +206,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # `kill` ends it like Ctrl-C, so that git forgets the checkouts.
+    # `kill` ends the tool like Ctrl-C, so that git removes the checkouts.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

@@ -1,19 +1,19 @@
 """
-Logs every training step of a Python process, whatever code it runs. `compare_commits.py` puts this file,
-under the name `sitecustomize.py`, in front of the `PYTHONPATH` of each run, and Python imports it at startup.
+Logs every training step of a Python process, whatever code it runs. `compare_commits.py` puts this file in
+front of the `PYTHONPATH` of each run, under the name `sitecustomize.py`, which Python imports at startup.
 
-As soon as the process imports torch, `Tensor.backward` and every optimizer are watched. The log has one line
+As soon as the process imports torch, hooks watch `Tensor.backward` and every optimizer. The log has one line
 for each event, in order:
 
-    loss 0x1.a8f5c2p+1     the scalar that `backward` was called on, all bits of it
+    loss 0x1.a8f5c2p+1     the scalar that `backward` was called on, with all its bits
     weights 3f2a…          sha256 of the parameters after an optimizer step, in the order of the groups
     moments 90b1…          sha256 of the optimizer's state, in the same order
 
-Nothing depends on names, so a renamed module or parameter leaves the log as it was. Each process has its own
-file in the folder `STEP_LOG`, called `RANK-NANOSECONDS-PID.log` and flushed after each line.
+The log contains no names, so renaming a module or a parameter doesn't change it. Each process writes its own
+file in the folder `STEP_LOG`, called `RANK-NANOSECONDS-PID.log`, and flushes it after each line.
 
-With `STEP_LOG_KILL_AFTER` the process of rank 0 kills itself, as the kernel would, once it has called
-`backward` that many times and there is a checkpoint with a step above 0 under the folder `STEP_LOG_RUNS`.
+With `STEP_LOG_KILL_AFTER`, the process of rank 0 sends SIGKILL to itself once it has called `backward` that
+many times and there is a checkpoint with a step above 0 under the folder `STEP_LOG_RUNS`.
 """
 
 import functools
@@ -35,7 +35,7 @@ log_file: TextIO | None = None
 
 
 def rank() -> str:
-    """The number that torchrun gave to this process."""
+    """The rank that torchrun assigned to this process."""
     return os.environ.get("RANK", "0")
 
 
@@ -49,7 +49,7 @@ def write(line: str) -> None:
 
 
 def digest(tensors: Iterable[Any]) -> str:
-    """The sha256 of the bytes of all tensors, one after the other."""
+    """The sha256 of the concatenated bytes of all tensors."""
     import torch
 
     sha256 = hashlib.sha256()
@@ -59,7 +59,7 @@ def digest(tensors: Iterable[Any]) -> str:
 
 
 def log_weights(optimizer: Any, *_: Any) -> None:
-    """Called after each step of any optimizer."""
+    """Runs after each step of any optimizer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states = [optimizer.state.get(p, {}) for p in parameters]
     write(f"weights {digest(parameters)}")
@@ -69,20 +69,20 @@ def log_weights(optimizer: Any, *_: Any) -> None:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step that the metadata of a safetensors file names, 0 if there is none."""
+    """The step in the metadata of a safetensors file, or 0 if there is none."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             metadata = json.loads(file.read(size))["__metadata__"]
     except (OSError, ValueError, KeyError):
         return 0
-    # It may be a value, or inside a value that is JSON itself.
-    found = re.search(r'"step": "?(\d+)', json.dumps(metadata).replace("\\", ""))
-    return int(found[1]) if found else 0
+    # The step may be a plain value, or inside a value that is itself JSON.
+    match = re.search(r'"step": "?(\d+)', json.dumps(metadata).replace("\\", ""))
+    return int(match[1]) if match else 0
 
 
 def kill_when_due() -> None:
-    """SIGKILL, after enough steps and a checkpoint to go on from."""
+    """Sends SIGKILL to this process after enough steps, if there is a checkpoint to resume from."""
     after = int(os.environ.get("STEP_LOG_KILL_AFTER", "0"))
     if after and backward_calls >= after and rank() == "0":
         checkpoints = Path(os.environ["STEP_LOG_RUNS"]).rglob("checkpoint.safetensors")
@@ -91,17 +91,17 @@ def kill_when_due() -> None:
 
 
 def watch(torch: Any) -> None:
-    """Puts the hooks into torch."""
+    """Installs the hooks in torch."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    plain_backward = torch.Tensor.backward
+    original_backward = torch.Tensor.backward
 
-    @functools.wraps(plain_backward)
+    @functools.wraps(original_backward)
     def backward(self: Any, *args: Any, **kwargs: Any) -> None:
         global backward_calls
         if self.numel() == 1:
             write(f"loss {float(self.detach()).hex()}")
-        plain_backward(self, *args, **kwargs)
+        original_backward(self, *args, **kwargs)
         backward_calls += 1
         kill_when_due()
 
@@ -109,11 +109,11 @@ def watch(torch: Any) -> None:
     register_optimizer_step_post_hook(log_weights)
 
 
-class WatchTorch(MetaPathFinder):
-    """Finds torch where it is, and watches it right after its import."""
+class TorchFinder(MetaPathFinder):
+    """Finds torch where it is installed, and installs the hooks right after its import."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Also called by programs that only want to know whether torch is installed."""
+        """Also called by programs that only check whether torch is installed."""
         if fullname != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -132,4 +132,4 @@ class WatchTorch(MetaPathFinder):
 
 
 if "STEP_LOG" in os.environ:
-    sys.meta_path.insert(0, WatchTorch())
+    sys.meta_path.insert(0, TorchFinder())

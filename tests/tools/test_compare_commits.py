@@ -1,4 +1,4 @@
-"""The tool that compares two commits, on an experiment that takes no time beside the import of torch."""
+"""The tool that compares two commits, tested with an experiment that does little more than import torch."""
 
 import json
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 from tests.tools import compare_commits
 from tests.tools.commit_runs import Command, Outcome, as_toml, numbers, shrink_claims
 
-# The tests compare runs of a script, in processes of their own.
+# The tests compare runs of a script, which are separate processes.
 pytestmark = pytest.mark.processes
 
-# It asks whether torch is there before it imports it, as the experiments do.
+# Like the experiments, it checks whether torch is installed before it imports it.
 EXPERIMENT = """
 import argparse, json, pathlib, random
 from importlib.util import find_spec
@@ -26,19 +26,19 @@ parser.add_argument("--record", type=pathlib.Path)
 parser.add_argument("--runs", type=pathlib.Path)
 parser.add_argument("--resume", type=pathlib.Path)
 parser.add_argument("--checkpoint-seconds")
-given = parser.parse_args()
-run = given.resume or given.runs
+options = parser.parse_args()
+run = options.resume or options.runs
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 first, generator = 0, torch.Generator().manual_seed(1)
-if given.resume:
+if options.resume:
     saved = torch.load(run / "state.pt")
-    given.steps, first = saved["steps"], saved["step"]
+    options.steps, first = saved["steps"], saved["step"]
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     generator.set_state(saved["generator"])
-for step in range(first, given.steps):
+for step in range(first, options.steps):
     x = torch.randn(4, 3, generator=generator)
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
     loss.backward()
@@ -47,12 +47,12 @@ for step in range(first, given.steps):
     if run and step == 1:
         run.mkdir(exist_ok=True)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        state |= {"step": 2, "steps": given.steps, "generator": generator.get_state()}
+        state |= {"step": 2, "steps": options.steps, "generator": generator.get_state()}
         torch.save(state, run / "state.pt")
         header = json.dumps({"__metadata__": {"about": json.dumps({"step": 2}), "sha256": "0"}}).encode()
         (run / "checkpoint.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 record = {"result": {"loss": loss.item(), "seconds": random.random()}, "date": random.random()}
-given.record.write_text(json.dumps(record))
+options.record.write_text(json.dumps(record))
 """
 COMMANDS = [
     Command("whole", "little", "--steps 5"),
@@ -62,7 +62,7 @@ COMMANDS = [
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one experiment, with one commit; the tool takes it for its own."""
+    """A project with one experiment and one commit, which the tool treats as its own."""
     root = tmp_path / "repository"
     (root / "experiments").mkdir(parents=True)
     (root / "experiments" / "little.py").write_text(EXPERIMENT)
@@ -83,21 +83,21 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tool keeps outcomes, so that the base runs once."""
+    """The folder for cached outcomes, shared by the tests, so that the base runs only once."""
     return tmp_path_factory.mktemp("results")
 
 
 def compare(results: Path, *arguments: str) -> int:
-    """The exit code of the tool."""
-    with pytest.raises(SystemExit) as ended:
+    """Runs the tool and returns its exit code."""
+    with pytest.raises(SystemExit) as exit_info:
         compare_commits.main([*arguments, "--results", str(results)])
-    return int(ended.value.code or 0)
+    return int(exit_info.value.code or 0)
 
 
-def test_a_run_that_forgets_its_place_in_the_data_is_found_when_it_is_resumed(
+def test_a_data_generator_that_is_not_restored_is_detected_after_a_resume(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The changed file is in a new folder, and git does not know it.
+    # The changed file is in a new folder, untracked by git.
     (repository / "experiments" / "little.py").unlink()
     (repository / "experiments" / "moved").mkdir()
     forgetful = EXPERIMENT.replace("generator.set_state(", "str(")
@@ -105,13 +105,16 @@ def test_a_run_that_forgets_its_place_in_the_data_is_found_when_it_is_resumed(
     assert compare(results, "HEAD") == 1
     same, different, counts = capsys.readouterr().out.splitlines()
     assert same.split() == ["same", "whole", "5", "steps,", "1", "numbers"]
-    # The base is killed and resumed too, and has no problem.
-    assert "head: rank 0, resumed, is no end of the whole run" in different and "base" not in different
+    # The base is killed and resumed as well, without a problem.
+    assert (
+        "head: rank 0, resumed, is not a suffix of the uninterrupted run" in different
+        and "base" not in different
+    )
     assert counts == "1 same, 0 intended, 1 DIFFERENT"
-    # Nothing is left of the checkouts, and the index is as it was.
+    # The checkouts are gone, and the index hasn't changed.
     for command, lines in (["worktree", "list"], 1), (["diff", "--cached"], 0):
-        done = subprocess.run(["git", *command], cwd=repository, stdout=subprocess.PIPE, check=True)
-        assert len(done.stdout.splitlines()) == lines
+        process = subprocess.run(["git", *command], cwd=repository, stdout=subprocess.PIPE, check=True)
+        assert len(process.stdout.splitlines()) == lines
     for path in results.glob("*.json"):
         outcome = json.loads(path.read_text())
         assert [line.split()[0] for line in outcome["logs"]["rank 0"]] == ["loss", "weights", "moments"] * 5
@@ -120,7 +123,7 @@ def test_a_run_that_forgets_its_place_in_the_data_is_found_when_it_is_resumed(
         assert outcome["numbers"]["record.json/result/loss"] == last_loss
 
 
-def test_another_learning_rate_shows_in_the_first_weights(
+def test_another_learning_rate_changes_the_first_weights(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = repository / "experiments" / "little.py"
@@ -132,7 +135,7 @@ def test_another_learning_rate_shows_in_the_first_weights(
     assert "listed as intended: a smaller learning rate" in capsys.readouterr().out
 
 
-def test_a_command_that_fails_is_a_difference(
+def test_a_failed_command_counts_as_a_difference(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository / "experiments" / "little.py").write_text("raise SystemExit('no longer')")
@@ -145,7 +148,7 @@ LOG = ["loss 0x1p+1", "weights a", "moments b", "loss 0x1p+0", "weights c", "mom
 
 
 @pytest.mark.parametrize(
-    ("at", "line", "found"),
+    ("index", "line", "expected"),
     [
         (0, "loss 0x1.8p+1", "step 1: loss 2.0 (base), loss 3.0 (head)"),
         (3, "loss nan", "step 2: loss 1.0 (base), loss nan (head)"),
@@ -153,38 +156,39 @@ LOG = ["loss 0x1p+1", "weights a", "moments b", "loss 0x1p+0", "weights c", "mom
         (5, "moments e", "step 2: moments d (base), moments e (head)"),
     ],
 )
-def test_the_first_line_that_differs_is_told(at: int, line: str, found: str) -> None:
-    other = [*LOG[:at], line, *LOG[at + 1 :]]
-    assert compare_commits.different_step(LOG, other) == found
+def test_the_first_different_line_is_reported(index: int, line: str, expected: str) -> None:
+    other = [*LOG[:index], line, *LOG[index + 1 :]]
+    assert compare_commits.different_step(LOG, other) == expected
     assert (
         compare_commits.difference(Outcome({"rank 0": LOG}, {}), Outcome({"rank 0": other}, {})) is not None
     )
 
 
-def test_logs_of_other_lengths_and_processes_differ() -> None:
+def test_logs_with_different_lengths_or_processes_differ() -> None:
     assert compare_commits.different_step(LOG, LOG) is None
     assert compare_commits.different_step(LOG, LOG[:3]) == "step 2: loss 1.0 (base), nothing (head)"
     assert compare_commits.different_step(LOG[:3], LOG) == "step 2: nothing (base), loss 1.0 (head)"
-    one, two = Outcome({"rank 0": LOG}, {}), Outcome({"rank 0": LOG, "rank 1": LOG}, {})
+    one_process, two_processes = Outcome({"rank 0": LOG}, {}), Outcome({"rank 0": LOG, "rank 1": LOG}, {})
     assert (
-        compare_commits.difference(one, two) == "processes that trained: rank 0 (base), rank 0, rank 1 (head)"
+        compare_commits.difference(one_process, two_processes)
+        == "processes that trained: rank 0 (base), rank 0, rank 1 (head)"
     )
-    assert compare_commits.difference(two, two) is None
+    assert compare_commits.difference(two_processes, two_processes) is None
 
 
-def test_fingerprints_are_left_out() -> None:
+def test_fingerprints_are_ignored() -> None:
     fingerprint = ["loss 0x1p+3", "loss 0x1p+3", "weights x", "moments y"]
-    taken = {"record.json/fingerprints/0/losses/0": 16.0, "record.json/fingerprints/0/steps": 1}
+    fingerprint_numbers = {"record.json/fingerprints/0/losses/0": 16.0, "record.json/fingerprints/0/steps": 1}
     evaluation = {"record.json/result/loss": 1.0}
     base = Outcome({"rank 0": LOG, "rank 1": LOG}, evaluation)
-    head = Outcome({"rank 0": LOG + fingerprint, "rank 1": LOG}, evaluation | taken)
+    head = Outcome({"rank 0": LOG + fingerprint, "rank 1": LOG}, evaluation | fingerprint_numbers)
     assert compare_commits.difference(base, head) is None
     assert compare_commits.difference(head, base) is None
-    head = Outcome({"rank 0": LOG[:3] + fingerprint, "rank 1": LOG}, evaluation | taken)
+    head = Outcome({"rank 0": LOG[:3] + fingerprint, "rank 1": LOG}, evaluation | fingerprint_numbers)
     assert compare_commits.difference(base, head) == "rank 0, step 2: loss 1.0 (base), nothing (head)"
 
 
-def test_numbers_are_those_that_do_not_follow_the_clock() -> None:
+def test_times_are_not_compared() -> None:
     record = {
         "date": "2020-01-01",
         "configuration": {"steps": 5},
@@ -214,7 +218,7 @@ def test_a_number_may_be_new_or_renamed_but_not_missing(monkeypatch: pytest.Monk
     assert different({"a/floors/0": 1.0}, {"a/baselines/0": 1.0}) is None
 
 
-def test_claims_are_cut_down(tmp_path: Path) -> None:
+def test_claims_are_reduced(tmp_path: Path) -> None:
     claim = {
         "name": "a claim",
         "seeds": 5,

@@ -1,10 +1,10 @@
 """
-How long the model in the page takes: `python -m tests.tools.time_live SITE`, with SITE the built site.
+How long the model on the live page takes: `python -m tests.tools.time_live SITE`, with SITE the built site.
 
-Prints, for some lengths and for a processor as it is and slowed four times, the median of the forward pass
-and of the whole way from a click to the answers. Chromium slows the thread of the page and not that of the
-worker, so the pass is timed on the page's thread too, and the sum of the two is the time that a slow machine
-needs at most.
+For several lengths, and for a processor at full speed and slowed down four times, it prints the median time
+of the forward pass and of everything from a click to the displayed answers. Chromium slows down the page's
+thread but not the worker's, so the forward pass is timed on the page's thread as well. The sum of both times
+is an upper bound for a slow machine.
 """
 
 import functools
@@ -45,10 +45,10 @@ CLICK = """async (at) => {
 }"""
 
 
-def measure(page: Any, client: Any, slower: int, length: int) -> tuple[float, float, float]:
-    """The first pass, the median pass, and the median from a click to the drawn answers, in milliseconds."""
-    client.send("Emulation.setCPUThrottlingRate", {"rate": slower})
-    first, *passes = page.evaluate(PASS, [length, 9])
+def measure(page: Any, client: Any, slowdown: int, length: int) -> tuple[float, float, float]:
+    """The first pass, the median pass, and the median from click to displayed answers, in milliseconds."""
+    client.send("Emulation.setCPUThrottlingRate", {"rate": slowdown})
+    first_ms, *passes = page.evaluate(PASS, [length, 9])
     text = ("Return the number of items in the list, or raise an error. " * 3)[:length]
     page.evaluate(
         "text => { const field = document.querySelector('.live textarea'); field.value = text;"
@@ -57,32 +57,33 @@ def measure(page: Any, client: Any, slower: int, length: int) -> tuple[float, fl
     )
     page.wait_for_timeout(500)
     clicks = [page.evaluate(CLICK, at) for at in range(1, 10)]
-    return first, statistics.median(passes), statistics.median(clicks)
+    return first_ms, statistics.median(passes), statistics.median(clicks)
 
 
 def main() -> None:
-    """Serves the site and asks."""
+    """Serves the site and prints the times."""
     handler = functools.partial(Quiet, directory=sys.argv[1])
     with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server,
         sync_playwright() as playwright,
     ):
-        threading.Thread(target=served.serve_forever, daemon=True).start()
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{served.server_port}/live/")
+        page.goto(f"http://127.0.0.1:{http_server.server_port}/live/")
         page.click(".live .start")
         page.wait_for_selector(".live.running .guesses")
         client = page.context.new_cdp_session(page)
-        for slower in (1, 4):
+        for slowdown in (1, 4):
             for length in (32, 64, 128):
-                first, one, click = measure(page, client, slower, length)
+                first_ms, pass_ms, click_ms = measure(page, client, slowdown, length)
                 print(
-                    f"{length:3} letters, slowed {slower} times: first pass {first:.0f} ms, "
-                    f"pass {one:.0f} ms, click to answers {click:.0f} ms, at most {one + click:.0f} ms"
+                    f"{length:3} letters, slowed {slowdown} times: first pass {first_ms:.0f} ms, "
+                    f"pass {pass_ms:.0f} ms, click to answers {click_ms:.0f} ms, "
+                    f"at most {pass_ms + click_ms:.0f} ms"
                 )
         browser.close()
-        served.shutdown()
+        http_server.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several processes under `torchrun`, and parts of a batch: numbers and files are those of one process."""
+"""Several processes under `torchrun`, and micro-batches: the same numbers and files as a single process."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
-# 65 rows, then 21: neither two processes nor two turns of each get equal shares.
+# 65 rows, then 21: neither can be divided evenly among two processes or two micro-batches of each.
 SIZES = {
     "hidden_size": 32,
     "num_attention_heads": 2,
@@ -53,11 +53,16 @@ SMALL = [
 
 
 def train(
-    kind: str, corpus: Path, path: Path, turns: int = 1, dropout: float = 0.0, stop: int | None = None
+    kind: str,
+    corpus: Path,
+    path: Path,
+    gradient_accumulation_steps: int = 1,
+    dropout: float = 0.0,
+    stop: int | None = None,
 ) -> dict[int, dict[str, float]]:
     """
-    Trains a small model in float32, or goes on where `path` has a checkpoint. Returns the metrics of each
-    step. After step `stop` one process, the last, gets a SIGTERM.
+    Trains a small model in float32, or resumes if `path` has a checkpoint. Returns the metrics of each step.
+    After step `stop`, the last process gets a SIGTERM.
     """
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
@@ -80,7 +85,7 @@ def train(
         **SIZES,
     )
     model = BertForMaskedLM(config) if kind == "tokens" else BertForPreTraining(config)
-    # An evaluation after each step, so that each step is reported.
+    # Evaluate after each step, so that each step is reported.
     arguments = TrainingArguments(
         steps=STEPS,
         learning_rate=3e-3 if kind == "tokens" else 2e-3,
@@ -88,28 +93,28 @@ def train(
         weight_decay=0.05 if kind == "tokens" else 0.01,
         adam_beta2=0.98,
         evaluations=STEPS,
-        gradient_accumulation_steps=turns,
+        gradient_accumulation_steps=gradient_accumulation_steps,
     )
     trainer = Trainer(model, arguments, generator, torch.device("cpu"), False, path)
     if (path / CHECKPOINT).is_file():
         trainer.resume()
-    found: dict[int, dict[str, float]] = {}
+    metrics_by_step: dict[int, dict[str, float]] = {}
 
-    def see(step: int, metrics: dict[str, float]) -> None:
-        found[step] = metrics
+    def record_metrics(step: int, metrics: dict[str, float]) -> None:
+        metrics_by_step[step] = metrics
         if step == stop and rank() == world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     report = trainer.report
 
-    def report_everywhere(step: Step) -> None:
-        # A report goes to rank zero only; here both processes are asked what they know.
+    def report_on_all_ranks(step: Step) -> None:
+        # Only rank zero gets a report, but here the metrics on both processes are compared.
         sums, count = trainer.metric_sums, trainer.metric_steps
         totals = distributed.all_reduce_sum([value.item() for value in sums.values()])
-        see(step.number, {key: total / count for key, total in zip(sums, totals, strict=True)})
+        record_metrics(step.number, {key: total / count for key, total in zip(sums, totals, strict=True)})
         report(step)
 
-    with mock.patch.object(trainer, "report", report_everywhere):
+    with mock.patch.object(trainer, "report", report_on_all_ranks):
         try:
             for step in trainer.steps():
                 for part in step.micro_batches(text.batch(length_at(stages, step.progress))):
@@ -125,19 +130,19 @@ def train(
                 step.update()
         except KeyboardInterrupt:
             assert trainer.step == stop
-    return found
+    return metrics_by_step
 
 
-# What the two processes do, in one launch: the name is that of the folder.
+# The runs of the two processes, in one launch. The name is also the name of the folder.
 SCENARIOS = {
     "tokens": {"kind": "tokens"},
     "pairs": {"kind": "pairs"},
-    "tokens-turns": {"kind": "tokens", "turns": 2},
-    "pairs-turns": {"kind": "pairs", "turns": 2},
+    "tokens-accumulation": {"kind": "tokens", "gradient_accumulation_steps": 2},
+    "pairs-accumulation": {"kind": "pairs", "gradient_accumulation_steps": 2},
     "two-then-one": {"kind": "pairs", "stop": 20},
     "one-then-two": {"kind": "pairs"},
     "dropout": {"kind": "tokens", "dropout": 0.1},
-    "dropout-parts": {"kind": "tokens", "dropout": 0.1, "stop": 31},
+    "dropout-resumed": {"kind": "tokens", "dropout": 0.1, "stop": 31},
 }
 TWO_PROCESSES = """
 import json, sys
@@ -148,14 +153,14 @@ from tests.training.test_distributed import SCENARIOS, train
 from labml_bert.training import distributed
 folder = Path(sys.argv[2])
 distributed.init_process_group(torch.device("cpu"))
-found = {}
+metrics = {}
 for name, arguments in SCENARIOS.items():
-    # A folder of its own, where the second process has nothing to read, would show what it writes.
+    # The second process gets a folder of its own, where a test can see whether it writes anything.
     own = folder / "second" if distributed.rank() and name != "one-then-two" else folder
-    found[name] = train(corpus=folder / "text", path=own / name, **arguments)
-found["dropout-parts"] |= train("tokens", folder / "text", folder / "dropout-parts", dropout=0.1)
+    metrics[name] = train(corpus=folder / "text", path=own / name, **arguments)
+metrics["dropout-resumed"] |= train("tokens", folder / "text", folder / "dropout-resumed", dropout=0.1)
 distributed.destroy_process_group()
-(folder / f"losses-{distributed.rank()}.json").write_text(json.dumps(found))
+(folder / f"losses-{distributed.rank()}.json").write_text(json.dumps(metrics))
 """
 
 
@@ -173,7 +178,7 @@ def torchrun(*words: object, cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty documents, and a run of one process that was stopped after 20 steps."""
+    """Thirty documents, and a run that a single process stopped after 20 steps."""
     path = tmp_path_factory.mktemp("distributed")
     (path / "text").mkdir()
     for i in range(30):
@@ -186,23 +191,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """The metrics of each step in each scenario, by two processes."""
+def two_processes(folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """The metrics of each step in each scenario, with two processes."""
     (folder / "worker.py").write_text(TWO_PROCESSES)
     process = torchrun("worker.py", ROOT, folder, cwd=folder)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     first, second = ((folder / f"losses-{number}.json").read_text() for number in (0, 1))
-    assert first == second, "both processes know the metrics of the whole batch"
+    assert first == second, "both processes report the metrics of the whole batch"
     return {
-        name: {int(step): metrics for step, metrics in found.items()}
-        for name, found in json.loads(first).items()
+        name: {int(step): step_metrics for step, step_metrics in metrics_by_step.items()}
+        for name, metrics_by_step in json.loads(first).items()
     }
 
 
 @pytest.fixture(scope="module")
-def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, dict[str, float]]]:
-    """The same by one process."""
+def single_process(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[int, dict[str, float]]]:
+    """The same metrics with a single process."""
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
         return {
             kind: train(kind, folder / "text", tmp_path_factory.mktemp(kind)) for kind in ("tokens", "pairs")
@@ -210,7 +217,7 @@ def one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
 
 
 def check_same(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], steps: range) -> None:
-    """Every metric of every step."""
+    """Compares every metric of every step."""
     assert {*steps} <= a.keys()
     assert {*steps} <= b.keys()
     for step in steps:
@@ -222,105 +229,113 @@ ALL = range(1, STEPS + 1)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
-def test_two_processes_lose_what_one_does(kind: str, one: dict, two: dict) -> None:
-    check_same(two[kind], one[kind], ALL)
-    assert one[kind][STEPS]["loss"] < one[kind][1]["loss"] - 0.3, "they learned something"
+def test_two_processes_have_the_losses_of_one(kind: str, single_process: dict, two_processes: dict) -> None:
+    check_same(two_processes[kind], single_process[kind], ALL)
+    assert single_process[kind][STEPS]["loss"] < single_process[kind][1]["loss"] - 0.3, (
+        "the models are learning"
+    )
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
-def test_turns_change_nothing(kind: str, one: dict, two: dict, folder: Path, tmp_path: Path) -> None:
-    check_same(two[f"{kind}-turns"], one[kind], ALL)
+def test_gradient_accumulation_does_not_change_the_losses(
+    kind: str, single_process: dict, two_processes: dict, folder: Path, tmp_path: Path
+) -> None:
+    check_same(two_processes[f"{kind}-accumulation"], single_process[kind], ALL)
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
-        check_same(train(kind, folder / "text", tmp_path, turns=3), one[kind], ALL)
+        check_same(
+            train(kind, folder / "text", tmp_path, gradient_accumulation_steps=3), single_process[kind], ALL
+        )
 
 
 @pytest.mark.processes
-def test_begun_by_two_and_ended_by_one(one: dict, two: dict, folder: Path) -> None:
+def test_a_run_of_two_processes_resumed_by_one(
+    single_process: dict, two_processes: dict, folder: Path
+) -> None:
     """The second process got the signal, and the first stopped after the same step."""
     path = folder / "two-then-one"
     assert load_checkpoint(path)[0]["step"] == 20
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
-        rest = train("pairs", folder / "text", path)
-    check_same(two["two-then-one"] | rest, one["pairs"], ALL)
+        metrics_after = train("pairs", folder / "text", path)
+    check_same(two_processes["two-then-one"] | metrics_after, single_process["pairs"], ALL)
 
 
 @pytest.mark.processes
-def test_begun_by_one_and_ended_by_two(one: dict, two: dict) -> None:
-    assert min(two["one-then-two"]) == 21
-    check_same(two["one-then-two"], one["pairs"], range(21, STEPS + 1))
+def test_a_run_of_one_process_resumed_by_two(single_process: dict, two_processes: dict) -> None:
+    assert min(two_processes["one-then-two"]) == 21
+    check_same(two_processes["one-then-two"], single_process["pairs"], range(21, STEPS + 1))
 
 
 @pytest.mark.processes
-def test_each_process_drops_units_of_its_own_and_finds_them_again(two: dict, folder: Path) -> None:
-    """Stopped and resumed by two, to the bit."""
-    assert two["dropout-parts"] == two["dropout"]
-    whole, parts = (load_checkpoint(folder / name)[1] for name in ("dropout", "dropout-parts"))
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    assert not torch.equal(whole["random.torch"], whole["random.torch.1"])
+def test_each_process_has_its_own_dropout_even_after_a_resume(two_processes: dict, folder: Path) -> None:
+    """Bit for bit, after two processes stopped and resumed."""
+    assert two_processes["dropout-resumed"] == two_processes["dropout"]
+    uninterrupted, resumed = (load_checkpoint(folder / name)[1] for name in ("dropout", "dropout-resumed"))
+    assert uninterrupted.keys() == resumed.keys()
+    assert all(torch.equal(uninterrupted[key], resumed[key]) for key in uninterrupted)
+    assert not torch.equal(uninterrupted["random.torch"], uninterrupted["random.torch.1"])
 
 
 @pytest.mark.processes
-def test_the_second_process_writes_nothing(two: dict, folder: Path) -> None:
+def test_only_rank_zero_writes_files(two_processes: dict, folder: Path) -> None:
     assert not (folder / "second").exists()
     names = {key for key in load_checkpoint(folder / "pairs")[1] if key.startswith("model.")}
-    assert "model.bert.embeddings.word_embeddings.weight" in names, "not those of a wrapper"
+    assert "model.bert.embeddings.word_embeddings.weight" in names, "the names contain no wrapper"
 
 
-def test_the_parts_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradients, with other counts of masked tokens in each part and in one part none."""
+def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients agree, even with unequal numbers of masked tokens, and none in one micro-batch."""
     torch.manual_seed(0)
     model = BertForPreTraining(BertConfig(40, 16, 2, 2, 32, max_position_embeddings=8)).eval()
     ids = torch.randint(1, 40, (7, 8))
     labels = ids.masked_fill(torch.rand(7, 8) < 0.6, -100)
     labels[:2] = -100
     batch = {"input_ids": ids, "labels": labels, "next_sentence_label": torch.arange(7) % 2}
-    whole = model(**batch).loss
-    whole.backward()
+    full_loss = model(**batch).loss
+    full_loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     batch |= {"num_items_in_batch": (labels != -100).sum(), "num_pairs_in_batch": torch.tensor(7)}
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    parts = []
+    micro_batches = []
     for number in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)
-        parts += split_into_micro_batches(batch, 2)
-    assert [len(part["input_ids"]) for part in parts] == [2, 2, 2, 1]
-    losses = [model(**part).loss for part in parts]
+        micro_batches += split_into_micro_batches(batch, 2)
+    assert [len(micro_batch["input_ids"]) for micro_batch in micro_batches] == [2, 2, 2, 1]
+    losses = [model(**micro_batch).loss for micro_batch in micro_batches]
     sum(losses).backward()
-    assert sum(losses).item() == pytest.approx(whole.item(), abs=1e-6)
+    assert sum(losses).item() == pytest.approx(full_loss.item(), abs=1e-6)
     for p, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, gradient, atol=1e-6)
 
 
 @pytest.mark.processes
-def test_bad_input_is_answered_once(folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_once(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--gradient-accumulation-steps", 9]
     process = torchrun(script, *arguments, cwd=tmp_path)
     out, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert out == ""
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == [
-        "error: a step has 16 sequences of length 32, too few for 18 parts (2 processes, 9 turns); "
-        "raise the batch or take fewer"
+    error_lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert error_lines == [
+        "error: a step has 16 sequences of length 32, too few for 18 micro-batches (2 processes times 9); "
+        "use a larger batch or fewer micro-batches"
     ]
     assert str(script) + '", line' not in errors, "no traceback of ours"
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_misspelled_option_is_answered_by_the_first(
+def test_only_rank_zero_reports_a_misspelled_option(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
-    for number, speaks in (("0", True), ("1", False)):
+    for number, reports_error in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", number)
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as exit_info:
             parse(RunOptions, RunOptions(), "", ["--gradient-accumulation-steps=x"])
-        assert stopped.value.code == 2
-        assert ("invalid literal for int" in capsys.readouterr().err) == speaks
+        assert exit_info.value.code == 2
+        assert ("invalid literal for int" in capsys.readouterr().err) == reports_error
 
 
 ONE_FAILS = """
@@ -328,11 +343,11 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from tests.support.trainers import train, trainer_at
+from tests.support.trainers import new_trainer, train
 from labml_bert.training import distributed
 from labml_bert.run.terminal import run_ends_well
 distributed.init_process_group(torch.device("cpu"))
-trainer, draw = trainer_at(Path.cwd(), steps=10**6)
+trainer, draw = new_trainer(Path.cwd(), steps=10**6)
 def next_batch():
     if trainer.step == 5 and distributed.rank() == 1:
         raise RuntimeError("cannot allocate memory")
@@ -344,30 +359,30 @@ with run_ends_well(Path.cwd, lambda: True):
 
 
 @pytest.mark.processes
-def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
-    """And nobody waits for ever, nor blames what is only the consequence."""
+def test_when_one_process_fails_all_of_them_end(tmp_path: Path) -> None:
+    """No process waits forever, and only the cause is reported, not its consequences."""
     (tmp_path / "worker.py").write_text(ONE_FAILS)
     process = torchrun("worker.py", ROOT, cwd=tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    said = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert said == ["error: these sizes need more memory than there is; choose a smaller model or batch"]
+    error_lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert error_lines == ["error: out of memory; use a smaller model or batch"]
     assert 'worker.py", line' not in errors
 
 
-def wait_for_step(runs: Path, least: int, process: subprocess.Popen[str]) -> None:
-    """Until a checkpoint has that many steps."""
+def wait_for_step(runs: Path, min_step: int, process: subprocess.Popen[str]) -> None:
+    """Waits until a checkpoint has at least that many steps."""
     while True:
         assert process.poll() is None, process.communicate()
-        found = list(runs.glob(f"*/*/{CHECKPOINT}"))
-        if found and load_checkpoint(found[0].parent)[0]["step"] >= least:
+        checkpoints = list(runs.glob(f"*/*/{CHECKPOINT}"))
+        if checkpoints and load_checkpoint(checkpoints[0].parent)[0]["step"] >= min_step:
             return
         time.sleep(0.1)
 
 
 @pytest.mark.processes
-def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
-    """Header, question, answer and folder are there once."""
+def test_ctrl_c_stops_both_processes_and_one_can_resume(folder: Path, tmp_path: Path) -> None:
+    """The header, the message and the folder appear only once."""
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--minutes", 5, "--checkpoint-seconds", 0]
     process = torchrun(script, *arguments, "--gradient-accumulation-steps", 2, cwd=tmp_path)
@@ -381,26 +396,26 @@ def test_ctrl_c_stops_all_and_one_goes_on(folder: Path, tmp_path: Path) -> None:
     command = shlex.split(out.splitlines()[-1])
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
     assert command[1:] == [*launch, str(script), "--resume", str(run.relative_to(tmp_path))]
-    before = load_checkpoint(run)[0]["step"]
-    assert before > 0
-    again = subprocess.Popen(
+    step_before = load_checkpoint(run)[0]["step"]
+    assert step_before > 0
+    resumed_process = subprocess.Popen(
         [sys.executable, str(script), *command[-2:], "--checkpoint-seconds", "0"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for_step(tmp_path / "logs", before + 1, again)
-    again.send_signal(signal.SIGINT)
-    out, errors = again.communicate(timeout=60)
-    assert again.returncode == 130, errors
+    wait_for_step(tmp_path / "logs", step_before + 1, resumed_process)
+    resumed_process.send_signal(signal.SIGINT)
+    out, errors = resumed_process.communicate(timeout=60)
+    assert resumed_process.returncode == 130, errors
     steps = [step for step, _ in read_metrics(run)["loss"]]
-    assert before in steps
-    assert steps[-1] == load_checkpoint(run)[0]["step"] > before
+    assert step_before in steps
+    assert steps[-1] == load_checkpoint(run)[0]["step"] > step_before
 
 
 @pytest.mark.processes
-def test_a_whole_run_of_two(folder: Path, tmp_path: Path) -> None:
+def test_a_complete_run_of_two_processes(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--steps", 20, "--record", "record.json"]
     process = torchrun(script, *arguments, cwd=tmp_path)
@@ -430,6 +445,6 @@ def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == torch.device("cpu")
 
 
-def test_gradients_on_gpus_go_by_nccl_and_the_clock_by_gloo() -> None:
+def test_gpu_gradients_use_nccl_and_cpu_tensors_use_gloo() -> None:
     assert distributed.backend_for(torch.device("cuda:1")) == "cpu:gloo,cuda:nccl"
     assert distributed.backend_for(torch.device("cpu")) == "gloo"

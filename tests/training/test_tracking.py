@@ -1,4 +1,4 @@
-"""Metrics: on disk at once, readable after a kill, and on a labml server only if one is configured."""
+"""Metrics: written at once, readable after a kill, and sent to a labml server only if one is configured."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_report_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_a_report_is_written_immediately(tmp_path: Path) -> None:
     with Tracker(tmp_path, {}) as tracker:
         tracker.save(1, {"seconds": 0.5, "loss": 3.0})
         tracker.save(2, {"seconds": 1.0, "loss": 2.5, "valid.loss": 2.75})
@@ -32,27 +32,27 @@ def test_a_report_is_on_disk_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_no_metrics_are_no_error(tmp_path: Path) -> None:
+def test_missing_metrics_are_not_an_error(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {}
 
 
-@pytest.mark.parametrize("cut", range(1, len('{"step": 2, "loss": 2.5}\n')))
-def test_a_line_cut_off_anywhere_spoils_no_other(cut: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("truncation", range(1, len('{"step": 2, "loss": 2.5}\n')))
+def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": 3.0})
     append_metrics(tmp_path, 2, {"loss": 2.5})
     path = tmp_path / METRICS
-    path.write_bytes(path.read_bytes()[:-cut])
-    # Only the end of the line is gone.
-    whole = [(2, 2.5)] if cut == 1 else []
-    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), *whole]}
+    path.write_bytes(path.read_bytes()[:-truncation])
+    # With a truncation of 1, only the line break is missing.
+    second_point = [(2, 2.5)] if truncation == 1 else []
+    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), *second_point]}
     append_metrics(tmp_path, 3, {"loss": 2.0})
-    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), *whole, (3, 2.0)]}
+    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), *second_point, (3, 2.0)]}
 
 
 @pytest.mark.parametrize(
     "junk", [b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b'{"loss": 1}', b'{"step": []}']
 )
-def test_a_line_that_is_no_report_is_skipped(junk: bytes, tmp_path: Path) -> None:
+def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": 3.0})
     with open(tmp_path / METRICS, "ab") as file:
         file.write(junk + b"\n")
@@ -60,19 +60,19 @@ def test_a_line_that_is_no_report_is_skipped(junk: bytes, tmp_path: Path) -> Non
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0)]}
 
 
-def test_after_a_resume_the_later_value_of_a_step_counts(tmp_path: Path) -> None:
+def test_after_a_resume_the_last_value_of_a_step_counts(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 2.5), (3, 2.25), (2, 2.0), (4, 1.0)):
         append_metrics(tmp_path, step, {"loss": loss})
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 2.25), (4, 1.0)]}
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_non_finite_values_are_null(tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": float("nan"), "norm": float("inf"), "accuracy": 0.5})
     assert (tmp_path / METRICS).read_text() == '{"step": 1, "loss": null, "norm": null, "accuracy": 0.5}\n'
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
-def test_a_full_disk_reaches_the_caller(tmp_path: Path) -> None:
+def test_a_full_disk_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / METRICS).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"), Tracker(tmp_path, {}) as tracker:
         tracker.save(1, {"loss": 3.0})
@@ -80,7 +80,7 @@ def test_a_full_disk_reaches_the_caller(tmp_path: Path) -> None:
 
 # A labml server
 
-# Ends the process if it looks up a host or connects to one.
+# Exits as soon as the process looks up a host or connects to one.
 OFFLINE = """
 import os, sys
 def refuse(event, arguments):
@@ -102,20 +102,20 @@ print("end")
 """
 
 
-def run_tracked(place: Path, *steps: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A tracked run of the experiment `tiny` in a process of its own."""
-    (place / "sitecustomize.py").write_text(OFFLINE)
-    folder = place / "tiny" / "first"
+def run_tracked(work_folder: Path, *steps: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the experiment `tiny` with a tracker, in a separate process."""
+    (work_folder / "sitecustomize.py").write_text(OFFLINE)
+    folder = work_folder / "tiny" / "first"
     folder.mkdir(parents=True, exist_ok=True)
     variables = {
-        "HOME": str(place / "home"),
+        "HOME": str(work_folder / "home"),
         "PATH": os.environ["PATH"],
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{place}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{work_folder}",
     }
     return subprocess.run(
         [sys.executable, "-c", RUN, folder, *map(str, steps)],
-        cwd=place,
+        cwd=work_folder,
         env={**variables, **environment},
         capture_output=True,
         text=True,
@@ -124,7 +124,7 @@ def run_tracked(place: Path, *steps: int, **environment: str) -> subprocess.Comp
 
 
 class LabmlServer:
-    """Takes what labml sends, as the server of labml would."""
+    """Accepts what labml sends, like labml's own server."""
 
     def __init__(self) -> None:
         self.packets: list[dict] = []
@@ -150,9 +150,9 @@ class LabmlServer:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def track(self, name: str) -> list[tuple[int, float]]:
-        """The points of a metric, in the order in which they arrived."""
-        tracked = [packet["track"][name] for packet in self.packets if name in packet.get("track", {})]
-        return [point for t in tracked for point in zip(t["step"], t["value"], strict=True)]
+        """The points of a metric, in order of arrival."""
+        packets = [packet["track"][name] for packet in self.packets if name in packet.get("track", {})]
+        return [point for t in packets for point in zip(t["step"], t["value"], strict=True)]
 
 
 @pytest.fixture()
@@ -164,9 +164,9 @@ def labml_server() -> Iterator[LabmlServer]:
 
 
 @pytest.mark.processes
-def test_without_configuration_nothing_is_contacted_and_nothing_written_elsewhere(tmp_path: Path) -> None:
-    done = run_tracked(tmp_path, 1, 2)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+def test_without_configuration_there_is_no_network_and_no_other_file(tmp_path: Path) -> None:
+    process = run_tracked(tmp_path, 1, 2)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "end\n", "")
     assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {METRICS, "sitecustomize.py"}
     assert not (tmp_path / "home").exists()
@@ -174,26 +174,26 @@ def test_without_configuration_nothing_is_contacted_and_nothing_written_elsewher
 
 @pytest.mark.processes
 @pytest.mark.parametrize("home", ["/proc/nowhere", ""])
-def test_without_configuration_no_home_is_needed(home: str, tmp_path: Path) -> None:
-    done = run_tracked(tmp_path, 1, HOME=home)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+def test_without_configuration_no_home_folder_is_needed(home: str, tmp_path: Path) -> None:
+    process = run_tracked(tmp_path, 1, HOME=home)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "end\n", "")
 
 
 @pytest.mark.processes
-def test_what_is_tested_above_would_be_noticed(labml_server: LabmlServer, tmp_path: Path) -> None:
-    done = run_tracked(tmp_path, 1, labml_app_url=labml_server.url)
-    assert done.returncode == 9 and "contacted" in done.stderr
+def test_the_hook_detects_network_access(labml_server: LabmlServer, tmp_path: Path) -> None:
+    process = run_tracked(tmp_path, 1, labml_app_url=labml_server.url)
+    assert process.returncode == 9 and "contacted" in process.stderr
 
 
 @pytest.mark.processes
-def test_a_configured_server_gets_the_metrics_and_a_resume_continues_them(
+def test_a_configured_server_gets_all_metrics_across_a_resume(
     labml_server: LabmlServer, tmp_path: Path
 ) -> None:
     for steps in ((1, 2, 4), (5,)):
-        done = run_tracked(tmp_path, *steps, labml_app_url=labml_server.url, ONLINE="1")
-        assert (done.returncode, done.stderr) == (0, "")
-        # labml says at the end that it is still sending.
-        assert "end" in done.stdout.split()
+        process = run_tracked(tmp_path, *steps, labml_app_url=labml_server.url, ONLINE="1")
+        assert (process.returncode, process.stderr) == (0, "")
+        # labml prints at the end that it is still sending.
+        assert "end" in process.stdout.split()
     assert labml_server.track("loss") == [(1, 10.0), (2, 5.0), (4, 2.5), (5, 2.0)]
     assert len({packet["path"] for packet in labml_server.packets}) == 1
     assert {packet["name"] for packet in labml_server.packets if "name" in packet} == {"tiny"}
@@ -201,13 +201,13 @@ def test_a_configured_server_gets_the_metrics_and_a_resume_continues_them(
     assert seed == 7
     statuses = [packet["status"]["status"] for packet in labml_server.packets if "status" in packet]
     assert statuses == ["completed", "completed"]
-    # And the file has them all the same. labml leaves nothing else with them.
+    # The file has all metrics as well, and labml leaves no other files there.
     assert read_metrics(tmp_path / "tiny" / "first")["loss"] == labml_server.track("loss")
     assert [path.name for path in (tmp_path / "tiny").rglob("*") if path.is_file()] == [METRICS]
 
 
 @pytest.mark.processes
-def test_the_settings_file_names_a_server_too(labml_server: LabmlServer, tmp_path: Path) -> None:
+def test_the_settings_file_can_configure_a_server(labml_server: LabmlServer, tmp_path: Path) -> None:
     package = tmp_path / "labml_bert" / "training"
     package.mkdir(parents=True)
     for name in ("__init__.py", "training/__init__.py", "training/tracking.py"):
@@ -215,8 +215,8 @@ def test_the_settings_file_names_a_server_too(labml_server: LabmlServer, tmp_pat
     (tmp_path / ".labml.yaml").write_text(
         (ROOT / ".labml.yaml").read_text() + f"app_url: {labml_server.url}\n"
     )
-    done = run_tracked(tmp_path, 1, 2, PYTHONPATH=str(tmp_path), ONLINE="1")
-    assert (done.returncode, done.stderr) == (0, "")
+    process = run_tracked(tmp_path, 1, 2, PYTHONPATH=str(tmp_path), ONLINE="1")
+    assert (process.returncode, process.stderr) == (0, "")
     assert labml_server.track("loss") == [(1, 10.0), (2, 5.0)]
 
 
@@ -224,17 +224,17 @@ def test_the_settings_file_names_a_server_too(labml_server: LabmlServer, tmp_pat
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        # A port at which nobody listens.
+        # A port without a server.
         ({"labml_app_url": "http://127.0.0.1:9/api"}, "Connection refused"),
         ({"labml_app_url": "no address"}, "should be a valid URL"),
         ({"HOME": "/proc/nowhere"}, "No such file or directory"),
     ],
 )
-def test_a_run_does_not_depend_on_its_server(
+def test_a_run_continues_if_its_server_fails(
     environment: dict[str, str], words: str, labml_server: LabmlServer, tmp_path: Path
 ) -> None:
-    done = run_tracked(tmp_path, 1, 2, **{"labml_app_url": labml_server.url, "ONLINE": "1", **environment})
-    assert (done.returncode, done.stdout) == (0, "end\n")
-    (line,) = done.stderr.splitlines()
+    process = run_tracked(tmp_path, 1, 2, **{"labml_app_url": labml_server.url, "ONLINE": "1", **environment})
+    assert (process.returncode, process.stdout) == (0, "end\n")
+    (line,) = process.stderr.splitlines()
     assert line.startswith("labml failed (") and words in line and line.endswith(METRICS)
     assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}

@@ -1,45 +1,45 @@
 r"""
 # What is each speed trick worth?
 
-Speed tricks are easy to collect and rarely measured. Here we measure every trick in our code: we build a
+Speed tricks are easy to collect and rarely measured. Here we measure every trick in our code. We build a
 model without it, and time a training step of both models in turn. Then we do the same for the tricks that we
-tried and left out: there the other model is the one with the trick.
+tried and left out. For those, the other model is the one with the trick.
 
-We keep a trick if the gain is worth the extra code. We leave it out if the rounds fall on both sides of 1: it
-may seem to gain a few percent, but the next run may show a loss.
+We keep a trick if its gain is worth the extra code. We leave it out if it gains in some rounds and loses in
+others. It may seem to gain a few percent, but the next measurement may show a loss.
 
 Two of the tricks that we keep are close calls at the first two shapes: the single matmul for query, key and
-value, and fused AdamW. We keep them for the short shape, where a step consists of many small ops and both
-gained in every round. The first costs three lines, the second one word.
+value, and fused AdamW. We keep them because of the short shape. There a step consists of many small ops, and
+both tricks gained in every round. The first costs three lines of code, the second one word.
 
-| kept | why it should help |
+| trick that we keep | why it should help |
 |---|---|
 | bfloat16 | the CPU's matrix unit doesn't take float32 |
 | logits only where a label is | five sixths of the logits are never read |
-| last layer only where a label is | the same is true of the hidden states after the last attention |
-| dropout by 16 bits | PyTorch draws 64 random bits per number, one number after another |
+| last layer only where a label is | neither are five sixths of the hidden states after the last attention |
+| dropout by 16 bits | PyTorch draws a random number for each element, one after another |
 | one product for query, key and value | fewer and larger matmuls; one gradient to add instead of three |
 | attention in two products | the fused kernel's backward pass doesn't use the matrix unit in bfloat16 |
 | one cast after the embeddings | otherwise each matmul casts its input, and LayerNorm computes in float32 |
-| as many masks in every row | PyTorch prepares its matmuls once per shape; coin flips give ever new shapes |
-| fused AdamW | one pass over each parameter instead of a dozen |
+| as many masks in every row | PyTorch prepares its matmuls once per shape; coin flips keep changing it |
+| fused AdamW | one pass over each parameter instead of a dozen passes |
 
-| left out | why it could help |
+| trick that we leave out | why it could help |
 |---|---|
 | sum in place | the residual sum needs no new memory |
 | heads laid out in advance | one copy instead of one before each matmul |
 | linear and cross entropy in one | the full logits are never in memory |
 | memory is kept | the system otherwise hands out each large tensor page by page |
-| gelu by tanh | no error function; but then it is another model |
+| gelu by tanh | no error function, but then it's a different model |
 
-Three ideas are not in the list:
+Three ideas are not in the tables:
 
-- **Drawing batches in another thread** can save at most the time that drawing takes. The output shows it.
-- **`torch.compile`** needs a C++ compiler on the reader's machine. In an unrecorded trial on a CPU it gained
+- **Drawing batches in another thread** can save at most the time that drawing takes, which the output shows.
+- **`torch.compile`** needs a C++ compiler on your machine. In an unrecorded trial on a CPU, it gained
   nothing.
 - **Batches without padding** put all sequences into one row and tell the attention where each one ends.
-  Windows of a text have no padding. For sentence pairs the output shows the fraction of padding, which
-  bounds the gain.
+  Windows of a text have no padding. For sentence pairs, the output shows the fraction of padding, which
+  limits the gain.
 """
 
 import sys
@@ -87,7 +87,7 @@ class Shape:
     dropout: float
 
     def config(self) -> BertConfig:
-        """Four layers and four heads at every shape."""
+        """Returns the configuration, with four layers and four heads at every shape."""
         return BertConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -110,10 +110,10 @@ SHAPES = [
 
 def build_step(shape: Shape, trick: Trick, device: torch.device) -> Callable[[], float]:
     """
-    ## A training step, but for one trick
+    ## A training step with one difference
 
     Returns a function that draws masks, takes one training step and returns the loss. All variants start from
-    the same weights and, but for one trick, draw the same masks.
+    the same weights and draw the same masks, except for the trick that is about drawing masks.
     """
     torch.manual_seed(0)
     model = BertForMaskedLM(shape.config()).to(device)
@@ -137,7 +137,7 @@ def build_step(shape: Shape, trick: Trick, device: torch.device) -> Callable[[],
 
 
 def draw_text(shape: Shape, fixed_mask_count: bool = True) -> tuple[Tensor, TokenMasker]:
-    """Returns random tokens `(B, T)`, the same at every call, and what masks them."""
+    """Returns random tokens `(B, T)`, the same at every call, and a masker for them."""
     generator = torch.Generator().manual_seed(0)
     size = (shape.batch_size, shape.length)
     input_ids = torch.randint(5, shape.vocab_size, size, generator=generator)  # (B, T)
@@ -148,15 +148,15 @@ def draw_text(shape: Shape, fixed_mask_count: bool = True) -> tuple[Tensor, Toke
 
 def measure_tricks(shape: Shape, device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
     """
-    Times our step and all variants of it in turn. The `worth` of a trick is the time without it over the time
-    with it, so a number above 1 is a gain.
+    Times our step and all of its variants in turn. The `worth` of a trick is the time without it divided by
+    the time with it, so a number above 1 is a gain.
     """
     ours = Trick("ours", kept=True)
     steps = {trick.name: build_step(shape, trick, device) for trick in (ours, *TRICKS)}
     times = time_in_turn(steps, device, rounds, repeats)
     rows = []
     for trick in TRICKS:
-        # One ratio per round: whatever slows down a whole round cancels.
+        # Take one ratio per round. Whatever slows down a whole round cancels out.
         ratios = [
             changed / unchanged if trick.kept else unchanged / changed
             for unchanged, changed in zip(times[ours.name], times[trick.name], strict=True)
@@ -167,7 +167,7 @@ def measure_tricks(shape: Shape, device: torch.device, rounds: int, repeats: int
     return {
         "shape": asdict(shape),
         "seconds": median(times[ours.name]),
-        # Drawing the batches in another thread could save this much at most.
+        # Drawing batches in another thread could save at most this much.
         "drawing": time_call(lambda: masker(input_ids), torch.device("cpu"), repeats=20),
         "rows": rows,
     }
@@ -193,15 +193,15 @@ def print_tricks(result: dict[str, Any]) -> None:
     """Prints the results of `measure_tricks`."""
     shape = result["shape"]
     console.print(
-        f"  [bold]{shape['name']}[/bold]: {1000 * result['seconds']:.1f} ms a step, "
-        f"{result['drawing'] / result['seconds']:.1%} of it to draw and mask the batch\n  batch "
+        f"  [bold]{shape['name']}[/bold]: {1000 * result['seconds']:.1f} ms per step, "
+        f"{result['drawing'] / result['seconds']:.1%} of it for drawing the masks\n  batch "
         f"{shape['batch_size']} × {shape['length']}, hidden size {shape['hidden_size']}, "
         f"dropout {shape['dropout']:g}",
         markup=True,
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("trick", min_width=38)
-    table.add_column("")
+    table.add_column("status")
     table.add_column("speed-up", justify="right")
     table.add_column("range", justify="right")
     for row in result["rows"]:
@@ -216,14 +216,12 @@ def print_tricks(result: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, measures, prints, and writes a record if asked."""
+    """Parses the command line, measures, prints the results, and writes a record if asked."""
     parser = OneLineParser(description="Time our training step without each of its tricks.")
     parser.add_argument("--shapes", nargs="+", choices=[shape.name for shape in SHAPES], help="default: all")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each is timed (default: 7)")
-    parser.add_argument("--repeats", type=int, default=3, help="steps in a row timed together (default: 3)")
-    parser.add_argument(
-        "--corpus", default="python-docs", help="the text whose pairs are checked for padding"
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds in which each is timed (default: 7)")
+    parser.add_argument("--repeats", type=int, default=3, help="steps that are timed together (default: 3)")
+    parser.add_argument("--corpus", default="python-docs", help="text for the pairs (default: python-docs)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
@@ -244,10 +242,10 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     device = choose_device(options.device)
     precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
     header(
-        "speed_ledger: our training step without each of its tricks",
+        "speed_ablation: our training step without each of its tricks",
         {"training": f"{precision} on {device}"},
     )
-    # This comes first because it fails if the corpus can't be read.
+    # This comes first, because it fails if the corpus can't be read.
     with console.status("padding"):
         padding = measure_padding(options.corpus)
     fractions = ", ".join(f"{fraction:.1%} at length {length}" for length, fraction in padding.items())
@@ -259,9 +257,9 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
                 results.append(measure_tricks(shape, device, options.rounds, options.repeats))
             print_tricks(results[-1])
     record = {
-        **record_head("speed/speed_ledger", words, device, precision),
+        **record_head("speed/speed_ablation", words, device, precision),
         "configuration": {"rounds": options.rounds, "repeats": options.repeats},
-        "ledger": results,
+        "ablation": results,
         "padding": padding,
     }
     finish(options.record, record, start)

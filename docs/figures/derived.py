@@ -1,0 +1,155 @@
+"""
+# Derived numbers
+
+What the chapters quote and no record holds as it is: parameter counts of models that people compare, the time
+to draw a batch beside the time of a training step, and the accuracy of one method minus that of another.
+"""
+
+import statistics
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from markupsafe import Markup
+
+from docs.figures.claims import Claim, difference
+from docs.figures.records import Record
+from docs.literate.chart import Line, line_chart
+from docs.literate.rows import PageError
+from labml_bert.bert import BertConfig
+from labml_bert.models import BertForPreTraining
+
+MODELS: dict[str, dict[str, int]] = {
+    "base": {},
+    "large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    # Of the forum thread that the chapter on the decoder answers, and of the Chinese BERT base.
+    "thread": {"vocab_size": 20_000, "num_hidden_layers": 6},
+    "chinese": {"vocab_size": 21_128},
+}
+TOTALS = {
+    "both heads": ["bert", "cls"],
+    "masked LM": ["embeddings", "encoder", "predictions"],
+    "masked LM, pooler": ["embeddings", "encoder", "predictions", "pooler"],
+    # An untied head would have a matrix as large as the table of token embeddings.
+    "masked LM, untied": ["embeddings", "encoder", "predictions", "word_embeddings"],
+    "feed-forward": ["layer.0.intermediate", "layer.0.output"],
+}
+
+
+@cache
+def parameter_counts(model: str) -> dict[str, int]:
+    """The size of each parameter of a model with both heads. Raises `PageError` for an unknown model."""
+    if model not in MODELS:
+        raise PageError(f"no model {model!r}; known are {', '.join(MODELS)}")
+    # Tensors on this device have a shape and no memory.
+    with torch.device("meta"):
+        built = BertForPreTraining(BertConfig(**MODELS[model]))
+    return {name: parameter.numel() for name, parameter in built.named_parameters()}
+
+
+def count(model: str, part: str) -> int:
+    """
+    The parameters of one part of a model, by the names in its path or by an entry of `TOTALS`:
+    `count("base", "layer.0.attention")`, `count("base", "masked LM")`. A tied matrix counts once.
+
+    Raises `PageError` if the model has no such part.
+    """
+    counts = parameter_counts(model)
+    numbers = [
+        number
+        for one in TOTALS.get(part, [part])
+        for name, number in counts.items()
+        if f".{one}." in f".{name}."
+    ]
+    if not numbers:
+        raise PageError(f"the model {model!r} has no part {part!r}")
+    return sum(numbers)
+
+
+def fraction_of(model: str, part: str, whole: str = "both heads") -> float:
+    """The parameters of a part over those of another, by default of the model with both heads."""
+    return count(model, part) / count(model, whole)
+
+
+def batch_time(record: Record, pipeline: str) -> SimpleNamespace:
+    """
+    How long one batch takes to draw, from the largest text of a record of costs, in `milliseconds`; the
+    training step of the same number of sequences and tokens, in `step_milliseconds`; and their ratio.
+    """
+    rows = [row for row in record.data["feeding"] if row["pipeline"] == pipeline]
+    if not rows:
+        raise PageError(f"the run {record.name} has no pipeline {pipeline!r}")
+    seconds = max(rows, key=lambda row: row["tokens"])["batch_seconds"]
+    length = record.data["configuration"]["base"]["T"]
+    points = next(one["points"] for one in record.data["growth"] if one["letter"] == "T")
+    step = next(point["seconds"]["median"] for point in points if point["size"] == length)
+    return SimpleNamespace(milliseconds=1e3 * seconds, step_milliseconds=1e3 * step, ratio=seconds / step)
+
+
+def pair_test(record: Record) -> SimpleNamespace:
+    """
+    Next sentence prediction on held-out pairs: `accuracy`, the `baseline` that gives one answer to all, the
+    number of `pairs`, and the distance of the two in `standard_errors`.
+    """
+    result = record.data["result"]
+    accuracy, baseline = result["next_sentence_accuracy"], result["next_sentence_chance"]
+    return SimpleNamespace(
+        accuracy=accuracy,
+        baseline=baseline,
+        pairs=round(result["pairs"]),
+        standard_errors=(accuracy - baseline) / result["next_sentence_standard_error"],
+    )
+
+
+def accuracies(record: Record, task: str, labels: int, arm: str) -> list[float]:
+    """The accuracy of a method with so many labels, for each seed. Raises `PageError` if there is none."""
+    rows = record.data["table"]
+    found = [
+        row["accuracy"] for row in rows if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
+    ]
+    if not found:
+        raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
+    return found
+
+
+def with_std(record: Record, task: str, labels: int, arm: str) -> str:
+    """Mean and standard deviation of an accuracy over the seeds: `47.8% ± 2.7`."""
+    values = accuracies(record, task, labels, arm)
+    return f"{statistics.mean(values):.1%} ± {100 * statistics.stdev(values):.1f}"
+
+
+def gain(record: Record, task: str, labels: int, over: str, arm: str = "pretrained") -> str:
+    """The mean accuracy of a method minus that of another, in percentage points, with its 95% interval."""
+    found = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
+    middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in found)
+    return f"{middle} points (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+
+
+def accuracy_chart(record: Record, task: str) -> Markup:
+    """The mean accuracy of each method over the number of labels, and that of always choosing one class."""
+    rows = [row for row in record.data["table"] if row["task"] == task]
+    labels = sorted({row["labels"] for row in rows})
+    lines = [
+        Line(arm, [(float(n), 100 * statistics.mean(accuracies(record, task, n, arm))) for n in labels])
+        for arm in dict.fromkeys(row["arm"] for row in rows)
+    ]
+    seeds = len({row["seed"] for row in rows})
+    title = f"Accuracy on held-out texts, in percent, over the number of labeled texts; mean of {seeds} seeds"
+    levels = [("always the largest class", 100 * record.data["tasks"][task]["chance"])]
+    return line_chart(lines, title, "labeled texts", "accuracy, percent", levels)
+
+
+def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
+    """The held-out loss of a variant at one learning rate of its search, which has a seed of its own."""
+    table: list[dict[str, Any]] = claim.record.data["table"] if claim.record else []
+    for row in table:
+        searched = row["seed"] >= claim.entry["seeds"]
+        if searched and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
+            return float(row["result"]["loss"])
+    raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")

@@ -1,0 +1,45 @@
+"""
+# Diagrams
+
+Code draws them, so a size in a diagram is that of the code or of a record. A color means the same thing in
+all of them: blue is an embedding, purple attention, green the feed-forward network, gray LayerNorm, red a
+head and the token that it has to predict.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from markupsafe import Markup
+
+from docs.figures.diagrams import architecture, inputs, training
+from docs.figures.diagrams.drawing import COLUMN, PHONE, Drawing, Words
+from docs.literate.chart import IDS
+from docs.literate.rows import PageError
+from docs.literate.templates import renderer
+
+render = renderer(Path(__file__).parents[1] / "templates")
+DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
+    "model": architecture.model,
+    "embeddings": architecture.embeddings,
+    "block": architecture.block,
+    "tied_head": architecture.tied_head,
+    "masking": inputs.masking,
+    "pair": inputs.pair,
+    "pretrain_finetune": training.pretrain_finetune,
+    "curriculum": training.curriculum,
+    "two_processes": training.two_processes,
+}
+
+
+def diagram(name: str) -> Markup:
+    """
+    A diagram as a `figure`, HTML on one line. It holds a drawing for a column of text and one for a phone;
+    the style sheet hides one of them. Raises `PageError` for an unknown name.
+    """
+    if name not in DIAGRAMS:
+        raise PageError(f"there is no diagram {name!r}; known are {', '.join(DIAGRAMS)}")
+    broad, narrow = Drawing(COLUMN), Drawing(PHONE)
+    words, _ = DIAGRAMS[name](broad), DIAGRAMS[name](narrow)
+    return render(
+        "diagram.html", id=f"d{next(IDS)}", drawings={"broad": broad, "narrow": narrow}, words=words
+    )

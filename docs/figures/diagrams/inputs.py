@@ -1,0 +1,120 @@
+"""
+# Diagrams of the input
+
+A sentence before and after masking, and a pair of sentences with its tensors.
+"""
+
+from docs.figures.diagrams.drawing import SMALL, Drawing, Words, columns
+from docs.figures.diagrams.sentence import (
+    CHOSEN,
+    FIRST,
+    IDS,
+    MASKED,
+    SECOND,
+    TARGET,
+    TOKENS,
+    VOCAB,
+    replace_chosen,
+)
+from labml_bert.mlm import IGNORE, TokenMasker
+from labml_bert.nsp import SentencePair, collate
+
+
+def masking(d: Drawing) -> Words:
+    """The three fates of a chosen token."""
+    labels = [str(IDS[TARGET]) if i == CHOSEN else str(IGNORE) for i in range(len(TOKENS))]
+    chosen, masked = f"{TokenMasker.mlm_probability:.0%}", f"{TokenMasker.mask_replace_prob:.0%}"
+    random = f"{TokenMasker.random_replace_prob:.0%}"
+    unchanged = f"{1 - TokenMasker.mask_replace_prob - TokenMasker.random_replace_prob:.0%}"
+    left, size, gap = (0, 12, 2) if d.is_narrow else (150, 13.5, 6)
+    longest = [max(texts, key=len) for texts in zip(MASKED, labels, strict=True)]
+    places = columns(longest, left, d.width, gap, size)
+
+    def part(y: float, name: str, note: str, rows: list[tuple[str, list[str]]]) -> float:
+        """A heading and rows of tokens, each with a label. Returns where the next part begins."""
+        d.text(0, y + 10, name, "heading", 15, "start")
+        d.text(left, y + (30 if d.is_narrow else 10), note, "note", SMALL, "start")
+        y += 44 if d.is_narrow else 26
+        for label, texts in rows:
+            if label:
+                d.text(0, y + (9 if d.is_narrow else 14), label, anchor="start")
+                y += 21 if d.is_narrow else 0
+            for i, (text, (x, width)) in enumerate(zip(texts, places, strict=True)):
+                d.box(x, y, width, 28, text, "masked" if i == CHOSEN else "token", size, "mono")
+            y += 42 if d.is_narrow else 38
+        return y + 16
+
+    fates = [
+        (f"{masked} masked", MASKED),
+        (f"{random} random token", replace_chosen("dog")),
+        (f"{unchanged} unchanged", TOKENS),
+    ]
+    y = part(0, "Before", f"{chosen} of the ordinary tokens are chosen", [("", TOKENS)])
+    y = part(y, "After: input_ids", "what the model sees in place of a chosen token", fates)
+    part(y, "After: labels", f"the true id where a token was chosen, else {IGNORE}", [("", labels)])
+    return Words(
+        "What masking does to a batch",
+        f"Before masking: the tokens {' '.join(TOKENS)}. Of the ordinary tokens, {chosen} are chosen; here "
+        f"it is {TARGET}. After masking, input_ids is one of three rows, which differ only at the chosen "
+        f"position. It holds [MASK] with a probability of {masked}, a random token with {random}, here "
+        f"dog, and {TARGET} itself with {unchanged}. In all three cases the labels are {labels[CHOSEN]}, "
+        f"the id of {TARGET}, at the chosen position and {IGNORE} at all others.",
+        f"Of the chosen tokens, {masked} become [MASK], {random} become a random token, and {unchanged} "
+        "stay. The label is the true token in all three cases.",
+    )
+
+
+def pair(d: Drawing) -> Words:
+    """Two sentences as one row of a batch, with its tensors."""
+    first, second = ["[CLS]", *FIRST, "[SEP]"], [*SECOND, "[SEP]"]
+    length = len(first) + len(second)
+    ours = SentencePair(
+        [IDS[token] for token in first + second], [0] * len(first) + [1] * len(second), next_sentence_label=0
+    )
+    # A row that is longer by two tokens, so that ours gets two of padding.
+    longer = SentencePair([0] * (length + 2), [0] * (length + 2), next_sentence_label=0)
+    batch = collate([ours, longer])
+    tokens = [VOCAB[i] for i in batch["input_ids"][0]]
+    rows: list[tuple[str, str, list[object]]] = [
+        ("tokens", "token", [*tokens]),
+        ("position", "embedding", [*range(len(tokens))]),
+        ("token\ntype", "segment", batch["token_type_ids"][0].tolist()),
+        ("attention\nmask", "attention", batch["attention_mask"][0].tolist()),
+    ]
+
+    across, down = columns(tokens, 78, d.width, 2, 11.5), [(34, 74), (116, 62), (186, 68), (262, 78)]
+    for k, (name, kind, texts) in enumerate(rows):
+        # On a phone, a row of the batch is a column.
+        if d.is_narrow:
+            d.text(down[k][0] + down[k][1] / 2, 16, name, "heading", SMALL)
+        else:
+            d.text(0, 44 + k * 40, name, "heading", SMALL, "start")
+        for i, text in enumerate(texts):
+            look = "pad" if i >= length else "segment second" if (kind, text) == ("segment", 1) else kind
+            if d.is_narrow:
+                d.box(down[k][0], 40 + i * 27, down[k][1], 23, str(text), look, SMALL, "mono")
+            else:
+                d.box(across[i][0], 31 + k * 40, across[i][1], 26, str(text), look, 11.5, "mono")
+
+    for name, start, end in (
+        ("A", 0, len(first)),
+        ("B", len(first), length),
+        ("padding", length, len(tokens)),
+    ):
+        if not d.is_narrow:
+            a, b = across[start][0] + 1, sum(across[end - 1]) - 1
+            d.line((a, 24), (a, 18), (b, 18), (b, 24))
+            d.text((a + b) / 2, 6, name if name == "padding" else f"sentence {name}", "heading", 13)
+        elif name != "padding":
+            a, b = 40 + start * 27, 40 + end * 27 - 4
+            d.line((24, a), (18, a), (18, b), (24, b))
+            d.text(6, (a + b) / 2, name, "heading")
+    return Words(
+        "The input of next sentence prediction",
+        f"The tokens are {' '.join(tokens)}. Sentence A is {' '.join(first)}, with its special tokens; "
+        f"sentence B is {' '.join(second)}; two tokens of padding follow. Each token has three numbers. "
+        f"The positions are 0 to {len(tokens) - 1}. The token type is 0 in sentence A, 1 in sentence B and "
+        "0 in the padding. The attention mask is 1 for a token and 0 for padding.",
+        "One row of a batch: two sentences, padded to the length of the longest row. Its label is 0 if B "
+        "follows A in the text, and 1 if B is random.",
+    )

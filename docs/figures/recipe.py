@@ -1,0 +1,53 @@
+"""
+# The two recipes
+
+The learning rates of the original pretraining and of a recorded run, and how many short runs fail without
+Adam's bias correction.
+"""
+
+from docs.figures.claims import Claim
+from docs.figures.records import Record
+from docs.literate.chart import Line, line_chart
+from docs.literate.prose import cell
+from labml_bert.training.optimization import TrainingArguments
+
+
+def learning_rate_chart(record: Record) -> str:
+    """
+    The learning rate of BERT and of a run, as a percentage of the peak, over the percentage of the steps.
+    """
+    ours = record.data["configuration"]
+    peaks = {
+        "BERT base": TrainingArguments(learning_rate=1e-4, warmup_ratio=0.01, steps=1_000_000),
+        ours["experiment"]: TrainingArguments(
+            learning_rate=ours["learning_rate"],
+            warmup_ratio=ours["warmup_ratio"],
+            steps=record.data["result"]["steps"],
+        ),
+    }
+    lines = []
+    for name, arguments in peaks.items():
+        peak = arguments.learning_rate
+        # A straight line up and one down: the corners are all there is.
+        points = [
+            (100 * x, 100 * arguments.learning_rate_at(x) / peak) for x in (0.0, arguments.warmup_ratio, 1.0)
+        ]
+        lines.append(Line(f"{name}, peak {peak:g}", points))
+    title = "The learning rate during training, in percent of its peak"
+    caption = f"{title}. Both recipes warm up linearly, and then decay linearly to zero."
+    return line_chart(lines, title, "percent of the steps", "percent of the peak", caption=caption)
+
+
+def failed_runs(claim: Claim) -> str:
+    """How many runs failed, by variant and learning rate, as a Markdown table."""
+    rates = sorted({row["options"]["learning_rate"] for row in claim.rows})
+    table = f"| failed runs | {' | '.join(f'learning rate {rate:g}' for rate in rates)} |\n"
+    table += f"|---|{'---:|' * len(rates)}\n"
+    for arm in claim.arms:
+        cells = []
+        for rate in rates:
+            runs = [row for row in claim.of(arm) if row["options"]["learning_rate"] == rate]
+            failed = sum(row["result"]["failed"] for row in runs)
+            cells.append(f"{failed:.0f} of {len(runs)}")
+        table += f"| {cell(arm)} | {' | '.join(cells)} |\n"
+    return table
