@@ -22,6 +22,7 @@ from rich.table import Table
 from labml_bert.attention_map import attention_map
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
 from labml_bert.stdout import console, display_path, printable
@@ -75,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
             check_record(options.record)
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
+        if not isinstance(model, BertForMaskedLM):
+            raise ValueError(f"{run_path} has a modern model, and the map is of a BERT; use another run")
         result = attention_map(model, tokenizer, options.text)
         if options.record is not None:
             write_record(options.record, result, run_path)

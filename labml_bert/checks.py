@@ -3,14 +3,15 @@
 
 Which bad values would fail deep inside a model, or silently train a wrong one? These functions check values
 where they enter: in the options of a run, in `config.json`, in a checkpoint, in a data set. They raise
-`ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py` and `nsp.py` trust their callers,
-so you can read the ideas there without the armor.
+`ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py`, `nsp.py` and `modern.py` trust
+their callers, so you can read the ideas there without the armor.
 """
 
 import math
 from collections.abc import Collection
 
 from labml_bert.bert import BertConfig
+from labml_bert.modern import ModernBertConfig
 
 COUNTS = (
     "vocab_size",
@@ -21,14 +22,40 @@ COUNTS = (
     "max_position_embeddings",
     "type_vocab_size",
 )
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+
+MODERN_COUNTS = (*COUNTS[:-1], "global_attn_every_n_layers", "local_attention")
+MODERN_DROPOUTS = ("embedding_dropout", "attention_dropout", "mlp_dropout")
 
 
 def check_config(config: BertConfig) -> None:
     """Raises `ValueError` if no model can have these sizes."""
-    for name in (*COUNTS, "pad_token_id"):
+    check_values(config, COUNTS, DROPOUTS, ("initializer_range", "layer_norm_eps"))
+
+
+def check_modern_config(config: ModernBertConfig) -> None:
+    """Raises `ValueError` if no model can have these sizes."""
+    positive = ("initializer_range", "norm_eps", "global_rope_theta", "local_rope_theta")
+    check_values(config, MODERN_COUNTS, MODERN_DROPOUTS, positive)
+    if config.hidden_size // config.num_attention_heads % 2:
+        raise ValueError(
+            f"a head has {config.hidden_size // config.num_attention_heads} dimensions, and RoPE turns pairs "
+            "of them; choose a hidden_size that is an even multiple of num_attention_heads"
+        )
+
+
+def check_values(
+    config: BertConfig | ModernBertConfig,
+    counts: Collection[str],
+    probabilities: Collection[str],
+    positive: Collection[str],
+) -> None:
+    """Raises `ValueError` if one of the named values is out of range, or if the heads don't fit."""
+    for name in (*counts, "pad_token_id"):
         if type(getattr(config, name)) is not int:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be an integer")
-    for name in COUNTS:
+    for name in counts:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
     if config.hidden_size % config.num_attention_heads:
@@ -36,10 +63,10 @@ def check_config(config: BertConfig) -> None:
             f"hidden_size {config.hidden_size} is not divisible by num_attention_heads "
             f"{config.num_attention_heads}; choose a multiple of {config.num_attention_heads}"
         )
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+    for name in probabilities:
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")
-    for name in ("initializer_range", "layer_norm_eps"):
+    for name in positive:
         if not 0 < getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0 and finite")
     if not 0 <= config.pad_token_id < config.vocab_size:
@@ -49,7 +76,7 @@ def check_config(config: BertConfig) -> None:
         )
 
 
-def check_length(length: int, config: BertConfig) -> None:
+def check_length(length: int, config: BertConfig | ModernBertConfig) -> None:
     """Raises `ValueError` if a sequence of `length` tokens is too long for the model."""
     limit = config.max_position_embeddings
     if length > limit:

@@ -307,6 +307,10 @@ def main(argv: list[str] | None = None) -> None:
     folder = options.output or options.run / options.to
     with bad_input_ends_here():
         model, tokenizer = load_model(options.run)
+        if not isinstance(model, BertForMaskedLM):
+            raise ValueError(
+                f"{options.run} has a modern model, and only a BERT can be exported; use another run"
+            )
         if options.to == "web":
             to_float16(model)
             checkpoint, curves = read_history(options.run)

@@ -14,17 +14,19 @@ if __name__ == "__main__":
     from labml_bert.run import script  # noqa: F401
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
-from labml_bert.checks import check_config, check_length
+from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.model_folder import load_weights
+from labml_bert.model_folder import load_weights, read_json
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
@@ -39,29 +41,47 @@ class Guess(NamedTuple):
     """The whole text with this token instead of the mask. Other masks stay."""
 
 
-def load_model(folder: Path) -> tuple[BertForMaskedLM, Tokenizer]:
+def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
     """
-    Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`. The model is
-    on the CPU, in eval mode.
+    Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`: a BERT or a
+    ModernBERT. The model is on the CPU, in eval mode.
 
     Raises `ValueError` if the folder has neither, or if the model and the tokenizer don't belong together.
     """
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
-        model = BertForMaskedLM.from_pretrained(folder)
+        is_modern = read_json(folder).get("model_type") == "modernbert"
+        model = (
+            modern_folder.from_pretrained(folder) if is_modern else BertForMaskedLM.from_pretrained(folder)
+        )
     else:
         metadata, tensors = load_checkpoint(folder)
         try:
-            config = BertConfig(**metadata["configuration"]["model"])
-            check_config(config)
+            model = build_model(metadata["configuration"]["model"])
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
-        model = BertForMaskedLM(config)
         load_weights(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
     return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
 
 
+def build_model(sizes: dict[str, Any]) -> BertForMaskedLM | ModernBertForMaskedLM:
+    """
+    An untrained model from the sizes in a checkpoint. Only those of a modern one have a theta.
+
+    Raises `ValueError` or `TypeError` if no model can have these sizes.
+    """
+    if "global_rope_theta" in sizes:
+        modern_config = ModernBertConfig(**sizes)
+        check_modern_config(modern_config)
+        return ModernBertForMaskedLM(modern_config)
+    config = BertConfig(**sizes)
+    check_config(config)
+    return BertForMaskedLM(config)
+
+
 @torch.no_grad()
-def fill_mask(model: BertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
+def fill_mask(
+    model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5
+) -> list[list[Guess]]:
     """
     Returns the `top_k` most probable tokens for each `[MASK]` in `text`, in order, best first. Special tokens
     are left out. The probabilities are over the whole vocabulary, so those in the result don't sum to 1.

@@ -49,6 +49,11 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
                 f"{name} is {tuple(tensors[name].shape)} in {path} and {shape} by config.json; the two are "
                 "not from one model"
             )
+    check_finite(tensors, path)
+
+
+def check_finite(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises `ValueError` if a tensor from the file `path` contains integers, NaN or infinity."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ValueError(
@@ -127,11 +132,9 @@ def read_config(folder: Path) -> BertConfig:
     return config
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_safetensors(folder: Path) -> dict[str, Tensor]:
     """
-    Returns the tensors in `model.safetensors`, with the names that they have in this project. Two kinds of
-    names differ: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`, and an
-    encoder saved by itself has no `bert.` in front of its names.
+    Returns the tensors in `model.safetensors`, with the names in the file.
 
     Raises `ValueError` if the file is missing or damaged, or if the weights are in a pickle. Opening a pickle
     can run any code, so this project never opens one.
@@ -148,11 +151,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
     try:
-        saved, _ = files.read_tensors(path)
+        return files.read_tensors(path)[0]
     except ValueError as error:
         raise ValueError(f"{error}; save it again") from None
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """
+    Returns the tensors in `model.safetensors`, with the names that they have in this project. Two kinds of
+    names differ: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`, and an
+    encoder saved by itself has no `bert.` in front of its names.
+
+    Raises `ValueError` if the file can't be read, or if the output layer isn't tied.
+    """
     tensors = {}
-    for name, tensor in saved.items():
+    for name, tensor in read_safetensors(folder).items():
         # Old files also contain the constant 0, 1, 2, ….
         if name.endswith("embeddings.position_ids"):
             continue

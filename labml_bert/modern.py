@@ -71,9 +71,8 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    One table instead of three. Positions enter later, inside the attention, and segments are gone. What is
-    left is the token's vector and a LayerNorm, which gives every token the same length before the first
-    block."""
+    One table instead of three. Positions enter later, inside the attention, and segments are gone. The
+    LayerNorm gives the vectors of all tokens a similar length before the first block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -276,20 +275,15 @@ class ModernBertModel(nn.Module):
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
-        token_positions = torch.arange(T, device=input_ids.device)
-        positions = token_positions[None] if position_ids is None else position_ids
+        indices = torch.arange(T, device=input_ids.device)
+        positions = indices[None] if position_ids is None else position_ids
         head_dim = config.hidden_size // config.num_attention_heads
-        rotary = {
-            True: rotary_angles(positions, head_dim, config.global_rope_theta),
-            False: rotary_angles(positions, head_dim, config.local_rope_theta),
-        }
-        local_mask = attention_mask
-        if config.local_attention // 2 + 1 < T:
-            is_near = (
-                token_positions[:, None] - token_positions
-            ).abs() <= config.local_attention // 2  # (T, T)
-            local_mask = is_near[None, None] if attention_mask is None else is_near & attention_mask
-        masks = {True: attention_mask, False: local_mask}
+        thetas = {True: config.global_rope_theta, False: config.local_rope_theta}
+        rotary = {kind: rotary_angles(positions, head_dim, theta) for kind, theta in thetas.items()}
+        masks, reach = {True: attention_mask, False: attention_mask}, config.local_attention // 2
+        if reach + 1 < T:
+            is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
+            masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
@@ -301,9 +295,8 @@ class ModernBertPredictionHead(nn.Module):
     """
     ## The masked LM head
 
-    As in BERT, but without biases: a dense layer, a GELU and a LayerNorm, and then the token embedding read
-    the other way, with one bias for each token.
-    """
+    As in BERT, but without biases: a dense layer, a GELU and a LayerNorm. The decoder that follows is the
+    token embedding again, with one bias for each token."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -344,9 +337,8 @@ class ModernBertForMaskedLM(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.decoder.weight = self.model.embeddings.tok_embeddings.weight
         nn.init.zeros_(self.decoder.bias)
-        init_normal(
-            self.head.dense.weight, config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-        )
+        scale = math.sqrt(2 * config.num_hidden_layers)
+        init_normal(self.head.dense.weight, config.initializer_range / scale)
 
     def forward(
         self,
@@ -387,9 +379,7 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     add up. To keep the stream at the same size in a deeper model, the two matrices that write to it start
     smaller, by a factor of $1/\sqrt{2L}$.
 
-    Source: [Radford et al.,
-    2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf),
-    section 2.3, for GPT-2."""
+    Source: section 2.3 of the paper on [GPT-2](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             is_output = name.endswith("Wo.weight")
@@ -402,29 +392,28 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to name the token two positions to the left, in sequences of
-    16, and then asks it in sequences of 64. Because RoPE knows only distances, what it learned at one
-    length holds at another. BERT's table of positions has no rows beyond those that it was trained on."""
+    16 tokens, and tests it on 64. RoPE knows only distances, so what it learned at one length holds at
+    another. BERT's table of positions has no useful rows beyond the longest sequence in training."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(201):
-        accuracies = []
+        results = []
         for length in (16, 64):
             input_ids = torch.randint(1, 20, (32, length))  # (B, T)
             labels = input_ids.roll(2, dims=1)  # (B, T)
             labels[:, :2] = -100
             loss, logits, targets = model(input_ids, labels)
-            accuracies.append((logits.argmax(-1) == targets).float().mean())
+            results.append((loss, (logits.argmax(-1) == targets).float().mean()))
             if length == 16:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
         if step % 50 == 0:
-            print(
-                f"step {step:3}  accuracy {accuracies[0]:.2f} at length 16, {accuracies[1]:.2f} at length 64"
-            )
+            (loss, short), (_, long) = results
+            print(f"step {step:3}  loss {loss:.3f}  accuracy {short:.2f} at length 16, {long:.2f} at 64")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""`bert.py`, `mlm.py` and `nsp.py` are short, and each runs and trains on its own in an empty folder."""
+"""The stand-alone files are short, and each runs and trains on its own in an empty folder."""
 
 import ast
 import json
@@ -59,6 +59,22 @@ for _ in range(2):
     losses.append(loss.item())
 assert losses[1] < losses[0], losses
 """,
+    "modern.py": """
+import torch
+from modern import ModernBertConfig, ModernBertForMaskedLM
+torch.manual_seed(0)
+model = ModernBertForMaskedLM(ModernBertConfig(30, 16, 2, 2, 24, pad_token_id=0))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ids = torch.randint(1, 30, (4, 8))
+losses = []
+for _ in range(2):
+    loss = model(ids, labels=ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[1] < losses[0], losses
+""",
     "nsp.py": """
 import random, torch
 from nsp import BertOnlyNSPHead, PairMaker, collate, next_sentence_loss
@@ -108,7 +124,9 @@ def test_it_imports_only_torch_and_the_standard_library(file: str) -> None:
     assert {m.split(".")[0] for m in modules} <= {*sys.stdlib_module_names, "torch"}
 
 
-@pytest.mark.parametrize(("file", "most"), [("bert.py", 430), ("mlm.py", 330), ("nsp.py", 220)])
+@pytest.mark.parametrize(
+    ("file", "most"), [("bert.py", 430), ("mlm.py", 330), ("nsp.py", 220), ("modern.py", 450)]
+)
 def test_it_is_short_and_has_few_checks(file: str, most: int) -> None:
     """At most one line in 20 checks its input; all other checks are in `checks.py`."""
     source = (SOURCES / file).read_text()

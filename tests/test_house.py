@@ -217,6 +217,7 @@ LONGEST = {
     "labml_bert/mlm.py": 330,
     "labml_bert/nsp.py": 220,
     "experiments/mlm_tiny.py": 200,
+    "experiments/mlm_modern.py": 200,
     "experiments/mlm_words.py": 200,
     "experiments/bert_tiny.py": 200,
     "experiments/own_language.py": 200,

@@ -76,6 +76,23 @@ def run_nsp(checker: Checker) -> None:
         m.main()
 
 
+def run_modern(checker: Checker) -> None:
+    m = checker.module
+    # Heads of 6 dimensions, because RoPE needs an even number, and a window that is shorter than the rows.
+    config = m.ModernBertConfig(V, 6 * H, 3, H, 44, local_attention=4, pad_token_id=0)
+    ids = torch.randint(1, V, (B, T))
+    model = m.ModernBertForMaskedLM(config)
+    labels = torch.where(torch.arange(T) < 2, ids, -100)
+    for mask in (None, torch.ones(B, T)):
+        model(ids, attention_mask=mask, position_ids=torch.arange(T)[None])
+        model(ids, labels, attention_mask=mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(ids, attention_mask=torch.ones(B, T))
+    checker.fixed = {}
+    with short_loops(m):
+        m.main()
+
+
 def run_windows(checker: Checker) -> None:
     m = checker.module
     windows = m.random_windows(torch.arange(100), B, T, 11, torch.Generator())
@@ -170,6 +187,7 @@ SCENARIOS = {
     "bert.py": (run_bert, {"B": B, "T": T, "D": D, "H": H, "I": 44, "V": V}),
     "mlm.py": (run_mlm, {"B": B, "T": T, "D": D, "V": V}),
     "nsp.py": (run_nsp, {"B": B, "T": T, "D": D}),
+    "modern.py": (run_modern, {"B": B, "T": T, "D": 6 * H, "H": H, "d": 6, "I": 44, "V": V}),
     "models.py": (run_pretraining, {"B": B, "T": T, "D": D, "V": V}),
     "data/windows.py": (run_windows, {"B": B, "T": T}),
     "baselines/ngrams.py": (run_ngrams, {}),

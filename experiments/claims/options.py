@@ -87,6 +87,8 @@ class WindowOptions(Options):
     max_position_embeddings: int = 128
     # Whether the positions of a window start at a random offset, or always at 0.
     offsets: bool = True
+    # How the model knows positions: one of `POSITIONS` in `positions.py`. BERT's are `learned`.
+    positions: str = "learned"
     # How the sequence length grows: in the `stages` of the schedule, `linear`, or at each `plateau` of the
     # loss.
     growth: str = "stages"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
+from experiments.claims.positions import set_positions
 from labml_bert.bert import BertConfig, BertEncoder, select_positions
 from labml_bert.data.curriculum import Stage, length_at
 from labml_bert.data.masked_text import MaskedText
@@ -193,6 +194,9 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     if not options.tied:
         # Build the tied model first all the same: the recorded runs used its random numbers too.
         model = UntiedMaskedLM(config)
+    if options.positions != "learned":
+        assert isinstance(model, BertForMaskedLM)
+        set_positions(model, options.positions)
     if options.causal:
         model.bert.encoder = CausalEncoder(model.bert.encoder)  # type: ignore[assignment]
     remove_head_parts(model, options.head_dense, options.head_norm)

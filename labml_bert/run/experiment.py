@@ -20,12 +20,14 @@ from rich.text import Text
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
 from labml_bert.files import lock, write_whole
 from labml_bert.models import BertPreTrainedModel
+from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import PRECISIONS, RunOptions
 from labml_bert.run.record import check_record, record_head
 from labml_bert.run.terminal import (
@@ -101,7 +103,7 @@ class Run:
 
     def trainer(
         self,
-        model: BertPreTrainedModel,
+        model: BertPreTrainedModel | ModernBertForMaskedLM,
         text: PreparedText,
         title: str,
         details: dict[str, str],
@@ -221,7 +223,10 @@ class Run:
             return
         assert self.path is not None
         result = evaluate()
-        self.model.save_pretrained(self.path / "model")
+        if isinstance(self.model, ModernBertForMaskedLM):
+            modern_folder.save_pretrained(self.model, self.path / "model")
+        else:
+            self.model.save_pretrained(self.path / "model")
         save_tokenizer(text.tokenizer, self.path / "model")
         self.resources.close()
 

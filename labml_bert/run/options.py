@@ -22,7 +22,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import only_rank_zero_prints, rank
-from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
 PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 # Marks an option that doesn't change the result. It may differ when a run is resumed.
@@ -47,6 +47,8 @@ class RunOptions:
     """Train for this many steps instead of minutes. Such a run is reproducible bit for bit."""
     seed: int = 0
     """Seed of all random numbers."""
+    optimizer: OptimizerName = "adamw"
+    """adamw, or muon, which trains the matrices of the blocks with Muon and the rest with AdamW."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it."""
     device: str = field(default="auto", metadata=OPERATIONAL)

@@ -2,15 +2,16 @@
 # Checkpoints
 
 You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
-everything that the next step depends on: the weights, both moments of Adam, the state of every random
-generator, the step and the clock. It is one safetensors file. It is written under a temporary name and then
-renamed, so the file with the final name is always complete. The previous checkpoint is kept too.
+everything that the next step depends on: the weights, the moments of the optimizers, the state of every
+random generator, the step and the clock. It is one safetensors file. It is written under a temporary name and
+then renamed, so the file with the final name is always complete. The previous checkpoint is kept too.
 """
 
 import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,10 +58,18 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
+def numbered(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, torch.optim.Optimizer]]:
+    """Each optimizer with the number of its first parameter. All of them are numbered in one sequence."""
+    first = 0
+    for optimizer in optimizers:
+        yield first, optimizer
+        first += sum(len(group["params"]) for group in optimizer.param_groups)
+
+
 def save_checkpoint(
     run_path: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     generator: torch.Generator,
     device: torch.device,
     metadata: dict[str, Any],
@@ -81,8 +90,9 @@ def save_checkpoint(
     if rank() > 0:
         return
     tensors = {f"model.{key}": value for key, value in named_weights(model).items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+    for first, optimizer in numbered(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{first + index}.{key}": value for key, value in state.items()}
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
@@ -101,7 +111,7 @@ def restore(
     tensors: dict[str, Tensor],
     step: int,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     generator: torch.Generator,
     device: torch.device,
 ) -> None:
@@ -117,20 +127,22 @@ def restore(
     moments = with_prefix(tensors, "optimizer.")
     try:
         model.load_state_dict(with_prefix(tensors, "model."))
-        indices = {int(key.split(".")[0]) for key in moments}
-        state = {index: with_prefix(moments, f"{index}.") for index in indices}
-        optimizer.load_state_dict(
-            {"state": state, "param_groups": optimizer.state_dict()["param_groups"]},
-        )
+        for first, optimizer in numbered(optimizers):
+            groups = optimizer.state_dict()["param_groups"]
+            indices = [index for group in groups for index in group["params"]]
+            states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
+            moment = "exp_avg" if isinstance(optimizer, torch.optim.AdamW) else "momentum_buffer"
+            if step > 0 and not all(moment in state for state in states.values()):
+                raise KeyError("a moment is missing")
+            optimizer.load_state_dict(
+                {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
+            )
         generator.set_state(tensors["random.data"])
         own, own_cuda = random_name("torch", rank()), random_name("cuda", rank())
         if rank() == 0 or own in tensors:
             torch.set_rng_state(tensors[own])
         if own_cuda in tensors and device.type == "cuda":
             torch.cuda.set_rng_state(tensors[own_cuda], device)
-        complete = {f"{i}.exp_avg" for i, _ in enumerate(model.parameters())}
-        if step > 0 and not complete <= moments.keys():
-            raise KeyError("a moment of Adam is missing")
     except (KeyError, RuntimeError, TypeError, ValueError):
         raise ValueError(f"{run_path / CHECKPOINT} is incomplete; start a new run") from None
 

@@ -7,15 +7,18 @@ $\tau = w$, and then decays linearly to zero:
 $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
 The optimizer is AdamW. Two details of the original recipe are easy to get wrong: which parameters decay, and
-a bias correction that the original leaves out.
+a bias correction that the original leaves out. Muon is a newer choice for the matrices of the blocks.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+
+OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class TrainingArguments:
 
     steps: int | None = None
     minutes: float | None = None
+    optimizer: OptimizerName = "adamw"
     learning_rate: float = 1e-4
     warmup_ratio: float = 0.01
     weight_decay: float = 0.01
@@ -56,6 +60,8 @@ class TrainingArguments:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
+        if self.optimizer not in get_args(OptimizerName):
+            raise ValueError(f"optimizer is {self.optimizer!r}; it must be adamw or muon")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite")
         if not 0 <= self.weight_decay < math.inf:
@@ -79,18 +85,22 @@ class TrainingArguments:
         return self.learning_rate * max(0.0, min(warmup, decay))
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, exclude: Sequence[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
     """
     ## What decays
 
     Weight decay pulls parameters toward zero. That makes sense for matrices. The original exempts biases and
     LayerNorms, which are exactly the parameters with one dimension. Every parameter must be in exactly one
-    group. Old ports selected parameters by names that never occurred, and so decayed everything.
+    group. Old ports selected parameters by names that never occurred, and so decayed everything. Parameters
+    in `exclude` are left out: another optimizer trains them.
 
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    excluded = {id(p) for p in exclude}
+    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded]
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() <= 1]
     assert {id(p) for p in matrices} | {id(p) for p in vectors} == {id(p) for p in parameters}
@@ -101,19 +111,47 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: nn.Module, arguments: TrainingArguments) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`. Its fused kernel updates each parameter in one pass over memory."""
-    return torch.optim.AdamW(
-        parameter_groups(model, arguments.weight_decay),
-        lr=arguments.learning_rate,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-        fused=True,
-    )
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices of the blocks, the modules in an `nn.ModuleList`."""
+    blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [p for block in blocks for p in block.parameters() if p.dim() == 2 and p.requires_grad]
+
+
+def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:
+    r"""
+    ## AdamW or Muon
+
+    AdamW scales each number of a gradient by its own history. Its fused kernel updates each parameter in one
+    pass over memory.
+
+    Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$ (nearly, by
+    five iterations of matmuls), so rare directions get as large an update as frequent ones. That suits
+    matrices between hidden states, so embeddings, biases, LayerNorms and heads stay with AdamW. Muon's update
+    is scaled to the size of AdamW's, so one learning rate serves both.
+
+    Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
+    2025](https://arxiv.org/abs/2502.16982), section 2.2.
+    """
+    matrices = block_matrices(model) if arguments.optimizer == "muon" else []
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            parameter_groups(model, arguments.weight_decay, exclude=matrices),
+            lr=arguments.learning_rate,
+            betas=(arguments.adam_beta1, arguments.adam_beta2),
+            eps=arguments.adam_epsilon,
+            fused=True,
+        )
+    ]
+    if matrices:
+        group = {"params": matrices, "weight_decay": arguments.weight_decay, "has_decay": True}
+        optimizers.append(
+            torch.optim.Muon([group], lr=arguments.learning_rate, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers
 
 
 def set_learning_rate(
-    optimizer: torch.optim.Optimizer, arguments: TrainingArguments, step: int, progress: float
+    optimizers: Sequence[torch.optim.Optimizer], arguments: TrainingArguments, step: int, progress: float
 ) -> None:
     r"""
     ## The learning rate of a step
@@ -136,8 +174,12 @@ def set_learning_rate(
         c = math.sqrt(1 - arguments.adam_beta2**step)
         scale = (1 - arguments.adam_beta1**step) / c
         epsilon = epsilon / c
-    for group in optimizer.param_groups:
+    adamw, *muon = optimizers
+    for group in adamw.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
         # AdamW multiplies the decay by this learning rate, so divide by its scale.
         group["weight_decay"] = decay / scale
+    for optimizer in muon:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate

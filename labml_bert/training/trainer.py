@@ -59,7 +59,7 @@ from labml_bert.training.distributed import (
     world_size,
     wrap_in_ddp,
 )
-from labml_bert.training.optimization import TrainingArguments, make_optimizer, set_learning_rate
+from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
 # In nats. Even a uniform prediction has a loss below 13, the logarithm of the vocabulary size.
 LARGEST_LOSS = 100.0
@@ -117,11 +117,12 @@ class Trainer:
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
-        self.optimizer = make_optimizer(model, arguments)
-        # Set to 1 by the first step with a non-finite loss. The fused optimizer reads the flag on the device
-        # and skips the update, so checking it costs no synchronization.
+        # AdamW, and perhaps Muon.
+        self.optimizers = make_optimizers(model, arguments)
+        # Set to 1 by the first step with a non-finite loss. The fused AdamW reads the flag on the device and
+        # skips the update, so checking it costs no synchronization.
         self.failed = torch.zeros((), device=device)
-        self.optimizer.found_inf = self.failed  # type: ignore[attr-defined]
+        self.optimizers[0].found_inf = self.failed  # type: ignore[attr-defined]
         # Counts the failed steps since the last check.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
@@ -175,7 +176,7 @@ class Trainer:
         self.last_report = saved = self.seconds
         with self.stoppable():
             while self.progress < 1:
-                set_learning_rate(self.optimizer, self.arguments, self.step + 1, self.progress)
+                set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
                 step = Step(self)
                 yield step
                 self.on_step(step)
@@ -258,7 +259,7 @@ class Trainer:
         """Saves a checkpoint, if this run has a folder."""
         if self.run_path is not None:
             metadata = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
-            save_checkpoint(self.run_path, self.model, self.optimizer, self.generator, self.device, metadata)
+            save_checkpoint(self.run_path, self.model, self.optimizers, self.generator, self.device, metadata)
 
     def resume(self) -> None:
         """
@@ -276,7 +277,7 @@ class Trainer:
                 "leave that option out to resume, or start a new run"
             )
         restore(
-            self.run_path, tensors, saved["step"], self.model, self.optimizer, self.generator, self.device
+            self.run_path, tensors, saved["step"], self.model, self.optimizers, self.generator, self.device
         )
         self.step, self.seconds = saved["step"], saved["seconds"]
 
@@ -356,8 +357,13 @@ class Step:
         is_good = (norm < math.inf) & (world_size() * self.loss < trainer.largest_loss)
         trainer.failed.logical_or_(~is_good)
         trainer.failures += trainer.failed
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
+        adamw, *muon = trainer.optimizers
+        adamw.step()
+        # Muon knows no such flag, so we have to wait for the device and ask.
+        if muon and not trainer.failed:
+            muon[0].step()
+        for optimizer in trainer.optimizers:
+            optimizer.zero_grad()
 
         sums = trainer.metric_sums
         for key, value in self.metrics.items():

@@ -11,7 +11,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training.distributed import rank
-from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.optimization import OptimizerName, TrainingArguments
 from labml_bert.training.tracking import Tracker
 from labml_bert.training.trainer import Report, Step, Trainer
 
@@ -27,12 +27,16 @@ CONFIG = BertConfig(
 )
 
 
-def new_trainer(path: Path | None, steps: int = 30, **configuration: object) -> tuple[Trainer, NextBatch]:
+def new_trainer(
+    path: Path | None, steps: int = 30, optimizer: OptimizerName = "adamw", **configuration: object
+) -> tuple[Trainer, NextBatch]:
     """A small training run with dropout, and the function that draws its batches."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     masker = TokenMasker(30, 4, range(5), generator=generator)
-    arguments = TrainingArguments(steps=steps, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0)
+    arguments = TrainingArguments(
+        steps=steps, optimizer=optimizer, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0
+    )
     model, device = BertForMaskedLM(CONFIG), torch.device("cpu")
     trainer = Trainer(model, arguments, generator, device, False, path, configuration)
 

@@ -26,7 +26,7 @@ from labml_bert.training import distributed
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import rank, rank_zero_first, split_into_micro_batches, world_size
-from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.optimization import OptimizerName, TrainingArguments
 from labml_bert.training.tracking import read_metrics
 from labml_bert.training.trainer import Step, Trainer
 from tests.support.runs import small_text
@@ -58,6 +58,7 @@ def train(
     path: Path,
     gradient_accumulation_steps: int = 1,
     dropout: float = 0.0,
+    optimizer: OptimizerName = "adamw",
     stop: int | None = None,
 ) -> dict[int, dict[str, float]]:
     """
@@ -88,6 +89,7 @@ def train(
     # Evaluate after each step, so that each step is reported.
     arguments = TrainingArguments(
         steps=STEPS,
+        optimizer=optimizer,
         learning_rate=3e-3 if kind == "tokens" else 2e-3,
         warmup_ratio=0.05,
         weight_decay=0.05 if kind == "tokens" else 0.01,
@@ -141,6 +143,7 @@ SCENARIOS = {
     "pairs-accumulation": {"kind": "pairs", "gradient_accumulation_steps": 2},
     "two-then-one": {"kind": "pairs", "stop": 20},
     "one-then-two": {"kind": "pairs"},
+    "tokens-muon": {"kind": "tokens", "optimizer": "muon"},
     "dropout": {"kind": "tokens", "dropout": 0.1},
     "dropout-resumed": {"kind": "tokens", "dropout": 0.1, "stop": 31},
 }
@@ -234,6 +237,19 @@ def test_two_processes_have_the_losses_of_one(kind: str, single_process: dict, t
     assert single_process[kind][STEPS]["loss"] < single_process[kind][1]["loss"] - 0.3, (
         "the models are learning"
     )
+
+
+@pytest.mark.processes
+def test_two_processes_with_muon_nearly_have_the_losses_of_one(
+    two_processes: dict, folder: Path, tmp_path: Path
+) -> None:
+    """Muon computes in bfloat16, so another order of a sum can change the third digit of an update."""
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        one = train("tokens", folder / "text", tmp_path, optimizer="muon")
+    two = two_processes["tokens-muon"]
+    for step in ALL:
+        assert two[step]["loss"] == pytest.approx(one[step]["loss"], abs=0.02), step
+    assert one[STEPS]["loss"] < one[1]["loss"] - 0.3, "the model is learning"
 
 
 @pytest.mark.processes

@@ -17,9 +17,15 @@ from labml_bert import files
 from labml_bert.files import write_tensors
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import choose_device
-from labml_bert.training.optimization import TrainingArguments, parameter_groups
+from labml_bert.training.optimization import (
+    OptimizerName,
+    TrainingArguments,
+    make_optimizers,
+    parameter_groups,
+)
 from labml_bert.training.tracking import METRICS, read_metrics
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 from tests.support.trainers import CONFIG, new_trainer, train, train_on, train_to_end
@@ -41,6 +47,7 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"steps": 1, "learning_rate": 0}, "learning_rate is 0"),
         ({"steps": 1, "warmup_ratio": 1}, "warmup_ratio is 1"),
+        ({"steps": 1, "optimizer": "sgd"}, "optimizer is 'sgd'"),
     ],
 )
 def test_invalid_arguments_are_rejected(values: dict, words: str) -> None:
@@ -61,6 +68,62 @@ def test_each_parameter_is_in_one_group_and_biases_do_not_decay() -> None:
     assert not names
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        BertForMaskedLM(CONFIG),
+        ModernBertForMaskedLM(ModernBertConfig(30, 16, 2, 2, 24, pad_token_id=0)),
+    ],
+)
+def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(model: torch.nn.Module) -> None:
+    adamw, muon = make_optimizers(model, TrainingArguments(steps=1, optimizer="muon", weight_decay=0.1))
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert isinstance(muon, torch.optim.Muon)
+    for p in muon.param_groups[0]["params"]:
+        name = names.pop(id(p))
+        assert "layer" in name and name.endswith("weight") and p.dim() == 2
+    with_decay, without_decay = adamw.param_groups
+    assert {names[id(p)].split(".")[-2] for p in with_decay["params"]} <= {
+        "word_embeddings",
+        "position_embeddings",
+        "token_type_embeddings",
+        "tok_embeddings",
+        "dense",
+    }
+    for p in (*with_decay["params"], *without_decay["params"]):
+        assert "layer" not in names.pop(id(p)) or p.dim() == 1
+    assert not names
+
+
+def test_an_update_of_muon_is_nearly_orthogonal_and_as_large_as_one_of_adamw() -> None:
+    """
+    Newton-Schulz makes all but tiny singular values nearly equal; the root mean square is 0.2 learning rates.
+    """
+    trainer, next_batch = new_trainer(None, optimizer="muon")
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    steps = trainer.steps()
+    # The first step has a learning rate of zero, because it is the start of the warm-up.
+    for _ in range(2):
+        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        train_on(next(steps), next_batch())
+    learning_rate = trainer.optimizers[1].param_groups[0]["lr"]
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+    after = dict(trainer.model.named_parameters())[name].detach()
+    update = (after - before[name] * (1 - 0.01 * learning_rate)) / learning_rate
+    singular_values = torch.linalg.svdvals(update)
+    assert singular_values[-2] > singular_values[0] / 2
+    assert 0.14 < update.square().mean().sqrt() < 0.26
+
+
+def test_a_failed_step_leaves_the_weights_alone_with_muon_too() -> None:
+    trainer, next_batch = new_trainer(None, optimizer="muon")
+    trainer.largest_loss = 0.1
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    with pytest.raises(NonFiniteLossError):
+        train(trainer, next_batch)
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+
+
 def test_an_unavailable_device_is_rejected() -> None:
     with pytest.raises(ValueError, match="not available here"):
         choose_device("cuda:99")
@@ -68,13 +131,14 @@ def test_an_unavailable_device_is_rejected() -> None:
         choose_device("nonsense")
 
 
-def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path) -> None:
-    """Bit for bit, with dropout on: weights, both moments, and the random states."""
-    train_to_end(tmp_path / "whole")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optimizer: OptimizerName) -> None:
+    """Bit for bit, with dropout on: weights, all moments, and the random states."""
+    train_to_end(tmp_path / "whole", optimizer=optimizer)
     path = tmp_path / "parts"
     path.mkdir()
     for stop in (7, 19, None):
-        trainer, draw = new_trainer(path)
+        trainer, draw = new_trainer(path, optimizer=optimizer)
         if stop != 7:
             trainer.resume()
 
@@ -118,14 +182,15 @@ def test_resuming_without_a_valid_checkpoint_is_rejected(tmp_path: Path) -> None
 
 
 def test_an_incomplete_checkpoint_is_rejected(tmp_path: Path) -> None:
-    train_to_end(tmp_path / "run")
+    train_to_end(tmp_path / "run", optimizer="muon")
     metadata, tensors = load_checkpoint(tmp_path / "run")
     path = tmp_path / "run" / CHECKPOINT
-    for part in ("model.", "optimizer.", "random.torch", "random.data"):
+    adamw, *_, muon = sorted({name.rpartition(".")[0] for name in tensors if name.startswith("optimizer.")})
+    for part in ("model.", "optimizer.", f"{adamw}.", f"{muon}.", "random.torch", "random.data"):
         incomplete = {key: value for key, value in tensors.items() if not key.startswith(part)}
         write_tensors(path, incomplete, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
-            new_trainer(tmp_path / "run")[0].resume()
+            new_trainer(tmp_path / "run", optimizer="muon")[0].resume()
     for invalid_metadata in ([], None, {}, {**metadata, "configuration": "x"}, {**metadata, "step": "many"}):
         write_tensors(path, tensors, {"about": json.dumps(invalid_metadata)})
         with pytest.raises(ValueError, match="is damaged"):
@@ -261,7 +326,7 @@ def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: b
         trainer.model(**batch).loss.backward()
         grads = {name: p.grad.double() for name, p in trainer.model.named_parameters()}
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-        trainer.optimizer.zero_grad()
+        trainer.model.zero_grad()
         learning_rate = 1e-2 * min(step / steps / 0.25, (1 - step / steps) / 0.75)
         for name, g in grads.items():
             g = g * min(1.0, 0.5 / (norm + 1e-6))

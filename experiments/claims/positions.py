@@ -1,0 +1,167 @@
+r"""
+# Six ways to say where a token is
+
+BERT adds a learned vector for the position to the vector of the token. Does a small masked language model sit
+on a plateau because of that? To find out, a claim trains the same BERT with other positions, and changes
+nothing else. With $q_i$ and $k_j$ for the query and the key of two tokens of one head, $d$ for its width, and
+$p_i$ for the vector of a position:
+
+| positions | the score of token $j$ for token $i$ | what the input gets |
+|---|---|---|
+| `learned`, as in BERT | $q_i \cdot k_j / \sqrt d$ | $p_i$, learned |
+| `sinusoidal` | the same | $p_i$, fixed |
+| `untied` | $(q_i \cdot k_j + p_i U \cdot p_j W) / \sqrt{2d}$ | nothing |
+| `relative` | $q_i \cdot k_j / \sqrt d + b_{i-j}$, learned | nothing |
+| `alibi` | $q_i \cdot k_j / \sqrt d - m \lvert i - j \rvert$, fixed | nothing |
+| `rotary` | $R_i q_i \cdot R_j k_j / \sqrt d$, fixed | nothing |
+
+Sources: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.5, for sinusoidal positions;
+[TUPE](https://arxiv.org/abs/2006.15595) for untied ones; [T5](https://arxiv.org/abs/1910.10683), section 2.1,
+for a learned bias (T5 shares one number between large distances, which we don't);
+[ALiBi](https://arxiv.org/abs/2108.12409); [RoFormer](https://arxiv.org/abs/2104.09864) for rotary ones.
+
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `H` heads, `D` hidden size, `P`
+output positions of a sequence.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.bert import BertConfig, BertEncoder, BertLayer, BertSelfAttention, select_positions
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import rotary_angles, rotate
+
+POSITIONS = ("learned", "sinusoidal", "untied", "relative", "alibi", "rotary")
+THETA = 10_000.0
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Sines in the first half of each row and cosines in the second, `(length, width)`."""
+    frequencies = THETA ** -(torch.arange(0, width, 2) / width)
+    angles = torch.arange(length)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+class PositionBias(nn.Module):
+    """
+    ## What is added to the scores
+
+    All blocks share one bias, as in T5 and TUPE. Rotary positions add nothing.
+    """
+
+    def __init__(self, positions: str, config: BertConfig):
+        super().__init__()
+        self.positions = positions
+        H, D, longest = config.num_attention_heads, config.hidden_size, config.max_position_embeddings
+        if positions == "untied":
+            self.embedding = nn.Embedding(longest, D)
+            self.norm = nn.LayerNorm(D)
+            self.query, self.key = nn.Linear(D, D), nn.Linear(D, D)
+            for layer in (self.embedding, self.query, self.key):
+                nn.init.normal_(layer.weight, std=config.initializer_range)
+        elif positions == "relative":
+            # All distances start equal.
+            self.embedding = nn.Embedding(2 * longest - 1, H)
+            nn.init.zeros_(self.embedding.weight)
+        self.slopes = 2.0 ** (-8 * torch.arange(1, H + 1) / H)
+
+    def forward(self, T: int) -> Tensor | float:
+        """The bias for sequences of length `T`, `(H, T, T)`."""
+        H = len(self.slopes)
+        distance = torch.arange(T)[:, None] - torch.arange(T)  # (T, T)
+        if self.positions == "untied":
+            x = self.norm(self.embedding.weight[:T])  # (T, D)
+            q, k = (layer(x).unflatten(-1, (H, -1)).transpose(0, 1) for layer in (self.query, self.key))
+            return q @ k.transpose(1, 2) / math.sqrt(2 * q.size(-1))
+        if self.positions == "relative":
+            longest = (self.embedding.num_embeddings + 1) // 2
+            return self.embedding(distance + longest - 1).permute(2, 0, 1)
+        if self.positions == "alibi":
+            return -self.slopes[:, None, None] * distance.abs()
+        return 0.0
+
+
+class PositionedSelfAttention(nn.Module):
+    """
+    ## Attention that knows positions
+
+    Uses the layers of a `BertSelfAttention`.
+    """
+
+    def __init__(self, original: BertSelfAttention, bias: PositionBias):
+        super().__init__()
+        self.original, self.bias = original, bias
+
+    def forward(
+        self,
+        query_states: Tensor,  # (B, T, D)
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `BertSelfAttention.forward`, for all queries and without padding."""
+        original, positions = self.original, self.bias.positions
+        q, k, v = original.project(hidden_states, original.query, original.key, original.value)
+        T, d = q.size(2), q.size(3)
+        if positions == "rotary":
+            cos, sin = (
+                angles[0, :, 0, 0].to(q.dtype)
+                for angles in rotary_angles(torch.arange(T)[None], d, THETA)  # (1, T, 1, 1, d/2)
+            )
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # (B, H, T, d)
+        scale = math.sqrt(2 * d if positions == "untied" else d)
+        scores = (q / scale) @ k.transpose(-1, -2) + self.bias(T)  # (B, H, T, T)
+        weights = scores.to(q.dtype).softmax(dim=-1)  # (B, H, T, T)
+        context = original.dropout(weights) @ v  # (B, H, T, d)
+        return context.transpose(1, 2).flatten(2), weights if output_attentions else None
+
+
+class WholeEncoder(nn.Module):
+    """
+    ## All positions in every layer
+
+    The attention above has to know the positions of its queries, so the last layer computes all of them.
+    """
+
+    def __init__(self, encoder: BertEncoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | None,
+        output_attentions: bool,
+        output_positions: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """As `BertEncoder.forward`."""
+        x, attentions = self.encoder(hidden_states, attention_mask, output_attentions)  # (B, T, D)
+        return x if output_positions is None else select_positions(x, output_positions), attentions
+
+
+def set_positions(model: BertForMaskedLM, positions: str) -> None:
+    """
+    ## The same model with other positions
+
+    Raises `ValueError` if there is no such kind.
+    """
+    if positions not in POSITIONS:
+        raise ValueError(f"positions is {positions!r}; choose from {', '.join(POSITIONS)}")
+    if positions == "learned":
+        return
+    table = model.bert.embeddings.position_embeddings.weight
+    table.requires_grad = False
+    if positions == "sinusoidal":
+        # As large as the learned vectors are at first.
+        table.copy_(model.config.initializer_range * math.sqrt(2) * sinusoids(*table.shape))
+        return
+    table.zero_()
+    bias = PositionBias(positions, model.config)
+    for layer in model.bert.encoder.layer:
+        assert isinstance(layer, BertLayer)
+        attention = layer.attention["self"]
+        assert isinstance(attention, BertSelfAttention)
+        layer.attention["self"] = PositionedSelfAttention(attention, bias)
+    model.bert.encoder = WholeEncoder(model.bert.encoder)  # type: ignore[assignment]

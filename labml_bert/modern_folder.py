@@ -1,0 +1,135 @@
+"""
+# Folders of modern models
+
+A ModernBERT folder has the same two files as that of a BERT, `config.json` and `model.safetensors`. This file
+writes and reads them for `modern.py`, so that `transformers` can open what we trained, and the other way
+round. `config.json` comes in two forms: published models give the two values of theta and the number of
+layers from one global layer to the next, and recent versions of `transformers` spell them out for each layer.
+
+    save_pretrained(model, "folder")
+    model = from_pretrained("folder")
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labml_bert import files
+from labml_bert.checks import check_modern_config
+from labml_bert.model_folder import check_finite, load_weights, read_json, read_safetensors
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+
+EMBEDDING = "model.embeddings.tok_embeddings.weight"
+ALIAS = "decoder.weight"
+LAYER_TYPES = {True: "full_attention", False: "sliding_attention"}
+# Settings that change the model. Other values than these aren't implemented.
+SUPPORTED: dict[str, object] = {
+    "model_type": "modernbert",
+    "hidden_activation": "gelu",
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "decoder_bias": True,
+    "tie_word_embeddings": True,
+}
+
+
+def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
+    """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Without these, `transformers` takes the ids of the published tokenizer and warns about them.
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+    config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
+    files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
+    files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+
+
+def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
+    """
+    Loads a model from a folder of ours or of `transformers`, and returns it in eval mode.
+
+    Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
+    `config.json`, or if the model is of a kind that isn't implemented.
+    """
+    folder = Path(folder)
+    config, tensors = read_config(folder), read_tensors(folder)
+    path = folder / "model.safetensors"
+    check_sizes(config, tensors, path)
+    model = ModernBertForMaskedLM(config)
+    load_weights(model, tensors, path)
+    return model.eval()
+
+
+def read_config(folder: Path) -> ModernBertConfig:
+    """
+    Returns the sizes in `config.json`.
+
+    Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
+    """
+    path, content = folder / "config.json", read_json(folder)
+    for name, value in SUPPORTED.items():
+        if content.get(name, value) != value:
+            raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
+    names = {field.name for field in fields(ModernBertConfig)}
+    sizes = {name: content[name] for name in names if content.get(name) is not None}
+    try:
+        config = ModernBertConfig(**sizes | spelled_out(content))
+        check_modern_config(config)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} does not describe a ModernBERT: {error}") from None
+    layers = content.get("layer_types")
+    if layers not in (None, [LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)]):
+        raise ValueError(f"{path} has layer_types without a fixed period, which is not supported")
+    return config
+
+
+def spelled_out(content: dict[str, Any]) -> dict[str, Any]:
+    """What recent versions of `transformers` write for each layer, in the terms of `ModernBertConfig`."""
+    values: dict[str, Any] = {}
+    rope = content.get("rope_parameters")
+    if rope is not None:
+        kinds = {"global_rope_theta": LAYER_TYPES[True], "local_rope_theta": LAYER_TYPES[False]}
+        for name, kind in kinds.items():
+            if rope[kind].get("rope_type", "default") != "default":
+                raise ValueError(f"rope_type is {rope[kind]['rope_type']!r}; only 'default' is supported")
+            values[name] = rope[kind]["rope_theta"]
+    layers = content.get("layer_types")
+    if layers is not None:
+        global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
+        # With one global layer, the first, any period that is long enough says the same.
+        values["global_attn_every_n_layers"] = global_layers[1] if len(global_layers) > 1 else len(layers)
+    return values
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """
+    Returns the tensors in `model.safetensors`, without the second name of the tied embedding.
+
+    Raises `ValueError` if the file is missing or damaged, or if the output layer isn't tied.
+    """
+    tensors = read_safetensors(folder)
+    alias = tensors.pop(ALIAS, None)
+    if alias is not None and not torch.equal(alias, tensors.setdefault(EMBEDDING, alias)):
+        raise ValueError(f"{ALIAS} differs from {EMBEDDING}; an untied output layer is not supported")
+    return tensors
+
+
+def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path) -> None:
+    """
+    Checks the tensors against `config` before a model of these sizes is built.
+
+    Raises `ValueError` if they don't fit together, or if a tensor contains integers, NaN or infinity.
+    """
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    embedding = tensors.get(EMBEDDING, torch.empty(0))
+    output = tensors.get("model.layers.0.mlp.Wo.weight", torch.empty(0))
+    found = (len(layers), *embedding.shape, *output.shape)
+    D, I = config.hidden_size, config.intermediate_size  # noqa: E741
+    if found != (config.num_hidden_layers, config.vocab_size, D, D, I):
+        raise ValueError(f"{path} has other sizes than config.json; the two are not from one model")
+    check_finite(tensors, path)

@@ -1,0 +1,103 @@
+"""Folders of modern models travel between this project and `transformers`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from labml_bert import fill_mask
+from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern_folder import from_pretrained, read_config, save_pretrained
+from tests.support.parity import TOLERANCE
+
+TEXT = ["The quick brown fox jumps over the lazy dog. 0123456789"]
+
+
+def small_model(**changes: object) -> ModernBertForMaskedLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes |= {"vocab_size": 40, "local_attention": 4, "pad_token_id": 0, "initializer_range": 0.2}
+    return ModernBertForMaskedLM(ModernBertConfig(**sizes | changes)).eval()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_a_folder_of_ours_opens_in_transformers_and_comes_back(tmp_path: Path, period: int) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    ours = small_model(global_attn_every_n_layers=period, global_rope_theta=777.0)
+    save_pretrained(ours, tmp_path / "ours")
+    theirs = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "ours")
+    ids = torch.randint(1, 40, (2, 20))
+    with torch.no_grad():
+        assert (ours(ids).logits - theirs(ids).logits).abs().max() < TOLERANCE
+        theirs.save_pretrained(tmp_path / "theirs")
+        again = from_pretrained(tmp_path / "theirs")
+        assert torch.equal(again(ids).logits, ours(ids).logits)
+
+
+def test_the_pipeline_of_transformers_fills_a_mask_as_we_do(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    tokenizer = character_tokenizer(TEXT)
+    model = small_model(vocab_size=tokenizer.get_vocab_size())
+    save_pretrained(model, tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.pipeline("fill-mask", model=str(tmp_path), tokenizer=str(tmp_path))
+    text = "the qu[MASK]ck fox"
+    (ours,) = fill_mask.fill_mask(*fill_mask.load_model(tmp_path), text, top_k=3)
+    # We leave the special tokens out; they have the first five ids.
+    answers = [answer for answer in theirs(text, top_k=8) if answer["token"] >= 5]
+    for guess, answer in zip(ours, answers[:3], strict=True):
+        assert guess.token == tokenizer.id_to_token(answer["token"])
+        assert guess.probability == pytest.approx(answer["score"], abs=TOLERANCE)
+
+
+def damaged(folder: Path, **changes: object) -> Path:
+    """A model folder with other values in its config."""
+    save_pretrained(small_model(), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "bert"}, "model_type = 'bert'"),
+        ({"norm_bias": True}, "norm_bias = True"),
+        ({"hidden_size": 20}, "has other sizes"),
+        ({"num_hidden_layers": 4}, "has other sizes"),
+        ({"hidden_size": 6}, "RoPE turns pairs"),
+        ({"num_attention_heads": 3}, "not divisible"),
+        ({"vocab_size": "many"}, "must be an integer"),
+        ({"global_rope_theta": -1.0}, "global_rope_theta"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "does not describe"),
+        ({"rope_parameters": 5}, "does not describe"),
+        ({"layer_types": ["sliding_attention"] * 3}, "without a fixed period"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_pretrained(damaged(tmp_path / "model", **changes))
+
+
+def test_scaled_positions_are_refused(tmp_path: Path) -> None:
+    kinds = ("full_attention", "sliding_attention")
+    rope = {kind: {"rope_type": "yarn", "rope_theta": 1.0} for kind in kinds}
+    with pytest.raises(ValueError, match="rope_type is 'yarn'"):
+        read_config(damaged(tmp_path / "model", rope_parameters=rope))
+
+
+def test_an_untied_or_infinite_weight_is_refused(tmp_path: Path) -> None:
+    save_pretrained(small_model(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"decoder.weight": torch.zeros(40, 16)}, path)
+    with pytest.raises(ValueError, match="untied"):
+        from_pretrained(tmp_path)
+    save_file(tensors | {"decoder.bias": torch.full((40,), torch.inf)}, path)
+    with pytest.raises(ValueError, match="finite"):
+        from_pretrained(tmp_path)
