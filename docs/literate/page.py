@@ -60,6 +60,9 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
+    packages = {module.partition(".")[0] for module in sources}
+    # Readers search the files that they can copy. The bodies of all the others would double the index.
+    stands_alone = not any(name.partition(".")[0] in packages for name in source.imports)
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
@@ -77,7 +80,7 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
                 name="" if row.heading else row.name,
                 prose=Markup(prose),
                 copy=copy,
-                code=Markup(row_code(row, bodies, lines)),
+                code=Markup(row_code(row, bodies, lines, stands_alone)),
             )
         )
     body = "".join(parts)
