@@ -144,7 +144,8 @@ def row_code(row: Row, bodies: list[str], lines: list[str], searches_bodies: boo
             # The Tab key stops once in each block; from there, the arrow keys move between lines.
             text = text.replace(' tabindex="-1"', "", 1)
         # Searching for a name should find its definition, not every import of it.
-        is_code = first == first_lines or searches_bodies
+        is_definition = bool(row.name) and first == first_lines
+        is_code = is_definition or searches_bodies
         is_searched = kind == "fold" or (is_code and not only_imports(lines[first - 1 : last]))
         exclude = "" if is_searched else " data-search-exclude"
         block = f'<pre class="{kind}"{exclude}><code>{text}</code></pre>'
