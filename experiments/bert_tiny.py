@@ -18,8 +18,8 @@ the original, every size is scaled down:
 The rest of the recipe is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except
 on biases and LayerNorms, gradients clipped at norm 1, and linear warmup and decay of the learning rate.
 
-Evaluations use pairs from held-out documents. They report one number more than those of a masked language
-model: the accuracy on pairs. Compare this accuracy with that of always predicting the larger class."""
+Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
+accuracy on pairs. Compare this accuracy with that of always predicting the larger class."""
 
 import sys
 from dataclasses import dataclass
@@ -60,7 +60,8 @@ class Options(RunOptions):
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths, including padding."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
-    """New masks for each batch, masks drawn only once, as in the original, or masks of whole words."""
+    """New masks for each batch (dynamic), masks drawn only once, as in the original (static), or masks of
+    whole words (whole-word)."""
     mlm_probability: float = 0.15
     """Fraction of tokens to predict, as in the paper."""
     hidden_size: int = 128

@@ -19,9 +19,9 @@ than 1,000 labels, the networks use the learning rate that was best at 1,000.
 The seed determines which texts are labeled, in which order the model sees them, and the initial values of the
 new weights. With the same seed, all methods get the same texts.
 
-**What pretraining has seen.** The texts of *package* are from the library that the corpus `python-docs` is
-made of. A model that was pretrained on this corpus has read most of them, though never their labels. So the
-table has a column for the test texts that it hasn't read.
+**What pretraining has seen.** The texts of *package* are docstrings of the standard library, which are also
+part of the corpus `python-docs`. A model that was pretrained on this corpus has read most of these texts,
+though never their labels. So the table has a column for the test texts that it hasn't read.
 """
 
 import sys
@@ -91,7 +91,7 @@ class Options:
     pairs: str = "1000"
     """Number of labeled pairs for the task summary."""
     seeds: int = 3
-    """Number of seeds. Three is the least that shows how much of a difference is luck."""
+    """Number of seeds. You need at least three to see how much of a difference is luck."""
     steps: int = 200
     """Minimum number of training steps. Four epochs of 100 texts are 16 steps, too few to learn anything."""
     device: str = "auto"
@@ -217,14 +217,14 @@ def parse_label_count(word: str, task: Task) -> int:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns a function for each task that takes its fingerprint. It trains from scratch, because the
-    repository doesn't contain the pretrained model. The tokenizer can be trained again.
+    Returns one function per task, which computes the fingerprint of that task. The function trains the model
+    from scratch, because the repository doesn't contain the pretrained one, and retrains the tokenizer.
     """
     return {name: partial(take_task_fingerprint, record, name) for name in record["tasks"]}
 
 
 def take_task_fingerprint(record: dict[str, Any], name: str) -> Fingerprint:
-    """Trains 32 steps on 100 texts in float32 on one thread, and evaluates on 100 test texts."""
+    """Trains for 32 steps on 100 texts in float32 on one thread, and evaluates on 100 test texts."""
     corpus, config = load_corpus("python-docs"), BertConfig(**record["configuration"]["model"])
     tokenizer = wordpiece_tokenizer(corpus.train, config.vocab_size)
     backbone = Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
         folder = options.model or find_newest_model(Path("logs"))
         config = read_config(folder)
         tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-        # The published dropout, even if the model was pretrained without dropout.
+        # Use the published dropout, even if the model was pretrained without dropout.
         config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         backbone = Backbone(folder, config, tokenizer, read_tensors(folder), device)
         with console.status("reading the text"):
@@ -296,10 +296,10 @@ def main(argv: list[str] | None = None) -> None:
                             "labels": count,
                             "seed": seed,
                             **score(logits, labels)._asdict(),
-                            # On the test texts that pretraining on `python-docs` hasn't seen.
+                            # Accuracy on the test texts that pretraining on `python-docs` hasn't seen.
                             "unseen_accuracy": score(logits[unseen], labels[unseen]).accuracy,
                             "learning_rate": learning_rate,
-                            # The time of training, testing and any search for a hyperparameter.
+                            # The time for training, testing and any hyperparameter search.
                             "seconds": time.monotonic() - run_start,
                             "losses": average_losses(losses),
                         }

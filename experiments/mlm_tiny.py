@@ -1,13 +1,13 @@
 r"""
 # A masked language model in three minutes
 
-Can a BERT learn anything on a laptop while you wait? Type `make train` and watch. The model has four layers
-and reads one token per character, and its text comes with Python.
+Can a BERT learn anything on a laptop while you wait? Type `make train` and watch. The model has four layers,
+each token is a character, and the training text comes with Python.
 
 The learning curve tells a story. At first, the loss falls to that of the unigram baseline and stays there, on
 a plateau where many people give up. Then the model discovers that a character depends on its neighbors. It
 overtakes the n-gram model, which only counts neighbors, and continues to improve. How long the plateau lasts
-depends on a few choices: the values of `Options`, each with its reason."""
+depends on a few choices. `Options` lists them, each with its reason."""
 
 import sys
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    We chose these values on tiny Shakespeare, for runs of three minutes on two cores. Only the first
-    stage is longer here: on tiny Shakespeare, half as much time at length 16 is enough."""
+    We chose these values on tiny Shakespeare, for runs of three minutes on two cores. The one exception is
+    the first stage, at length 16: it lasts twice as long here as tiny Shakespeare needs."""
 
     schedule: str = "16:3,32:1,64:1,128:3"
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than

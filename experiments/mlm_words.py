@@ -4,8 +4,9 @@
 What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
 rare: in a text of a few megabytes, each of them occurs only a handful of times. In three minutes, this model
 leaves the plateau, but its loss stays above that of the two-neighbor n-gram model. (In `mlm_tiny.py`, with
-characters, the model beats it by far.) An n-gram model can use a pair of words that it has seen once, while a
-neural network first has to learn a vector for each word. More text helps, and so do subwords."""
+characters, the model beats it by a wide margin.) An n-gram model can use a pair of words that it has seen
+once, while a neural network first has to learn a vector for each word. More text helps, and so do
+subwords."""
 
 import sys
 from dataclasses import dataclass

@@ -73,9 +73,9 @@ class Options(RunOptions):
     """Decay rate of Adam's second moment."""
 
 
-# Each row has the smallest number of characters of text, and the width and the number of blocks to use from
-# there on. A model with far more parameters than the text has tokens memorizes the text. The last row is BERT
-# base, which was trained on about 16 billion characters.
+# Each row gives the minimum number of characters of text, then the width and the number of blocks to use. A
+# model with far more parameters than the text has tokens memorizes the text. The last row is BERT base, which
+# was trained on about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
 LEARNING_RATES = {128: 2e-3, 256: 1e-3, 512: 5e-4, 768: 1e-4}
 # The number of characters of text for each subword of the vocabulary. At four characters per token, a subword
@@ -91,9 +91,9 @@ def suit(options: Options, corpus: Corpus) -> Options:
     ## What suits the text
 
     Sets the options that you left out. The vocabulary must have room for the alphabet twice, because a
-    character can start a word or continue one. So a script with thousands of characters gets a larger
+    character can start a word or continue one. So a writing system with thousands of characters gets a larger
     vocabulary. The standard deviation of the initial weights is $0.02\sqrt{768 / D}$ for a model of width
-    $D$. With it, a sum over $D$ weights is as large as in BERT base."""
+    $D$. With this value, a sum over $D$ weights is as large as in BERT base."""
     characters = sum(map(len, corpus.train))
     alphabet = len(set().union(*corpus.train))
     pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))

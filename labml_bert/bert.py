@@ -14,7 +14,7 @@ $$
 
 This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. Modules
 and parameters have the same names as in `transformers`, so you can move weights between the two libraries.
-The tasks that train the encoder are in `mlm.py` and `nsp.py`. Code that only makes it faster comes last.
+The pretraining tasks are in `mlm.py` and `nsp.py`. Code that only makes the encoder faster comes last.
 
 Letters for sizes, in this file and all others: `B` sequences in the batch, `T` tokens in a sequence, `D`
 hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence
@@ -154,7 +154,7 @@ class BertOutput(nn.Module):
 
     Both halves of a block end with the same steps: project to $D$, apply dropout, add the half's input, and
     normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition (post-norm),
-    so it needs learning rate warmup. (`transformers` calls this class `BertSelfOutput` in the first half.)
+    so it needs learning rate warm-up. (`transformers` calls this class `BertSelfOutput` in the first half.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -253,8 +253,8 @@ class BertPooler(nn.Module):
     ## The pooler
 
     The pooler makes one vector for the whole sequence: it takes the vector of the first token, `[CLS]`, and
-    applies a dense layer and a tanh. It learns only from losses that use its output, such as that of next
-    sentence prediction. The masked LM loss doesn't, so a model trained on that loss alone needs no pooler.
+    applies a dense layer and a tanh. It learns only from losses that use its output, such as the next
+    sentence loss. The masked LM loss doesn't use it, so a model trained on that loss alone needs no pooler.
     """
 
     def __init__(self, config: BertConfig):

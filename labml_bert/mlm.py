@@ -49,7 +49,7 @@ class TokenMasker:
     | 10% | a random token | any token may be wrong, so the model must check each one against its context |
     | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens need good vectors too |
 
-    All chosen tokens have a label and count in the loss. A token that isn't chosen does neither.
+    Only the chosen tokens have a label and count in the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
     `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert).
@@ -64,8 +64,8 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, each row gets a fixed number of chosen tokens, not a coin flip per token: 15% of its candidates,
-    rounded, at least one and at most this many, as in the original. So equal lengths give equal shapes.
+    If set, the number of chosen tokens in a row isn't random: it's 15% of the candidates, rounded, but at
+    least one and at most this many, as in the original. So equal lengths give logits of equal shape.
     """
     generator: torch.Generator | None = None
     """Makes the masks independent of the program's other random numbers. Must be on the batches' device."""
@@ -80,8 +80,8 @@ class TokenMasker:
     ) -> MaskedTokens:
         """
         All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` numbers
-        the words of a row from 0 to at most `T - 1`; a word's tokens are chosen together or not at all, those
-        of word -1 never. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
+        a row's words from 0 to at most `T - 1`; a word's tokens are chosen together or not at all, and tokens
+        with -1 are never chosen. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -263,7 +263,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`input_ids` and `labels`, `(B, T)`, come from a `TokenMasker`. The encoder gets all the rest."""
+        """`input_ids` and `labels`, `(B, T)`, are from a `TokenMasker`. The encoder gets `encoder_inputs`."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)

@@ -79,9 +79,9 @@ class BertPreTrainedModel(nn.Module):
         self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
-        Returns the encoder's output and the labels at the same positions. With `labels`, `(B, T)`, these are
-        only the labeled positions of each row, `(B, P, …)`. Rows that have fewer than `P` are padded with
-        unlabeled positions.
+        Returns the encoder's output and the labels at the same positions. If you pass `labels`, `(B, T)`, the
+        result has only the labeled positions of each row, `(B, P, …)`. A row with fewer than `P` labels also
+        gets some unlabeled positions as padding.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -111,8 +111,8 @@ class BertPreTrainedModel(nn.Module):
         """
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
         this project or of `transformers`. Tensors of heads that this class doesn't have are ignored.
-        `new_parameters` lists prefixes of parameter names: parameters with such a name may be missing from
-        the file and then keep their random initial values. `arguments` go to the constructor of the class.
+        Parameters whose names start with one of the prefixes in `new_parameters` may be missing from the
+        file; they then keep their random initial values. `arguments` go to the constructor of the class.
 
         Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
         `config.json`, or if the model is of a kind that this class doesn't implement.
@@ -202,9 +202,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`. `num_items_in_batch` is explained at `masked_lm_loss`; `inputs`
-        are other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled
-        positions only. Without labels, they are `(B, T, V)`.
+        `input_ids` and `labels` are `(B, T)`. For `num_items_in_batch`, see `masked_lm_loss`; `inputs` are
+        other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
+        only. Without labels, they are `(B, T, V)`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -258,8 +258,8 @@ class BertForPreTraining(BertPreTrainedModel):
         """
         `labels` is `(B, T)`. `next_sentence_label` is `(B)`, with 0 for *next* and 1 for *random*. If these
         rows are only a micro-batch, pass the numbers of labels in the whole batch as `num_items_in_batch` and
-        `num_pairs_in_batch`, as explained at `masked_lm_loss` and `next_sentence_loss`. `inputs` are other
-        arguments of `BertModel.forward`.
+        `num_pairs_in_batch`; see `masked_lm_loss` and `next_sentence_loss`. `inputs` are other arguments of
+        `BertModel.forward`.
         """
         encoded, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)

@@ -46,7 +46,7 @@ class PairMaker:
     ## Making pairs
 
     Fills a chunk with sentences of a document and cuts the chunk in two after a random sentence. The first
-    part is A. B is the rest of the chunk, or as much text from a different document. Source:
+    part is A. B is the rest of the chunk, or a similar amount of text from a different document. Source:
     `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert).
     """
 
@@ -56,7 +56,7 @@ class PairMaker:
     max_length: int = 128
     """Maximum number of tokens in a pair, including the three special tokens."""
     short_seq_prob: float = 0.1
-    """Fraction of documents with pairs of a random shorter length, so the model sees short inputs too."""
+    """Fraction of documents whose pairs have a random shorter length, so the model sees short inputs too."""
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
@@ -103,14 +103,14 @@ class PairMaker:
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:
-        """Draws the number of text tokens to aim for. As in the original, each document has one."""
+        """Draws the number of text tokens to aim for: one number per document, as in the original."""
         most = self.max_length - 3
         return generator.randint(2, most) if generator.random() < self.short_seq_prob else most
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
-        Returns sentences of a different document, from a random one on, until they have `length` tokens or
-        the document ends. The original draws up to ten times and may still get the same one; we never do.
+        Returns sentences of a different document, starting at a random sentence, until they have `length`
+        tokens or the document ends. The original can end up with the same document after ten draws; we can't.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        Sentences are collected whole, so a pair can be too long. Then we remove tokens from the longer side,
-        each at a random end. If we always cut the last token, the model would rarely see how a text ends.
+        Sentences are kept whole, so a pair can be too long. Then we remove single tokens, each from a random
+        end of the longer side. If we always cut the last token, the model would rarely see how a text ends.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:

@@ -129,20 +129,24 @@ def only_imports(lines: list[str]) -> bool:
     return all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
 
 
-def row_code(row: Row, bodies: list[str], lines: list[str]) -> str:
+def row_code(row: Row, bodies: list[str], lines: list[str], searches_bodies: bool) -> str:
     """
     ## The right-hand side of a row
 
-    Docstrings and comments are all there but folded, because the left-hand side shows them as prose.
+    Docstrings and comments are all there but folded, because the left-hand side shows them as prose. Search
+    finds a definition in every file, and what is inside only if `searches_bodies` is set.
     """
     parts = []
+    first_lines = next((first for first, _, kind in blocks(row, lines) if kind == "lines"), None)
     for first, last, kind in blocks(row, lines):
         text = "".join(numbered_line(bodies[n - 1], n, lines[n - 1]) for n in range(first, last + 1))
         if kind == "lines":
             # The Tab key stops once in each block; from there, the arrow keys move between lines.
             text = text.replace(' tabindex="-1"', "", 1)
         # Searching for a name should find its definition, not every import of it.
-        is_searched = kind == "fold" or not only_imports(lines[first - 1 : last])
+        is_definition = bool(row.name) and first == first_lines
+        is_code = is_definition or searches_bodies
+        is_searched = kind == "fold" or (is_code and not only_imports(lines[first - 1 : last]))
         exclude = "" if is_searched else " data-search-exclude"
         block = f'<pre class="{kind}"{exclude}><code>{text}</code></pre>'
         if kind == "fold":

@@ -60,6 +60,11 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
     find = names_in_file(source, sources)
+    packages = {module.partition(".")[0] for module in sources}
+    # Readers search the files that they can copy: those at the top of a package that import nothing of the
+    # project. The bodies of all the others would double the index.
+    imports_project = any(name.partition(".")[0] in packages for name in source.imports)
+    stands_alone = source.module.count(".") == 1 and not imports_project
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
@@ -77,12 +82,17 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
                 name="" if row.heading else row.name,
                 prose=Markup(prose),
                 copy=copy,
-                code=Markup(row_code(row, bodies, lines)),
+                code=Markup(row_code(row, bodies, lines, stands_alone)),
             )
         )
     body = "".join(parts)
     meta = front_matter(
-        title=source.title, layout="listing", maths='class="katex' in body, source=source.path
+        title=source.title,
+        layout="listing",
+        maths='class="katex' in body,
+        source=source.path,
+        # A chapter explains more than a file that mentions the same words.
+        search={"boost": 1 if stands_alone else 0.1},
     )
     return meta + body + after
 

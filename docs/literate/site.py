@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from docs.literate import maths
-from docs.literate.chapters import chapter, read_glossary
+from docs.literate.expressions import chapter, read_glossary
 from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import notebook, source_page
 from docs.literate.scripts import read_script

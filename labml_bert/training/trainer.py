@@ -23,8 +23,8 @@ bits. Five things change the last bits, and after a while the result too:
   finish;
 - three or more processes, because the order in which they add their gradients depends on the network.
 
-How a batch is divided between processes is explained in `distributed.py`, the learning rate in
-`optimization.py`, and what is saved in `checkpoint.py`.
+See `distributed.py` for how a batch is divided between processes, `optimization.py` for the learning rate,
+and `checkpoint.py` for what is saved.
 """
 
 import contextlib
@@ -231,11 +231,11 @@ class Trainer:
         """
         ## When a loss explodes
 
-        Checks, about once a second, that all steps since the last check were finite. If a step wasn't, the
-        weights are still those from before it. They are saved together with the step's batch and random
-        states, so `replay` can repeat it.
+        Checks, about once a second, that the loss and the gradient of every step since the last check were
+        finite. If not, the weights are still those from before the failed step. They are saved together with
+        the step's batch and random states, so `replay` can repeat it.
 
-        Raises `NonFiniteLossError` if a step wasn't finite.
+        Raises `NonFiniteLossError` if a loss or a gradient wasn't finite.
         """
         pending, self.pending = self.pending, []
         # All steps after the first failed one are skipped too, so the failed steps are the last ones.
@@ -304,7 +304,7 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device; of several processes, each has its own part."""
+        """The loss of the batch, a scalar on the device. With several processes, each has its own part."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -347,12 +347,12 @@ class Step:
         """
         Clips the gradient and updates the weights, unless the loss or the gradient isn't finite.
 
-        Raises `NonFiniteLossError` if a step since the last check wasn't finite.
+        Raises `NonFiniteLossError` if a loss or a gradient since the last check wasn't finite.
         """
         trainer = self.trainer
         # One norm over all parameters: clipping each one separately would change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
-        # Comparisons with NaN are false, so NaN isn't good either. A finite loss can have an infinite
+        # Comparisons with NaN are false, so NaN makes `is_good` false too. A finite loss can have an infinite
         # gradient, and clipping by an infinite norm makes that gradient NaN.
         is_good = (norm < math.inf) & (world_size() * self.loss < trainer.largest_loss)
         trainer.failed.logical_or_(~is_good)

@@ -4,6 +4,7 @@ Every page in headless Chromium as readers see it: wide and narrow, light and da
 Without a browser, these tests are skipped. axe comes from npm, together with KaTeX.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,48 @@ def test_the_first_search_result_is_the_right_section(
     page.wait_for_url(server + target)
     assert page.evaluate("document.querySelector(':target').getBoundingClientRect().top < innerHeight")
     assert page.evaluate("CSS.highlights.get('found').size") > 0
+
+
+# What a newcomer types, and the page or section that answers it.
+QUERIES = {
+    "learning rate": "glossary/#learning-rate",
+    "learning rate schedule": "glossary/#learning-rate",
+    "perplexity": "glossary/#perplexity",
+    "loss not decreasing": "stuck/",
+    "why 80/10/10": "masking/",
+    "segment embeddings": "embeddings/",
+    "position embeddings": "embeddings/",
+    "GPU": "glossary/#gpu",
+    "multiple GPUs": "glossary/#data-parallelism",
+    "fine-tune": "glossary/#fine-tuning",
+    "warmup": "glossary/#warm-up",
+    "weight tying": "glossary/#weight-tying",
+    "attention mask": "glossary/#attention-mask",
+    "padding": "glossary/#padding",
+    "next sentence prediction": "next-sentence/",
+    "vocabulary size": "glossary/#vocabulary",
+    "WordPiece": "glossary/#wordpiece",
+    "pretrain my own language": "own-language/",
+    "how much does BERT cost": "cost/",
+    "number of parameters": "glossary/#parameter",
+    "decoder": "decoder/",
+    "whole word masking": "masking/#whole-word-masking",
+    "RoBERTa": "before-and-after/#roberta-how-good-is-bert-with-a-better-recipe",
+    "gradient accumulation": "glossary/#gradient-accumulation",
+    "batch size": "glossary/#batch-size",
+    "confidence interval": "glossary/#confidence-interval",
+    "data loader": "tensors/#do-you-need-a-dataloader",
+}
+
+
+def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api.Page") -> None:
+    first_results = {}
+    for words in QUERIES:
+        page.goto(server, wait_until="networkidle")
+        type_in_search(page, words)
+        link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
+        first_results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(server))
+    assert first_results == QUERIES
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from docs.figures.diagrams import DIAGRAMS, diagram
 from docs.figures.diagrams.drawing import PHONE, text_width
 from docs.figures.quotable import quotable
 from docs.figures.records import read_records
-from docs.literate.chapters import evaluate
+from docs.literate.expressions import evaluate
 from docs.literate.rows import PageError
 from labml_bert.bert import BertConfig
 from labml_bert.data.curriculum import parse_schedule

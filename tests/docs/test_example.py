@@ -12,7 +12,7 @@ from torch import Tensor
 from docs.figures.example import FIGURES, example, example_value
 from docs.figures.quotable import quotable
 from docs.figures.trace import LEARNING_RATE, MASKED, trace
-from docs.literate.chapters import evaluate
+from docs.literate.expressions import evaluate
 from docs.literate.rows import PageError
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import word_tokenizer

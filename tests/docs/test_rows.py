@@ -14,7 +14,7 @@ from docs.figures import attention
 from docs.figures.quotable import quotable
 from docs.figures.records import Record
 from docs.figures.runs import recorded_runs
-from docs.literate.chapters import chapter, evaluate, read_glossary
+from docs.literate.expressions import chapter, evaluate, read_glossary
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
 from docs.literate.rows import PageError, read_rows
