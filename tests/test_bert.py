@@ -168,7 +168,7 @@ def test_the_initial_loss_is_ln_v() -> None:
     `mlm_tiny.py`.
     """
     narrow = {"vocab_size": 115, "hidden_size": 128, "initializer_range": 0.04}
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         for sizes in (
             {"vocab_size": 8192, "hidden_size": 128},

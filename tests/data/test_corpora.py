@@ -125,6 +125,7 @@ def test_an_overlong_file_a_404_and_a_closed_port(server, cache: Path) -> None:
         download(closed_port_url, "0" * 64)
 
 
+@pytest.mark.slow("waits for a server that is slow on purpose")
 def test_a_download_that_stalls_trickles_or_is_truncated(server, cache: Path) -> None:
     sha = hashlib.sha256(b"x" * 50).hexdigest()
     server.body, server.pause = b"x" * 50, 1.0

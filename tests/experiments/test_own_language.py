@@ -71,6 +71,7 @@ def test_the_budget_in_the_header(
     assert ("40 passes over the text, but at least 6,000 steps" in out) == passes
 
 
+@pytest.mark.slow("counts 230 million characters")
 def test_model_sizes_grow_with_the_text() -> None:
     def options_for(text: str) -> Any:
         return own_language.suit(own_language.Options(), Corpus("", [text], []))
