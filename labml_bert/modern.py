@@ -402,8 +402,8 @@ def main() -> None:
     for step in range(201):
         results = []
         for length in (16, 64):
-            input_ids = torch.randint(1, 20, (32, length))  # (B, T)
-            labels = input_ids.roll(2, dims=1)  # (B, T)
+            input_ids = torch.randint(1, 20, (32, length))
+            labels = input_ids.roll(2, dims=1)
             labels[:, :2] = -100
             loss, logits, targets = model(input_ids, labels)
             results.append((loss, (logits.argmax(-1) == targets).float().mean()))

@@ -85,11 +85,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "labeled_text": set(),
     "checks": {"stand-alone"},
     "model_folder": BASE,
+    "modern_folder": {*BASE, "model_folder"},
     "models": {*BASE, "model_folder"},
     "baselines": BASE,
     "data": {*BASE, "baselines"},
     "training": {*BASE, "models", "model_folder"},
-    "run": {*BASE, "models", "model_folder", "baselines", "data", "training"},
+    "run": {*BASE, "models", "model_folder", "modern_folder", "baselines", "data", "training"},
 }
 
 

@@ -39,8 +39,8 @@ THETA = 10_000.0
 
 def sinusoids(length: int, width: int) -> Tensor:
     """Sines in the first half of each row and cosines in the second, `(length, width)`."""
-    frequencies = THETA ** -(torch.arange(0, width, 2) / width)
-    angles = torch.arange(length)[:, None] * frequencies
+    inverse_wavelengths = THETA ** -(torch.arange(0, width, 2) / width)
+    angles = torch.arange(length)[:, None] * inverse_wavelengths
     return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
