@@ -9,7 +9,7 @@ the largest attention weights at the masked position.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # A clone runs without being installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
 from labml_bert.run import script  # noqa: F401  # isort: skip
 
 import json

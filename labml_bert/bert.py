@@ -154,7 +154,7 @@ class BertOutput(nn.Module):
 
     Both halves of a block end with the same steps: project to $D$, apply dropout, add the half's input, and
     normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition (post-norm),
-    so it needs learning rate warm-up. (`transformers` calls this class `BertSelfOutput` in the first half.)
+    so it needs learning rate warm-up. (`transformers` calls the one after attention `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -386,8 +386,8 @@ class Dropout(nn.Dropout):
     | one cast for all layers: `cast_once` | 1.08 |
 
     Dropout sets each number to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But 16 bits
-    are enough to decide with probability 0.1, so one 64-bit draw is enough for four elements. The actual
+    preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But at
+    $p = 0.1$, 16 random bits per element are enough, so one 64-bit draw serves four elements. The actual
     probability then differs from $p$ by at most $2^{-17}$, and the factor uses the actual probability.
     """
 
@@ -412,7 +412,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """On a CPU, dropout slows the fused kernel, and its bfloat16 backward pass skips the matrix unit."""
+    """The fused CPU kernel is slow with dropout, and its bfloat16 backward doesn't use the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 

@@ -134,7 +134,7 @@ class TokenMasker:
 
     def choose_words(self, is_candidate: Tensor, word_ids: Tensor, draw: Tensor, count: Tensor) -> Tensor:
         """
-        ### Which words, up to a count
+        ### Which words
 
         Goes through the words of each row in random order and chooses a word if all of its tokens still fit
         within the row's `count`. If not, a shorter word may fit later. So a row can end up with fewer chosen
@@ -142,7 +142,7 @@ class TokenMasker:
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # The draw of word w is at index w. An index without a word has size 0 and changes nothing.
+        # Index w holds the random number of word w. An index without a word has size 0 and changes nothing.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)

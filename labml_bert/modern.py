@@ -2,9 +2,9 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) answers with changes that had proved themselves one by one since
-2018. The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part is
-new:
+2024](https://arxiv.org/abs/2412.13663)) answers with changes that had each proved their worth
+since 2018. The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part
+is new:
 
 | | BERT, 2018 | here |
 |---|---|---|
@@ -23,7 +23,7 @@ x' &= a + \operatorname{GeGLU}(\operatorname{LayerNorm}(a))
 $$
 
 This file needs only PyTorch, so you can copy it into your own project. Modules and parameters have the names
-that `transformers` uses for ModernBERT, so weights travel between the two.
+that `transformers` uses for ModernBERT, so either can load weights saved by the other.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
 `I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those whose vectors are wanted,
@@ -98,10 +98,10 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
     So a score depends on what the two tokens are and on how far apart they are, never on where they stand in
-    the sequence. Pair $i$ of $d/2$ turns by $\theta^{-2i/d}$ per position: the first by one radian, for exact
-    distances nearby; the last so slowly that it hardly notices the position. A larger $\theta$ slows all of
-    them, which suits layers that look far. RoPE has no parameters, and it costs two multiplications and an
-    addition for each number of a query or key.
+    the sequence. Pair $i$ of $d/2$ turns by $\theta^{-2i/d}$ per position. The first turns by one radian,
+    enough to tell nearby positions apart; the last turns so slowly that its angle hardly changes. A larger
+    $\theta$ slows all but the first, which suits layers that attend over long distances. RoPE has no
+    parameters, and it costs two multiplications and an addition for each number of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines, each `(B, T, 1, 1, d/2)`, to be
     broadcast over queries and keys and over the heads.
@@ -128,8 +128,8 @@ class ModernBertAttention(nn.Module):
     """
     ## Attention
 
-    The same as in BERT but for three things: queries and keys are rotated, there are no biases, and one
-    matrix makes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That
+    The same as in BERT except for three things: queries and keys are rotated, there are no biases, and one
+    matrix computes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That
     saves work on long sequences, and stacked layers still reach far: two local layers and a global one in
     turn.
 
@@ -312,7 +312,7 @@ class MaskedLMOutput(NamedTuple):
     """What `ModernBertForMaskedLM` returns."""
 
     loss: Tensor | None
-    """A scalar, nats per labeled position. `None` without labels."""
+    """A scalar, in nats per labeled position. `None` without labels."""
     logits: Tensor
     """`(M, V)` at the labeled positions in reading order; without labels `(B, T, V)` at every position."""
     labels: Tensor | None
@@ -367,7 +367,7 @@ class ModernBertForMaskedLM(nn.Module):
 
 
 def init_normal(weight: Tensor, std: float) -> None:
-    """Draws a weight from a normal distribution cut off at two standard deviations."""
+    """Initializes `weight` from a normal distribution truncated at two standard deviations."""
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
@@ -376,7 +376,7 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     ## Initialization
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ of them, and their variances
-    add up. To keep the stream at the same size in a deeper model, the two matrices that write to it start
+    add up. To keep the stream at the same scale in a deeper model, the two matrices that write to it start
     smaller, by a factor of $1/\sqrt{2L}$.
 
     Source: section 2.3 of the paper on [GPT-2](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
@@ -420,9 +420,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     """
     ## What only makes it faster
 
-    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU
-    the fused kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit, so there
-    the attention is written out."""
+    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU,
+    the fused kernel is slow with dropout, and its bfloat16 backward pass doesn't use the matrix unit. In
+    those two cases, we compute attention step by step."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)

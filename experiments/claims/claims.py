@@ -22,7 +22,7 @@ number of steps times the seconds per step.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # A clone runs without being installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
 from labml_bert.run import script  # noqa: F401  # isort: skip
 
 import subprocess

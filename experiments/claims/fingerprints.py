@@ -27,7 +27,7 @@ from labml_bert.run.fingerprint import (
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns a function for each arm in the record of a claim that takes its fingerprint."""
+    """Returns one function per arm in the record of a claim, which computes its fingerprint."""
     # Seed 0 leaves out the search for a learning rate. A run from another claim is checked with that claim.
     own = [row for row in record["table"] if row["seed"] == 0 and "from" not in row]
     rows = {row["arm"]: row for row in reversed(own)}

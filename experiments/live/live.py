@@ -18,7 +18,7 @@ them on the rounded weights, because the page runs those.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # A clone runs without being installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
 from labml_bert.run import script  # noqa: F401  # isort: skip
 
 import json
@@ -178,7 +178,7 @@ def train(run: Run, options: Options) -> TrainedModel:
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns a function for each of the two runs that takes its fingerprint."""
+    """Returns one function per of the two runs, which computes its fingerprint."""
     values = record["configuration"]
     options = Options(**{f.name: values[f.name] for f in fields(Options) if f.name in values})
     longest = str(parse_schedule(options.schedule)[-1].length)

@@ -17,7 +17,7 @@ Install the others with `make peers`. Those that are missing are skipped.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # A clone runs without being installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
 from labml_bert.run import script  # noqa: F401  # isort: skip
 
 import argparse

@@ -40,6 +40,21 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
+def load_named_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """
+    Copies the tensors that `named_weights` returned into a model of the same kind.
+
+    Raises `KeyError` if the names differ, and `RuntimeError` if a shape does.
+    """
+    weights = named_weights(model)
+    if different := weights.keys() ^ saved.keys():
+        raise KeyError(min(different))
+    with torch.no_grad():
+        for name, weight in weights.items():
+            # A plain copy would repeat a tensor that is too small.
+            weight.copy_(saved[name].view_as(weight))
+
+
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the generators that dropout uses, by kind of device."""
     states = {"torch": torch.get_rng_state()}
@@ -126,7 +141,7 @@ def restore(
     """
     moments = with_prefix(tensors, "optimizer.")
     try:
-        model.load_state_dict(with_prefix(tensors, "model."))
+        load_named_weights(model, with_prefix(tensors, "model."))
         for first, optimizer in numbered(optimizers):
             groups = optimizer.state_dict()["param_groups"]
             indices = [index for group in groups for index in group["params"]]
@@ -219,8 +234,8 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     tensors, metadata = read_tensors(path)
     device = next(model.parameters()).device
     try:
-        model.load_state_dict(with_prefix(tensors, "model."))
-    except RuntimeError:
+        load_named_weights(model, with_prefix(tensors, "model."))
+    except (KeyError, RuntimeError):
         raise ValueError(f"{path} is of another model; build it from the configuration in the file") from None
     torch.set_rng_state(tensors[random_name("torch", 0)])
     if device.type == "cuda" and random_name("cuda", 0) in tensors:

@@ -38,6 +38,7 @@ COMMON = [*SIZES, "--schedule=16:3,32:1", "--hidden-dropout-prob=0.1", "--checkp
 WITH_CHECKPOINTS = {
     "mlm_tiny": ["--corpus=text.txt", "--steps=600"],
     "mlm_words": ["--corpus=text.txt", "--steps=600"],
+    "mlm_modern": ["--corpus=text.txt", "--steps=600", "--intermediate-size=48"],
     "own_language": ["--corpus=text.txt", "--steps=600", "--vocab-size=120"],
     "bert_tiny": ["--corpus=texts", "--steps=200", "--vocab-size=120"],
 }
