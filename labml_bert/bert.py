@@ -1,9 +1,9 @@
 r"""
 # BERT, the encoder
 
-How can a model read a whole sentence at once and give each word a vector that depends on all words
-before and after it? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) uses a stack of blocks.
-In each block, every token attends to all the others and is then transformed on its own:
+How can a model read a whole sentence at once and give each word a vector that depends on all words before and
+after it? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) uses a stack of blocks. Each block
+mixes the tokens' vectors with attention and then passes every vector through a feed-forward network:
 
 $$
 \begin{aligned}
@@ -13,12 +13,12 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 $$
 
 This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. Modules
-and parameters have the same names as in `transformers`, so you can move weights between the two libraries.
-The pretraining tasks are in `mlm.py` and `nsp.py`. Code that only makes the encoder faster comes last.
+and parameters have the same names as in `transformers`, so the same checkpoints work in both. The pretraining
+tasks are in `mlm.py` and `nsp.py`. The end of this file holds code that only makes the encoder faster.
 
-Letters for sizes, in this file and all others: `B` sequences in the batch, `T` tokens in a sequence, `D`
-hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence
-(those whose vectors you need, usually all `T`), `M` masked positions in the whole batch.
+All files use the same letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden
+size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those
+whose vectors you need, usually all `T`), `M` masked positions in the whole batch.
 """
 
 import math
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 @dataclass
 class BertConfig:
-    """The sizes of a BERT. The defaults are those of BERT base, the names those of `transformers`."""
+    """The settings of a BERT model. The defaults give BERT base, and the names match `transformers`."""
 
     vocab_size: int = 30522
     hidden_size: int = 768  # a multiple of the number of heads
@@ -52,14 +52,14 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    To attention, the tokens are a set, not a sequence. So a token's vector must say what the token is, where
-    it is, and which segment it belongs to. BERT learns one table for each of the three and adds the rows:
+    Attention ignores the order of its input vectors. So each token's vector has to encode the token itself,
+    its position and its segment. BERT learns an embedding table for each of the three and adds the rows:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The sum has the same width $D$ as each row. The tables share one space and learn not to interfere.
+    The rows and their sum have width $D$. The tables share one space and learn not to interfere.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -67,7 +67,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx`, looking up a padding token sends no gradient to its row, as in `transformers`.
+        # With `padding_idx`, looking up the padding token gives its row no gradient, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -78,7 +78,7 @@ class BertEmbeddings(nn.Module):
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
         """Inputs are `(B, T)`. Token types default to 0 and positions to 0, 1, 2, … Returns `(B, T, D)`."""
-        # The defaults are the same for every sequence, so one row is broadcast over the batch.
+        # The default ids are the same for every sequence, so a single row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
         if token_type_ids is None:
@@ -93,14 +93,14 @@ class BertSelfAttention(nn.Module):
     r"""
     ## Self-attention
 
-    Each token asks a question (query), offers a label (key) and carries content (value). The better its query
-    matches a token's key, the more it takes of that token's value:
+    Each token has a query (what it looks for), a key (what queries are compared with) and a value (what it
+    passes on). The better a query matches a token's key, the larger the weight of that token's value:
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
-    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so its standard deviation grows
-    with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax out of saturation, where gradients vanish.
-    BERT has no causal mask, because its whole point is to see both sides of every token.
+    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so the standard deviation of
+    the scores grows with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax from saturating, which would make
+    the gradients vanish. BERT has no causal mask, so every token sees the tokens on both sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, keys and values from `hidden_states`; usually both are the same.
-        The boolean `attention_mask`, `(B, 1, 1, T)`, is true where a token may be attended to. Returns the
-        new vectors, `(B, P, D)`, and, if `output_attentions` is set, the attention weights, `(B, H, P, T)`.
+        Queries come from `query_states`; keys and values come from `hidden_states`, which is usually the same
+        tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns
+        vectors, `(B, P, D)`, and, with `output_attentions`, the attention weights, `(B, H, P, T)`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
-                # We use the most negative number instead of minus infinity, so the softmax of a row that
-                # is all padding is uniform and not 0/0.
+                # If a whole row is padding, the most negative finite number gives a uniform softmax; minus
+                # infinity would give 0/0.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -152,9 +152,9 @@ class BertOutput(nn.Module):
     r"""
     ## Dense, dropout, add, norm
 
-    Both halves of a block end with the same steps: project to $D$, apply dropout, add the half's input, and
-    normalize. The addition lets gradients bypass the half. BERT normalizes *after* the addition (post-norm),
-    so it needs learning rate warm-up. (`transformers` calls the one after attention `BertSelfOutput`.)
+    Attention and the feed-forward network end with the same steps: project to $D$, apply dropout, add the
+    sublayer's input, and normalize. The sum lets gradients bypass the sublayer. BERT normalizes the sum
+    (post-norm), so it needs warm-up. (In `transformers`, attention ends with a `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -172,12 +172,12 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    Attention only mixes vectors. This network puts each one through a nonlinearity, at four times the width:
+    Attention only mixes vectors. This network applies a nonlinearity to each vector at four times the width:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    This is the exact GELU. The tanh approximation in GPT-2 differs from it by up to $5 \cdot 10^{-4}$, enough
-    to change what published weights compute. Afterwards, a `BertOutput` projects back to $D$.
+    BERT uses this exact GELU. GPT-2's tanh approximation is off by up to $5 \cdot 10^{-4}$, enough to change
+    the output of a published checkpoint. After the GELU, a `BertOutput` projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
@@ -193,8 +193,8 @@ class BertLayer(nn.Module):
     """
     ## One block
 
-    A block computes the two lines of the equation at the top of this page. The keys of `parts` become part
-    of the parameter names, so that names like `attention.self.query.weight` match published checkpoints.
+    A block computes the two equations at the top of this page. The keys of `parts` become part of the
+    parameter names, so a name like `attention.self.query.weight` matches published checkpoints.
     """
 
     def __init__(self, config: BertConfig):
@@ -211,7 +211,7 @@ class BertLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Shapes are as in `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
+        """The shapes are those of `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
         x = hidden_states if query_states is None else query_states  # (B, P, D)
         context, weights = self.attention["self"](x, hidden_states, attention_mask, output_attentions)
         a = self.attention["output"](context, x)  # (B, P, D)
@@ -222,8 +222,8 @@ class BertEncoder(nn.Module):
     """
     ## The stack
 
-    Every block has its own weights. The width and the length of its input are the same for all blocks, so a
-    block neither knows nor cares how deep in the stack it is.
+    Every block has its own weights. The input has the same shape for all blocks, so a block doesn't need to
+    know how deep in the stack it is.
     """
 
     def __init__(self, config: BertConfig):
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns vectors, `(B, T, D)` or, at `output_positions`, `(B, P, D)`, and all attention weights."""
+        """Returns vectors, `(B, T, D)`, or `(B, P, D)` at `output_positions`, and all attention weights."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -252,9 +252,9 @@ class BertPooler(nn.Module):
     """
     ## The pooler
 
-    The pooler makes one vector for the whole sequence: it takes the vector of the first token, `[CLS]`, and
-    applies a dense layer and a tanh. It learns only from losses that use its output, such as the next
-    sentence loss. The masked LM loss doesn't use it, so a model trained on that loss alone needs no pooler.
+    The pooler returns one vector for the whole sequence: it applies a dense layer and a tanh to the vector of
+    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as the next
+    sentence loss. The masked LM loss doesn't, so a model trained on that loss alone needs no pooler.
     """
 
     def __init__(self, config: BertConfig):
@@ -267,12 +267,12 @@ class BertPooler(nn.Module):
 
 
 class BertModelOutput(NamedTuple):
-    """What `BertModel` returns. The names are those of `transformers`."""
+    """The output of `BertModel`, with the field names of `transformers`."""
 
     last_hidden_state: Tensor
     """One vector per token, `(B, T, D)`, or per output position, `(B, P, D)`."""
     pooler_output: Tensor | None
-    """One vector per sequence, `(B, D)`. `None` without a pooler."""
+    """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
     """The attention weights of each layer, `(B, H, T, T)`. `None` without `output_attentions`."""
 
@@ -281,7 +281,7 @@ class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines embeddings, stack and pooler. `BertModel(BertConfig())` is BERT base: 109,482,240 parameters.
+    Combines the embeddings, the stack and the pooler. The default is BERT base: 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -304,16 +304,16 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without
-        it, nothing is padding. `output_positions`, `(B, P)`, lists the positions at which you need the last
-        layer, by default all. Raises `ValueError` if the mask is additive or has the wrong shape.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
+        mask, there's no padding. `output_positions`, `(B, P)`, lists the positions whose vectors you need, by
+        default all of them. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
-            # Additive masks have 0 for a token and a large negative number for padding.
+            # An additive mask is 0 for a token and a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked only as a *key*. Its queries remain, but nothing uses their results.
+            # Padding is masked only as a *key*. Nothing uses the outputs at padded positions.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
@@ -330,8 +330,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
 
     Weights come from a normal distribution truncated at two standard deviations. Biases start at 0, and
     LayerNorm weights at 1. By default, PyTorch initializes embeddings with a standard deviation of 1, not
-    0.02. If such an embedding is also the output layer, the first loss is many times $\ln V$, and training
-    has to undo that first.
+    0.02. If an embedding with a standard deviation of 1 is also the output layer, the first loss is many
+    times $\ln V$, and training has to bring the loss down first.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -347,7 +347,7 @@ def main() -> None:
     ## Try it
 
     `python bert.py` teaches a small encoder to tell whether the first two tokens of a sequence are equal. The
-    encoder has to compare two positions, and only attention moves information from one to the other.
+    encoder has to compare two positions, and only attention moves information between positions.
     """
     torch.manual_seed(0)
     model = BertModel(BertConfig(10, 32, 2, 4, 64, max_position_embeddings=8))
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies and a tenth of the rest match by chance, so a model has to beat 55%.
+        # Half of the pairs are copies, and a tenth of the others match by chance: the baseline is 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -373,56 +373,56 @@ class Dropout(nn.Dropout):
     r"""
     ## What only makes it faster
 
-    The model works without the five tricks below. The gain of a trick is the time of a training step without
-    the trick, divided by the time with it. We measured the gains with 4 layers of width 256 and 32 sequences
-    of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
+    The model works without the five tricks below. A trick's speedup is the time of a training step without
+    the trick, divided by the time with the trick. We measured the speedups with 4 layers of width 256 and 32
+    sequences of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
-    | trick | gain |
+    | trick | speedup |
     |---|---|
     | dropout from 16 bits: `Dropout` | 1.47 |
     | one matmul for query, key and value: `apply_all` | 1.02, within the noise |
     | attention written out instead of fused: `written_out_is_faster` | 1.61 |
-    | the last layer only at the positions that are read: `select_positions` | 1.20 |
+    | the last layer only at the positions that you need: `select_positions` | 1.20 |
     | one cast for all layers: `cast_once` | 1.08 |
 
-    Dropout sets each number to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
+    Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
     preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But at
-    $p = 0.1$, 16 random bits per element are enough, so one 64-bit draw serves four elements. The actual
-    probability then differs from $p$ by at most $2^{-17}$, and the factor uses the actual probability.
+    $p = 0.1$, 16 random bits per element are enough, so one 64-bit draw serves four elements. With 16 bits,
+    the actual probability differs from $p$ by at most $2^{-17}$. The factor uses the actual probability.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes a tensor of any shape and returns one of the same shape."""
+        """The input can have any shape, and the output has the same shape."""
         if x.device.type != "cpu" or not self.training or self.p == 0:
             return F.dropout(x, self.p, self.training)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        # Even if p is close to 0 or 1, some elements are dropped and some are kept.
+        # Rounding must not turn a small p into 0 or a large p into 1.
         dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= dropped - 2**15
-        # Booleans are stored as bytes, 0 or 1. Viewed as integers, they are converted five times faster.
+        # A boolean is one byte, 0 or 1. Conversion to float is five times faster from uint8 than from bool.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Computes every `layer(x)` in one large matmul, so `x` gets one gradient instead of three."""
+    """Computes every `layer(x)` in one large matmul, so the backward pass computes one gradient for `x`."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """The fused CPU kernel is slow with dropout, and its bfloat16 backward doesn't use the matrix unit."""
+    """The fused CPU kernel is slow with dropout, and in bfloat16 its backward doesn't use the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. Nothing reads the other vectors."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The rest of the model needs no others."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """On a CPU, LayerNorm keeps its input's type, so casting once here saves a cast in every matmul."""
+    """Casts for autocast. On a CPU, LayerNorm keeps the type, so the matmuls need no casts of their own."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -1,19 +1,19 @@
 r"""
 # Masked language modeling
 
-How can a model learn to predict words if it sees the whole text, with every answer in plain view? We hide the
-answers: some tokens of the text are masked, and the model predicts what they were:
+How can a model learn to predict words if it sees the whole text, answers included? We mask some tokens, and
+the model predicts the original ones. The loss is their mean negative log-probability:
 
 $$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $\tilde w$ is the masked text, and $\mathcal M$ holds the $M$ masked positions, about 15% of all.
+Here $\tilde w$ is the masked text, and $\mathcal M$ holds the $M$ masked positions, about 15% of the text.
 
 This file has three parts: the masking, the head that turns a hidden state into a distribution over the
-vocabulary, and the model that connects an encoder to the head. Any encoder will do: the one in `bert.py`, one
-from `transformers` or your own. The file needs only PyTorch. Code that only makes training faster comes last.
+vocabulary, and the model that connects an encoder to the head. The encoder can come from `bert.py`, from
+`transformers` or from you. The file needs only PyTorch. Code that only makes training faster comes last.
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M`
-masked positions in the whole batch, `P` output positions in a sequence.
+Sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M` masked
+positions in the whole batch, `P` output positions in a sequence.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = -100  # the label of a position that doesn't count in the loss; the default of `F.cross_entropy`
+IGNORE = -100  # the label of positions that the loss ignores, as in `F.cross_entropy`
 
 
 class MaskedTokens(NamedTuple):
@@ -41,11 +41,11 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    The masker chooses 15% of the candidate tokens, and each of these meets one of three fates:
+    The masker chooses 15% of the candidate tokens, and each chosen token meets one of three fates:
 
     | fraction | what the model sees | why |
     |---|---|---|
-    | 80% | `[MASK]` | the task itself |
+    | 80% | `[MASK]` | the model learns to fill in masks |
     | 10% | a random token | any token may be wrong, so the model must check each one against its context |
     | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens need good vectors too |
 
@@ -58,17 +58,17 @@ class TokenMasker:
     vocab_size: int
     mask_token_id: int
     special_token_ids: Collection[int]
-    """Never chosen and never used as the random token. `[MASK]` is always one of them, even if not listed."""
+    """These tokens are never chosen and never used as random tokens. `[MASK]` always counts as special."""
     mlm_probability: float = 0.15
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, the number of chosen tokens in a row isn't random: it's 15% of the candidates, rounded, but at
-    least one and at most this many, as in the original. So equal lengths give logits of equal shape.
+    If set, each row gets a fixed number of chosen tokens, as in the original BERT: 15% of its candidates,
+    rounded, but at least one and at most this limit. So equal lengths give logits of equal shape.
     """
     generator: torch.Generator | None = None
-    """Makes the masks independent of the program's other random numbers. Must be on the batches' device."""
+    """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)
@@ -79,9 +79,9 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` numbers
-        a row's words from 0 to at most `T - 1`; a word's tokens are chosen together or not at all, and tokens
-        with -1 are never chosen. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` numbers a
+        row's words from 0 to at most `T - 1`, or holds -1 for tokens that are never chosen. The tokens of a
+        word are chosen together. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -96,7 +96,7 @@ class TokenMasker:
         is_chosen = self.choose(is_candidate, word_ids)  # (B, T)
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
-        # One draw decides among the three fates, so they can't overlap. If a second draw for random tokens
+        # A single draw decides a token's fate, so the fates can't overlap. If a second draw for random tokens
         # overwrote masks, we would get 72% masked, 10% random and 18% kept. If random and kept tokens were
         # drawn independently, as in labml-nn's `MLM`, we would get 81% masked, 10% random and 9% kept.
         fate = self.rand(input_ids)  # (B, T)
@@ -116,12 +116,12 @@ class TokenMasker:
         """
         ### Which tokens
 
-        Draws a random number for every token and chooses the candidates with the lowest: either all below
-        0.15, or a fixed number of them. Returns a boolean `(B, T)`, true at the chosen tokens.
+        Draws a random number for every token and chooses the candidates with low numbers: either all below
+        0.15 or a fixed count of the lowest. Returns a boolean `(B, T)`, true at the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
-            # All tokens of word w use the same draw, the one at index w.
+            # All tokens of word w use the draw at index w.
             draw = draw.gather(1, word_ids.clamp(min=0))  # (B, T)
         if self.max_predictions_per_seq is None:
             return is_candidate & (draw < self.mlm_probability)  # (B, T)
@@ -137,12 +137,12 @@ class TokenMasker:
         ### Which words
 
         Goes through the words of each row in random order and chooses a word if all of its tokens still fit
-        within the row's `count`. If not, a shorter word may fit later. So a row can end up with fewer chosen
-        tokens than its count, but never with more.
+        within the row's `count`. If a word doesn't fit, a shorter word may fit later. A row can end up with
+        fewer chosen tokens than its count, but never with more.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Index w holds the random number of word w. An index without a word has size 0 and changes nothing.
+        # Index w holds the random number of word w. An index without a word has size 0, so it's harmless.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -159,8 +159,8 @@ class BertPredictionHeadTransform(nn.Module):
     ## From the encoder's space to that of the embeddings
 
     The head compares hidden states with token embeddings. This dense layer maps hidden states to the space of
-    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning drops the whole head and uses the
-    hidden states from before this layer.
+    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning drops the head and uses the
+    encoder's hidden states.
     """
 
     def __init__(self, hidden_size: int, layer_norm_eps: float = 1e-12):
@@ -179,16 +179,15 @@ class BertLMPredictionHead(nn.Module):
     r"""
     ## The head
 
-    A hidden state has $D$ dimensions, and the answer is one of $V$ tokens. We already have a matrix with both
-    sizes: the token embedding $E$, $(V, D)$. The score of a token is the dot product of the transformed
-    hidden state and that token's embedding, plus a bias:
+    The head turns $D$ numbers into $V$ scores, one for each token. The token embedding $E$ is $(V, D)$. A
+    token's score is the dot product of its embedding and the transformed state, plus a bias:
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    This is called weight tying. We don't invert $E$: each row is a direction to compare hidden states with.
-    The head adds only $D^2 + D$ parameters for the dense layer, $2D$ for the norm and $V$ for the bias $b_2$.
-    At $D = 768$, these are 590,592, 1,536 and $V$ parameters. What `transformers` calls the "decoder" is this
-    multiplication by $E$, not a second transformer.
+    Using $E$ twice is called weight tying. We don't invert $E$: each row is a direction to compare hidden
+    states with. The head adds only $D^2 + D$ parameters for the dense layer, $2D$ for the LayerNorm and $V$
+    for the bias $b_2$. At $D = 768$, the dense layer has 590,592 parameters and the LayerNorm has 1,536. The
+    "decoder" in `transformers` is the multiplication by $E$, not a second Transformer.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """
@@ -201,7 +200,7 @@ class BertLMPredictionHead(nn.Module):
     def forward(self, hidden_states: Tensor, embedding: Tensor) -> Tensor:
         """
         Maps `(..., D)` to logits, `(..., V)`. `embedding`, `(V, D)`, is the weight of the token embedding.
-        The head gets it as an argument and stores no copy, so the two can't come untied.
+        The head gets the embedding as an argument and stores no copy, so the weights always stay tied.
         """
         return F.linear(self.transform(hidden_states), embedding, self.bias)
 
@@ -212,13 +211,13 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
 
     Returns the mean of $-\log p$ over the labeled positions, in nats. `logits` is `(M, V)` and `labels` is
     `(M)`; positions labeled -100 don't count. If no position is labeled, the loss and its gradients are 0. A
-    plain mean would then be 0/0, and a single batch of this kind would end a run.
+    plain mean would be 0/0, and one batch without labels would end a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    # In float32 even for bfloat16 logits, because bfloat16 numbers between 2 and 4 are 1/64 apart.
+    # Compute the loss in float32, because bfloat16 numbers between 2 and 4 are 1/64 apart.
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
     return total / count.clamp(min=1)
 
@@ -231,7 +230,7 @@ def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor |
 
 
 class MaskedLMOutput(NamedTuple):
-    """What `MaskedLM` returns."""
+    """The output of `MaskedLM`."""
 
     loss: Tensor | None
     """A scalar, in nats per labeled position. `None` without labels."""
@@ -245,8 +244,8 @@ class MaskedLM(nn.Module):
     """
     ## Encoder and head
 
-    `encoder(input_ids, ...)` returns a tensor `(B, T, D)` or a tuple that begins with one. `embedding` is its
-    token embedding, which the head also uses as its output matrix.
+    `encoder(input_ids, ...)` returns a tensor `(B, T, D)` or a tuple that begins with that tensor.
+    `embedding` is the encoder's token embedding, which the head reuses as the output matrix.
     """
 
     def __init__(self, encoder: nn.Module, embedding: nn.Embedding, layer_norm_eps: float = 1e-12):
@@ -277,8 +276,8 @@ def main() -> None:
     ## Try it
 
     `python mlm.py` trains on rows that count up from a random number, so any visible neighbor gives a masked
-    number away. The encoder is a recurrent network, to show how little this file asks of an encoder: it takes
-    tokens and returns one vector per token.
+    number away. The encoder is a recurrent network, but any model works as an encoder if it returns one
+    vector per token.
     """
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
@@ -304,10 +303,11 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     """
     ## What only makes it faster
 
-    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, most of the model's work is
-    in the head; with 15% masked, this saves five sixths of that work. Without it, a step takes 2.01 times as
-    long at a vocabulary of 8,192, and 1.24 times as long at 100. We measured these times with 4 layers of
-    width 256 and 32 sequences of 128 tokens, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
+    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does most of the
+    model's work. With 15% masked, skipping the rest saves five sixths of the head's work. Without this, a
+    step takes 2.01 times as long at a vocabulary of 8,192, and 1.24 times as long at 100. We measured these
+    times with 4 layers of width 256 and 32 sequences of 128 tokens, in bfloat16 on two CPU cores
+    (`docs/runs/speed_ablation.json`).
     """
     if labels is None:
         return hidden_states, None
@@ -318,8 +318,8 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
     Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
-    unlabeled positions fill it up. An encoder that takes `output_positions` can skip all others in its last
-    layer, which only the head reads. Without this, a step takes 1.20 times as long at a vocabulary of 100.
+    unlabeled positions fill it up. Only the head reads the last layer, so an encoder with `output_positions`
+    can skip the other positions there. Without this, a step takes 1.20 times as long at a vocabulary of 100.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

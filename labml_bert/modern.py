@@ -2,18 +2,18 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) answers with changes that had each proved their worth
-since 2018. The idea is the same: a stack of blocks in which every token sees both sides. Nearly every part
-is new:
+2024](https://arxiv.org/abs/2412.13663)) combines changes that have each proved their worth since 2018.
+ModernBERT is still a stack of blocks in which every token sees the tokens on both sides, but nearly every
+part of the blocks is new:
 
-| | BERT, 2018 | here |
+| part | BERT (2018) | ModernBERT |
 |---|---|---|
-| positions | a learned table, added to the tokens | a rotation of queries and keys (RoPE) |
-| LayerNorm | after each sum (post-norm) | before each sublayer (pre-norm) |
-| feed-forward network | GELU | gated: GeGLU |
-| attention | every token sees all tokens | two layers of three see only nearby tokens |
-| biases | everywhere | only in the output layer |
-| segments | an embedding for sentence A or B | none: there is no next sentence prediction |
+| positions | learned embeddings, added to the token embeddings | a rotation of queries and keys (RoPE) |
+| LayerNorm | after each residual addition (post-norm) | before each sublayer (pre-norm) |
+| feed-forward network | with GELU | gated (GeGLU) |
+| attention | to all tokens in every layer | only to nearby tokens in two of three layers |
+| biases | in all linear layers and LayerNorms | only in the output layer |
+| segments | an embedding for sentence A or B | none, because there's no next sentence prediction |
 
 $$
 \begin{aligned}
@@ -23,10 +23,10 @@ x' &= a + \operatorname{GeGLU}(\operatorname{LayerNorm}(a))
 $$
 
 This file needs only PyTorch, so you can copy it into your own project. Modules and parameters have the names
-that `transformers` uses for ModernBERT, so either can load weights saved by the other.
+that `transformers` uses for ModernBERT, so the same checkpoints work in both.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
-`I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those whose vectors are wanted,
+`I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those whose vectors you need,
 usually all `T`), `M` labeled positions in the batch.
 """
 
@@ -42,17 +42,17 @@ from torch import Tensor, nn
 @dataclass
 class ModernBertConfig:
     """
-    The sizes, with the field names of `transformers.ModernBertConfig`. The defaults are ModernBERT base.
+    The settings, with the field names of `transformers.ModernBertConfig`. The defaults give ModernBERT base.
     """
 
-    vocab_size: int = 50368  # a multiple of 64, which GPUs multiply faster
+    vocab_size: int = 50368  # a multiple of 64 makes the matmuls faster on GPUs
     hidden_size: int = 768  # a multiple of the number of heads
-    num_hidden_layers: int = 22  # deeper and narrower than BERT at the same cost
+    num_hidden_layers: int = 22  # more than BERT base, with narrower feed-forward networks
     num_attention_heads: int = 12
-    intermediate_size: int = 1152  # the gate needs a second matrix of this width
-    max_position_embeddings: int = 8192  # no table has this size; it is the longest sequence in training
+    intermediate_size: int = 1152  # the gate and the values each have this width
+    max_position_embeddings: int = 8192  # the longest training sequence; no parameter has this size
     global_attn_every_n_layers: int = 3
-    local_attention: int = 128  # a token sees 64 tokens to each side
+    local_attention: int = 128  # in local layers, a token sees 64 tokens on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     embedding_dropout: float = 0.0
@@ -63,7 +63,7 @@ class ModernBertConfig:
     pad_token_id: int = 50283
 
     def is_global(self, layer: int) -> bool:
-        """Whether all tokens of the sequence see each other in this layer, counted from 0."""
+        """Whether every token sees the whole sequence in this layer. The first layer is layer 0."""
         return layer % self.global_attn_every_n_layers == 0
 
 
@@ -71,8 +71,8 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    One table instead of three. Positions enter later, inside the attention, and segments are gone. The
-    LayerNorm gives the vectors of all tokens a similar length before the first block."""
+    ModernBERT has one embedding table, where BERT has three: positions enter in the attention layers, and
+    there are no segments. The LayerNorm gives all token vectors a similar length before the first block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -82,7 +82,7 @@ class ModernBertEmbeddings(nn.Module):
         self.drop = nn.Dropout(config.embedding_dropout)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """`(B, T)` to `(B, T, D)`."""
+        """Maps `(B, T)` to `(B, T, D)`."""
         return self.drop(self.norm(self.tok_embeddings(input_ids)))  # (B, T, D)
 
 
@@ -90,37 +90,36 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     r"""
     ## Rotary position embeddings (RoPE)
 
-    BERT adds a vector for the position to the vector of the token, and the model has to pull the two apart
-    again. RoPE leaves the token alone. It takes the numbers of a query in pairs, reads each pair as a point
-    in the plane, and turns it by an angle that grows with the position $p$. Keys are turned in the same
+    BERT adds a position's vector to a token's vector, and the model has to pull the two apart again. RoPE
+    adds nothing to the token. It splits each query into pairs of numbers, treats each pair as a point in the
+    plane, and rotates the point by an angle that grows with the position $p$. RoPE rotates keys in the same
     way:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
-    So a score depends on what the two tokens are and on how far apart they are, never on where they stand in
-    the sequence. Pair $i$ of $d/2$ turns by $\theta^{-2i/d}$ per position. The first turns by one radian,
-    enough to tell nearby positions apart; the last turns so slowly that its angle hardly changes. A larger
-    $\theta$ slows all but the first, which suits layers that attend over long distances. RoPE has no
-    parameters, and it costs two multiplications and an addition for each number of a query or key.
+    So an attention score depends on the two tokens and on the offset between them, not on their positions.
+    Pair $i$ of $d/2$ rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by one radian,
+    enough to tell nearby positions apart; the last pair's angle hardly changes. A larger $\theta$ slows down
+    all pairs but the first, which suits layers that attend over long distances. RoPE has no parameters. It
+    costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines, each `(B, T, 1, 1, d/2)`, to be
-    broadcast over queries and keys and over the heads.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines, each `(B, 1, 1, T, d/2)`, which
+    broadcast over queries, keys and heads.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
     pairs = torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim
     angles = position_ids[..., None].float() * theta**-pairs  # (B, T, d/2)
-    angles = angles[:, :, None, None, :]  # (B, T, 1, 1, d/2)
+    angles = angles[:, None, None]  # (B, 1, 1, T, d/2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
-    Turns the pairs of `x`, `(B, T, 2, H, d)`: queries and keys. Element $i$ is paired with element
-    $i + d/2$, as in `transformers`; the paper pairs neighbors. A permutation of the weights leads from one to
-    the other.
+    Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
+    in `transformers`. The paper pairs neighbors; permuting the weights converts between the two layouts.
     """
-    first, second = x.chunk(2, dim=-1)  # (B, T, 2, H, d/2)
+    first, second = x.chunk(2, dim=-1)  # (B, 2, H, T, d/2)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
@@ -128,10 +127,9 @@ class ModernBertAttention(nn.Module):
     """
     ## Attention
 
-    The same as in BERT except for three things: queries and keys are rotated, there are no biases, and one
-    matrix computes queries, keys and values. A local layer sees only tokens at a distance of up to 64. That
-    saves work on long sequences, and stacked layers still reach far: two local layers and a global one in
-    turn.
+    ModernBERT's attention differs from BERT's in three ways: queries and keys are rotated, there are no
+    biases, and one matrix computes queries, keys and values. In a local layer, a token sees only tokens up to
+    64 positions away, which saves work on long sequences. Every third layer is global and reaches all tokens.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -152,20 +150,20 @@ class ModernBertAttention(nn.Module):
         output_positions: Tensor | None = None,
     ) -> Tensor:
         """
-        `rotary` is from `rotary_angles`. `attention_mask` is boolean, `(B or 1, 1, T or 1, T)`, true where a
-        token may be attended to. Returns `(B, T, D)`, or `(B, P, D)` for `output_positions`, `(B, P)`.
+        `rotary` is from `rotary_angles`. The boolean `attention_mask`, `(B or 1, 1, T or 1, T)`, is true for
+        the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`, `(B, P)`.
         """
         qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
+        qkv = qkv.permute(0, 2, 3, 1, 4)  # (B, 3, H, T, d)
         cos, sin = (angles.to(qkv.dtype) for angles in rotary)
-        q, k = rotate(qkv[:, :, :2], cos, sin).unbind(2)  # (B, T, H, d)
+        q, k = rotate(qkv[:, :2], cos, sin).unbind(1)  # (B, H, T, d)
         if output_positions is not None:
-            q = select_positions(q, output_positions)  # (B, P, H, d)
+            q = q.take_along_dim(output_positions[:, None, :, None], dim=2)  # (B, H, P, d)
             if attention_mask is not None and attention_mask.size(2) > 1:
                 mask = attention_mask[:, 0].expand(len(q), -1, -1)  # (B, T, T)
                 attention_mask = select_positions(mask, output_positions)[:, None]  # (B, 1, P, T)
-        q, k, v = (y.transpose(1, 2) for y in (q, k, qkv[:, :, 2]))  # (B, H, P, d)
         dropout_prob = self.attention_dropout if self.training else 0.0
-        context = attend(q, k, v, attention_mask, dropout_prob)  # (B, H, P, d)
+        context = attend(q, k, qkv[:, 2], attention_mask, dropout_prob)  # (B, H, P, d)
         return self.out_drop(self.Wo(context.transpose(1, 2).flatten(2)))
 
 
@@ -173,26 +171,26 @@ class ModernBertMLP(nn.Module):
     r"""
     ## The gated feed-forward network (GeGLU)
 
-    BERT applies a GELU to one projection. GeGLU makes two and multiplies them, so one half decides how much
-    of the other passes:
+    BERT applies a GELU to a single projection. GeGLU multiplies two projections, so each element of one
+    decides how much of the other passes:
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    The second projection costs half as many parameters again. To keep the size, $I$ shrinks: ModernBERT base
-    takes $1.5 D$ instead of $4 D$.
+    At the same $I$, the second projection adds half as many parameters again. To compensate, ModernBERT base
+    uses a smaller $I$: $1.5 D$ instead of BERT's $4 D$.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        # Both projections in one matrix: one large matmul is faster than two small ones.
+        # Both projections share a matrix, because one large matmul is faster than two small ones.
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.drop = nn.Dropout(config.mlp_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, P, D)` to `(B, P, D)`."""
+        """Maps `(B, P, D)` to `(B, P, D)`."""
         value, gate = self.Wi(x).chunk(2, dim=-1)  # (B, P, I)
         return self.Wo(self.drop(F.gelu(value) * gate))  # (B, P, D)
 
@@ -201,12 +199,12 @@ class ModernBertEncoderLayer(nn.Module):
     """
     ## One block, pre-norm
 
-    The LayerNorms moved from behind the sums to the entries of the two sublayers. The sum itself, the
-    residual stream, now runs through the whole stack without a norm, and gradients reach the first block
-    unscaled. That makes training stable at higher learning rates and without a long warmup. The price:
-    nothing bounds the stream, so the encoder needs one more LayerNorm at its end.
+    BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. No
+    LayerNorm interrupts the residual stream, so gradients reach the first block unscaled. Pre-norm training
+    is stable at higher learning rates than post-norm, without a long warm-up. But nothing bounds the residual
+    stream, so the encoder needs one more LayerNorm at its end.
 
-    The first block has no norm before its attention, because the embeddings end in one.
+    The first block has no LayerNorm before its attention, because the embeddings already end in a LayerNorm.
 
     Source: [Xiong et al., 2020](https://arxiv.org/abs/2002.04745).
     """
@@ -226,7 +224,7 @@ class ModernBertEncoderLayer(nn.Module):
         attention_mask: Tensor | None,
         output_positions: Tensor | None = None,
     ) -> Tensor:
-        """Shapes as in `ModernBertAttention.forward`."""
+        """The shapes are those of `ModernBertAttention.forward`."""
         context = self.attn(self.attn_norm(x), rotary, attention_mask, output_positions)  # (B, P, D)
         if output_positions is not None:
             x = select_positions(x, output_positions)  # (B, P, D)
@@ -238,8 +236,9 @@ class ModernBertModel(nn.Module):
     """
     ## The whole encoder
 
-    Embeddings, blocks and a last LayerNorm. There is no pooler: a task that needs one vector for a sequence
-    takes that of `[CLS]`, or the mean. `ModernBertModel(ModernBertConfig())` has 149,014,272 parameters.
+    Combines the embeddings, the blocks and a last LayerNorm. There's no pooler: if you need one vector per
+    sequence, take the vector of `[CLS]` or the mean of all vectors. `ModernBertModel(ModernBertConfig())` has
+    149,014,272 parameters.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2 and table 4.
     """
@@ -261,16 +260,16 @@ class ModernBertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> Tensor:
         """
-        The first three are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; by default there is
-        no padding. `position_ids` default to 0, 1, 2, …; only their differences matter. `output_positions`,
-        `(B, P)`, are those at which you need the last layer, by default all. Returns `(B, T, D)`, or
-        `(B, P, D)`.
+        The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
+        mask, there's no padding. `position_ids` default to 0, 1, 2, …; only their differences matter.
+        `output_positions`, `(B, P)`, lists the positions whose vectors you need, by default all of them.
+        Returns `(B, T, D)` or, with `output_positions`, `(B, P, D)`.
 
-        Raises `ValueError` if the mask has another shape or is one to be added to the scores.
+        Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         config, T = self.config, input_ids.size(1)
         if attention_mask is not None:
-            # In a mask for adding, 0 means a token and a large negative number padding: the opposite of ours.
+            # An additive mask is 0 for a token and a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
@@ -295,8 +294,8 @@ class ModernBertPredictionHead(nn.Module):
     """
     ## The masked LM head
 
-    As in BERT, but without biases: a dense layer, a GELU and a LayerNorm. The decoder that follows is the
-    token embedding again, with one bias for each token."""
+    The head consists of a dense layer, a GELU and a LayerNorm, as in BERT but without biases. The decoder
+    after the head reuses the token embedding and adds one bias for each token."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -304,17 +303,17 @@ class ModernBertPredictionHead(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(..., D)` to `(..., D)`."""
+        """Maps `(..., D)` to `(..., D)`."""
         return self.norm(F.gelu(self.dense(x)))
 
 
 class MaskedLMOutput(NamedTuple):
-    """What `ModernBertForMaskedLM` returns."""
+    """The output of `ModernBertForMaskedLM`."""
 
     loss: Tensor | None
     """A scalar, in nats per labeled position. `None` without labels."""
     logits: Tensor
-    """`(M, V)` at the labeled positions in reading order; without labels `(B, T, V)` at every position."""
+    """`(M, V)` at the labeled positions in reading order; without labels, `(B, T, V)`."""
     labels: Tensor | None
     """`(M)`, the true tokens that belong to `logits`. `None` without labels."""
 
@@ -348,9 +347,9 @@ class ModernBertForMaskedLM(nn.Module):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `labels` is `(B, T)`: the true token where one is predicted, -100 elsewhere. For one micro-batch of
-        several, `num_items_in_batch` counts the labeled positions of the whole batch. `inputs` are those of
-        `ModernBertModel.forward`.
+        `labels`, `(B, T)`, holds the true token at each position to predict and -100 elsewhere. For a
+        micro-batch, `num_items_in_batch` is the number of labeled positions in the whole batch. `inputs` are
+        further arguments of `ModernBertModel.forward`.
         """
         if labels is None:
             x = self.model(input_ids, **inputs)  # (B, T, D)
@@ -361,7 +360,7 @@ class ModernBertForMaskedLM(nn.Module):
         is_labeled = labels != -100  # (B, P)
         logits, labels = self.decoder(self.head(x[is_labeled])), labels[is_labeled]  # (M, V)
         count = torch.tensor(len(labels)) if num_items_in_batch is None else num_items_in_batch
-        # In float32 whatever the logits are: a bfloat16 holds a loss near 2 only to the nearest 1/128.
+        # Compute the loss in float32, because bfloat16 numbers between 2 and 4 are 1/64 apart.
         loss = F.cross_entropy(logits.float(), labels, reduction="sum") / count.clamp(min=1)
         return MaskedLMOutput(loss, logits, labels)
 
@@ -375,9 +374,9 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     r"""
     ## Initialization
 
-    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ of them, and their variances
-    add up. To keep the stream at the same scale in a deeper model, the two matrices that write to it start
-    smaller, by a factor of $1/\sqrt{2L}$.
+    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs, and the variances of
+    the outputs add up. To keep the stream at the same scale at any depth, the matrices that compute these
+    outputs start smaller by a factor of $1/\sqrt{2L}$.
 
     Source: section 2.3 of the paper on [GPT-2](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -391,9 +390,10 @@ def main() -> None:
     """
     ## Try it
 
-    `python modern.py` teaches a small encoder to name the token two positions to the left, in sequences of
-    16 tokens, and tests it on 64. RoPE knows only distances, so what it learned at one length holds at
-    another. BERT's table of positions has no useful rows beyond the longest sequence in training."""
+    `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
+    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, so what the encoder learns at
+    one length holds at another. In BERT's position table, rows beyond the longest training sequence are
+    useless."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -420,9 +420,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     """
     ## What only makes it faster
 
-    The softmax of the scores and the mixture of the values, for `(B, H, P, d)` and `(B, H, T, d)`. On a CPU,
-    the fused kernel is slow with dropout, and its bfloat16 backward pass doesn't use the matrix unit. In
-    those two cases, we compute attention step by step."""
+    Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. On a CPU, the fused
+    kernel is slow with dropout, and its bfloat16 backward pass doesn't use the matrix unit. In those two
+    cases, we compute attention step by step."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
@@ -433,8 +433,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    The labeled positions of each row of `labels`, `(B, P)`, in reading order; rows with fewer than `P` are
-    filled up with others. Only the head reads the last layer, so the rest of that layer is skipped.
+    Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
+    unlabeled positions fill it up. The last layer computes vectors only at these positions.
     """
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

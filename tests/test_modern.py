@@ -1,6 +1,7 @@
 """The modern encoder: equal to that of `transformers`, and what its parts promise."""
 
 import random
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from labml_bert.modern import (
     ModernBertConfig,
     ModernBertForMaskedLM,
+    ModernBertMLP,
     ModernBertModel,
     labeled_positions,
     rotary_angles,
@@ -98,9 +100,9 @@ def test_a_score_depends_on_the_distance_alone() -> None:
 
     def score(query_position: int, key_position: int) -> Tensor:
         cos, sin = rotary_angles(torch.tensor([[query_position, key_position]]), 8, 10_000.0)
-        x = torch.stack((q, k))[None, :, None, None]  # (1, 2, 1, 1, d)
-        turned = rotate(x, cos.double(), sin.double())
-        return turned[0, 0] @ turned[0, 1, 0].T
+        x = torch.stack((q, k))[None, None, None]  # (1, 1, 1, 2, d)
+        turned = rotate(x, cos.double(), sin.double())[0, 0, 0]
+        return turned[0] @ turned[1]
 
     assert torch.allclose(score(3, 1), score(40, 38), atol=1e-5)
     assert not torch.allclose(score(3, 1), score(3, 2), atol=1e-2)
@@ -177,3 +179,37 @@ def test_a_batch_without_labels_has_a_loss_of_zero() -> None:
     loss = model(ids, torch.full_like(ids, -100)).loss
     assert loss is not None and loss == 0
     loss.backward()
+
+
+@pytest.fixture()
+def labml_nn(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    labml_nn = pytest.importorskip("labml_nn", reason="make peers installs it")
+    # labml_nn 0.5.1 calls a function that labml has removed.
+    monkeypatch.setattr(pytest.importorskip("labml.tracker"), "debug", lambda *_: None, raising=False)
+    return labml_nn
+
+
+def test_rotary_positions_are_those_of_labml_nn(labml_nn: ModuleType) -> None:
+    """It pairs the same elements and turns them by the same angles. Its tensors are (T, B, H, d)."""
+    rope = pytest.importorskip("labml_nn.transformers.rope")
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 8)  # (B, H, T, d)
+    cos, sin = rotary_angles(torch.arange(9)[None], 8, 10_000.0)
+    ours = rotate(x[:, None], cos, sin)[:, 0]
+    theirs = rope.RotaryPositionalEmbeddings(8)(x.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_gated_network_is_that_of_labml_nn(labml_nn: ModuleType) -> None:
+    """It keeps the two projections apart, and has biases unless told otherwise."""
+    feed_forward = pytest.importorskip("labml_nn.transformers.feed_forward")
+    torch.manual_seed(0)
+    ours = ModernBertMLP(small())
+    no_bias = dict.fromkeys(("bias1", "bias2", "bias_gate"), False)
+    theirs = feed_forward.FeedForward(16, 24, 0.0, torch.nn.GELU(), is_gated=True, **no_bias)
+    activated, gate = ours.Wi.weight.chunk(2)
+    theirs.load_state_dict(
+        {"layer1.weight": activated, "linear_v.weight": gate, "layer2.weight": ours.Wo.weight}
+    )
+    x = torch.randn(2, 5, 16)
+    assert torch.allclose(ours(x), theirs(x), atol=1e-6)

@@ -107,8 +107,8 @@ class PositionedSelfAttention(nn.Module):
         T, d = q.size(2), q.size(3)
         if positions == "rotary":
             cos, sin = (
-                angles[0, :, 0, 0].to(q.dtype)
-                for angles in rotary_angles(torch.arange(T)[None], d, THETA)  # (1, T, 1, 1, d/2)
+                angles[0].to(q.dtype)
+                for angles in rotary_angles(torch.arange(T)[None], d, THETA)  # (1, 1, 1, T, d/2)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # (B, H, T, d)
         scale = math.sqrt(2 * d if positions == "untied" else d)

@@ -178,7 +178,7 @@ def train(run: Run, options: Options) -> TrainedModel:
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns one function per of the two runs, which computes its fingerprint."""
+    """Returns one function for each of the two runs, which computes its fingerprint."""
     values = record["configuration"]
     options = Options(**{f.name: values[f.name] for f in fields(Options) if f.name in values})
     longest = str(parse_schedule(options.schedule)[-1].length)
