@@ -103,24 +103,23 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     all pairs but the first, which suits layers that attend over long distances. RoPE has no parameters. It
     costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines, each `(B, 1, 1, T, d/2)`, which
-    broadcast over queries, keys and heads.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for
+    `rotate`, each `(B, 1, 1, T, d)`, which broadcast over queries, keys and heads.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
     pairs = torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim
-    angles = position_ids[..., None].float() * theta**-pairs  # (B, T, d/2)
-    angles = angles[:, None, None]  # (B, 1, 1, T, d/2)
-    return angles.cos(), angles.sin()
+    angles = position_ids[:, None, None, :, None].float() * theta**-pairs  # (B, 1, 1, T, d/2)
+    cos, sin = angles.cos(), angles.sin()  # (B, 1, 1, T, d/2)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
-    in `transformers`. The paper pairs neighbors; permuting the weights converts between the two layouts.
-    """
-    first, second = x.chunk(2, dim=-1)  # (B, 2, H, T, d/2)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighbors; permuting the weights
+    converts between the two layouts."""
+    return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
 class ModernBertAttention(nn.Module):
@@ -284,6 +283,8 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
+        if torch.is_autocast_enabled(x.device.type):  # One cast here saves one in front of every layer.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
             x = layer(x, rotary[is_global], masks[is_global], output_positions if is_last else None)
@@ -420,14 +421,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     """
     ## What only makes it faster
 
-    Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. On a CPU, the fused
-    kernel is slow with dropout, and its bfloat16 backward pass doesn't use the matrix unit. In those two
-    cases, we compute attention step by step."""
+    Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. PyTorch's fused CPU
+    kernel is slow with dropout and in bfloat16. In those two cases, we compute attention step by step."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
     if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        scores = scores + (~attention_mask).to(scores.dtype) * torch.finfo(scores.dtype).min
     return F.dropout(scores.softmax(dim=-1), dropout_prob) @ v
 
 
@@ -442,8 +442,8 @@ def labeled_positions(labels: Tensor) -> Tensor:
 
 
 def select_positions(x: Tensor, positions: Tensor) -> Tensor:
-    """Picks `positions`, `(B, P)`, along the second dimension of `x`, `(B, T, ...)`."""
-    return x.take_along_dim(positions.reshape(*positions.shape, *[1] * (x.dim() - 2)), dim=1)
+    """Picks `positions`, `(B, P)`, along the second dimension of `x`, `(B, T, D)`."""
+    return x.take_along_dim(positions[:, :, None], dim=1)
 
 
 if __name__ == "__main__":
