@@ -371,7 +371,7 @@ def main() -> None:
 
 class Dropout(nn.Dropout):
     r"""
-    ## What only makes it faster
+    ## Code that only makes it faster
 
     The model works without the five tricks below. A trick's speedup is the time of a training step without
     the trick, divided by the time with the trick. We measured the speedups with 4 layers of width 256 and 32

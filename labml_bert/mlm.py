@@ -301,7 +301,7 @@ def main() -> None:
 
 def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """
-    ## What only makes it faster
+    ## Code that only makes it faster
 
     Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does most of the
     model's work. With 15% masked, skipping the rest saves five sixths of the head's work. Without this, a

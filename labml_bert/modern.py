@@ -98,10 +98,10 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
     So an attention score depends on the two tokens and on the offset between them, not on their positions.
-    Pair $i$ of $d/2$ rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by one radian,
-    enough to tell nearby positions apart; the last pair's angle hardly changes. A larger $\theta$ slows down
-    all pairs but the first, which suits layers that attend over long distances. RoPE has no parameters. It
-    costs two multiplications and an addition for each element of a query or key.
+    Pair $i$ of the $d/2$ pairs rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by
+    one radian, enough to tell nearby positions apart; the last pair's angle hardly changes. A larger $\theta$
+    slows down all pairs but the first, which suits layers that attend over long distances. RoPE has no
+    parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for
     `rotate`, each `(B, 1, 1, T, d)`, which broadcast over queries, keys and heads.
@@ -235,7 +235,7 @@ class ModernBertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines the embeddings, the blocks and a last LayerNorm. There's no pooler: if you need one vector per
+    Combines the embeddings, the blocks and a final LayerNorm. There's no pooler: if you need one vector per
     sequence, take the vector of `[CLS]` or the mean of all vectors. `ModernBertModel(ModernBertConfig())` has
     149,014,272 parameters.
 
@@ -379,7 +379,7 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     the outputs add up. To keep the stream at the same scale at any depth, the matrices that compute these
     outputs start smaller by a factor of $1/\sqrt{2L}$.
 
-    Source: section 2.3 of the paper on [GPT-2](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
+    Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             is_output = name.endswith("Wo.weight")
@@ -419,7 +419,7 @@ def main() -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:
     """
-    ## What only makes it faster
+    ## Code that only makes it faster
 
     Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. PyTorch's fused CPU
     kernel is slow with dropout and in bfloat16. In those two cases, we compute attention step by step."""
