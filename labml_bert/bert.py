@@ -154,7 +154,7 @@ class BertOutput(nn.Module):
 
     Attention and the feed-forward network end with the same steps: project to $D$, apply dropout, add the
     sublayer's input, and normalize. The sum lets gradients bypass the sublayer. BERT normalizes the sum
-    (post-norm), so it needs warm-up. (In `transformers`, attention ends with a `BertSelfOutput`.)
+    (post-norm), so deep models need warm-up. (In `transformers`, attention ends with a `BertSelfOutput`.)
     """
 
     def __init__(self, in_features: int, config: BertConfig):
