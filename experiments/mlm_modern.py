@@ -65,8 +65,8 @@ class Options(RunOptions):
     """Muon gives rare directions of a matrix as large an update as frequent ones, and learns more from each
     token than AdamW."""
     learning_rate: float = 1e-2
-    """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In trials of 1,500 steps, 1e-2 ended
-    lower than 5e-3."""
+    """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In a trial of 1,500 steps, 1e-2 did
+    better than 5e-3."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05

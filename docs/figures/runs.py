@@ -12,7 +12,7 @@ from typing import Any
 from docs.figures import attention, live
 from docs.figures.cost import cost
 from docs.figures.records import Record, checked, provenance
-from docs.figures.speed import ablation, speed
+from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import cell, fenced, wide
@@ -152,6 +152,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = comparison(record)
         elif "speed" in record.data:
             content = speed(record)
+        elif "modern_steps" in record.data:
+            content = modern_steps(record)
         elif "ablation" in record.data:
             content = ablation(record)
         elif "growth" in record.data:

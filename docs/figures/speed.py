@@ -201,6 +201,33 @@ def ablation(record: Record) -> str:
     return "".join(parts)
 
 
+def modern_steps(record: Record) -> str:
+    """The speedup over ModernBERT in `transformers`, as a Markdown table."""
+    data = record.data
+    table = (
+        "| model | parameters | batch | ours in bfloat16, ms | against their float32 | both bfloat16 "
+        "| both float32 |\n|---|---:|---|---:|---:|---:|---:|\n"
+    )
+    for found in data["modern_steps"]:
+        shape, seconds = found["shape"], {row["arm"]: row["step"]["median"] for row in found["rows"]}
+        ours = seconds["ours, bfloat16"]
+        speedups = (
+            seconds["transformers, float32"] / ours,
+            seconds["transformers, bfloat16"] / ours,
+            seconds["transformers, float32"] / seconds["ours, float32"],
+        )
+        table += (
+            f"| {cell(shape['name'])} | {found['parameters']:,} | {shape['batch_size']} × {shape['length']} "
+            f"| {1000 * ours:,.1f} | {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
+        )
+    number = data["configuration"]["peers"]["transformers"]
+    return (
+        f"{provenance(record)} Each time is the median of {data['configuration']['rounds']} rounds, in which "
+        "the models took turns. A step is forward, backward, clipping and AdamW. The last three columns are "
+        f"speedups over `transformers` {cell(number)}.\n\n{table}\n"
+    )
+
+
 def speed(record: Record) -> str:
     """Everything in a record of `speed.py`, as Markdown."""
     data = record.data

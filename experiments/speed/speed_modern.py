@@ -170,7 +170,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     record = {
         **record_head("speed/speed_modern", words, device, "float32 and bfloat16"),
         "configuration": {"rounds": options.rounds, "peers": peers},
-        "speed": results,
+        "modern_steps": results,
     }
     finish(options.record, record, start)
 
