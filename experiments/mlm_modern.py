@@ -38,6 +38,8 @@ class Options(RunOptions):
     The text, the mask rate and the tokens per step are those of `mlm_tiny.py`. The other values were chosen
     for three minutes on two cores, like those there."""
 
+    minutes: float | None = 3.0
+    """How long to train, in minutes: as long as `mlm_tiny.py`."""
     schedule: str = "128:1"
     """Sequence lengths, each with its weight in the training budget. With rotary positions, short sequences
     first change the loss per token hardly at all."""
@@ -55,8 +57,8 @@ class Options(RunOptions):
     """Width of the feed-forward network. Its gate needs a second matrix, so twice the hidden size costs
     three quarters of what four times does in BERT."""
     global_attn_every_n_layers: int = 1
-    """One layer in this many sees the whole sequence; the others see a window of 128 tokens. Sequences of 128
-    fit into the window, so all layers are global here."""
+    """One layer in this many sees the whole sequence. The others see 64 tokens to each side, which saves
+    little in a sequence of 128, so all layers are global here."""
     max_position_embeddings: int = 128
     """Longest sequence in training. The model has no table of positions, so longer ones can be read too."""
     initializer_range: float = 0.04

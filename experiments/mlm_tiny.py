@@ -36,6 +36,8 @@ class Options(RunOptions):
     We chose these values on tiny Shakespeare, for runs of three minutes on two cores. The one exception is
     the first stage, at length 16: it lasts twice as long here as tiny Shakespeare needs."""
 
+    minutes: float | None = 3.0
+    """How long to train, in minutes. Long enough to get off the plateau and well below the n-gram model."""
     schedule: str = "16:3,32:1,64:1,128:3"
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
     a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""

@@ -25,6 +25,9 @@ COUNTS = (
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
+# No model has more, and a product of two larger sizes would overflow.
+LARGEST_SIZE = 2**31 - 1
+MOST_LAYERS = 10_000
 MODERN_COUNTS = (*COUNTS[:-1], "global_attn_every_n_layers", "local_attention")
 MODERN_DROPOUTS = ("embedding_dropout", "attention_dropout", "mlp_dropout")
 
@@ -56,13 +59,17 @@ def check_values(
         if type(getattr(config, name)) is not int:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be an integer")
     for name in counts:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+        limit = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_SIZE
+        if not 1 <= getattr(config, name) <= limit:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be from 1 to {limit:,}")
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} is not divisible by num_attention_heads "
             f"{config.num_attention_heads}; choose a multiple of {config.num_attention_heads}"
         )
+    for name in (*probabilities, *positive):
+        if not isinstance(getattr(config, name), int | float):
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be a number")
     for name in probabilities:
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")

@@ -83,7 +83,9 @@ def read_config(folder: Path) -> ModernBertConfig:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} does not describe a ModernBERT: {error}") from None
     layers = content.get("layer_types")
-    if layers not in (None, [LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)]):
+    if layers is not None and layers != [
+        LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)
+    ]:
         raise ValueError(f"{path} has layer_types without a fixed period, which is not supported")
     return config
 

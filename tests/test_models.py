@@ -299,11 +299,11 @@ BAD_FOLDERS = {
     ),
     "a billion layers": (
         lambda folder: write_config(folder, num_hidden_layers=10**9),
-        "not from one model",
+        "it must be from 1 to",
     ),
     "a width larger than memory": (
         lambda folder: write_config(folder, hidden_size=2**62),
-        "not from one model",
+        "it must be from 1 to",
     ),
     "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be an integer"),
     "a negative epsilon": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),

@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
         unknown = [name for name in arguments.claim if name not in claims]
         if unknown:
             raise ValueError(f"no claim {unknown[0]!r}; choose from {', '.join(claims)}")
+        if arguments.all and arguments.claim:
+            raise ValueError("use --all or the names of claims, not both")
         if not (arguments.list or arguments.all or arguments.claim):
             raise ValueError("name a claim, or use --all or --list")
         if (arguments.arm is None) != (arguments.seed is None) or (

@@ -65,12 +65,12 @@ class PositionBias(nn.Module):
             # All distances start equal.
             self.embedding = nn.Embedding(2 * longest - 1, H)
             nn.init.zeros_(self.embedding.weight)
-        self.slopes = 2.0 ** (-8 * torch.arange(1, H + 1) / H)
+        self.register_buffer("slopes", 2.0 ** (-8 * torch.arange(1, H + 1) / H))
 
     def forward(self, T: int) -> Tensor | float:
         """The bias for sequences of length `T`, `(H, T, T)`."""
-        H = len(self.slopes)
-        distance = torch.arange(T)[:, None] - torch.arange(T)  # (T, T)
+        H, indices = len(self.slopes), torch.arange(T, device=self.slopes.device)
+        distance = indices[:, None] - indices  # (T, T)
         if self.positions == "untied":
             x = self.norm(self.embedding.weight[:T])  # (T, D)
             q, k = (layer(x).unflatten(-1, (H, -1)).transpose(0, 1) for layer in (self.query, self.key))
@@ -108,7 +108,9 @@ class PositionedSelfAttention(nn.Module):
         if positions == "rotary":
             cos, sin = (
                 angles[0].to(q.dtype)
-                for angles in rotary_angles(torch.arange(T)[None], d, THETA)  # (1, 1, 1, T, d/2)
+                for angles in rotary_angles(
+                    torch.arange(T, device=q.device)[None], d, THETA
+                )  # (1, 1, 1, T, d/2)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # (B, H, T, d)
         scale = math.sqrt(2 * d if positions == "untied" else d)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
+from labml_bert.checks import LARGEST_SIZE
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
@@ -298,7 +299,7 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
     )
-    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines() if line.strip()]
     # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
     most = min(60, longest - 2)
     # Avoid quotes, which the shell would interpret.
@@ -360,6 +361,8 @@ def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
     """Raises `ValueError` if a step has fewer rows than micro-batches."""
     schedule: str = options.schedule  # type: ignore[attr-defined]
     longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
+    if batch_tokens > LARGEST_SIZE:
+        raise ValueError(f"batch_tokens is {batch_tokens}; it must be at most {LARGEST_SIZE:,}")
     rows, parts = batch_tokens // longest, world_size() * count
     if rows < parts:
         raise ValueError(

@@ -121,10 +121,11 @@ def fail(reason: object) -> NoReturn:
 
 def fail_for_memory(error: RuntimeError) -> NoReturn:
     """
-    Ends the program with one line if PyTorch is out of memory. On a CPU, that has no exception type of its
-    own. Any other `RuntimeError` is a bug of ours, or says only that another process has ended.
+    Ends the program with one line if PyTorch is out of memory, or if a tensor would have more than 2^63
+    bytes. On a CPU, neither has an exception type of its own. Any other `RuntimeError` is a bug of ours, or
+    says only that another process has ended.
     """
-    if "alloc" not in str(error):
+    if not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
             raise error
         raise SystemExit(2)
