@@ -428,7 +428,7 @@ class PlainTrainer:
         self.model = model
         # An optimizer created before the model is copied or resized updates parameters that nobody uses.
         optimized_model = copy.deepcopy(model) if mistake == "other parameters" else model
-        self.optimizer = torch.optim.AdamW(optimized_model.parameters(), lr=1e-3)
+        self.optimizers = [torch.optim.AdamW(optimized_model.parameters(), lr=1e-3)]
         self.mistake = mistake
 
     def train_step(self, batch: dict[str, Tensor]) -> None:
@@ -439,8 +439,8 @@ class PlainTrainer:
             else [[*self.model.parameters()]]
         ):
             nn.utils.clip_grad_norm_(parameters, 0.1)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
 
 
 def trainer(model: nn.Module) -> Trainer:
@@ -470,13 +470,14 @@ def test_clipping_each_parameter_separately() -> None:
         model.zero_grad()
         norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
         assert norm > 0.1
-        step = any_trainer.optimizer.step
+        optimizer = any_trainer.optimizers[0]
+        step = optimizer.step
 
         def record_and_step() -> None:
             clipped.update({name: p.grad.clone() for name, p in model.named_parameters()})
             step()
 
-        any_trainer.optimizer.step = record_and_step
+        optimizer.step = record_and_step
         train_one_step(any_trainer)
         for name, g in gradients.items():
             assert torch.allclose(clipped[name], g * (0.1 / norm), rtol=1e-3, atol=1e-7), name

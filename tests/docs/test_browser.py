@@ -72,7 +72,7 @@ def type_in_search(page: "sync_api.Page", words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "target"),
     [
-        ("masked_fill", "labml_bert/mlm/?h=masked_fill#TokenMasker"),
+        ("ordinary_ids", "labml_bert/mlm/?h=ordinary_ids#TokenMasker"),
         ("plateau", "glossary/?h=plateau#plateau"),
         ("NSP", "glossary/?h=nsp#next-sentence-prediction"),
         ("tied", "glossary/?h=tied#weight-tying"),
@@ -102,7 +102,6 @@ QUERIES = {
     "segment embeddings": "embeddings/",
     "position embeddings": "embeddings/",
     "GPU": "glossary/#gpu",
-    "multiple GPUs": "glossary/#data-parallelism",
     "fine-tune": "glossary/#fine-tuning",
     "warmup": "glossary/#warm-up",
     "weight tying": "glossary/#weight-tying",
