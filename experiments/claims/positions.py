@@ -51,6 +51,8 @@ class PositionBias(nn.Module):
     All blocks share one bias, as in T5 and TUPE. Rotary positions add nothing.
     """
 
+    slopes: Tensor
+
     def __init__(self, positions: str, config: BertConfig):
         super().__init__()
         self.positions = positions

@@ -74,7 +74,7 @@ def build_peer(config: ModernBertConfig) -> nn.Module:
     """The same model from `transformers`."""
     import transformers
 
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+    ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     return transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**asdict(config), **ids))
 
 
