@@ -69,7 +69,7 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The hidden size must be a multiple of this."""
+    """Heads per block. The hidden size must be a multiple of the number of heads."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768."""
     hidden_dropout_prob: float = 0.1

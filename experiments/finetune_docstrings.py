@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> None:
                             # Accuracy on the test texts that pretraining on `python-docs` hasn't seen.
                             "unseen_accuracy": score(logits[unseen], labels[unseen]).accuracy,
                             "learning_rate": learning_rate,
-                            # The time for training, testing and any hyperparameter search.
+                            # Seconds include training, testing and any hyperparameter search.
                             "seconds": time.monotonic() - run_start,
                             "losses": average_losses(losses),
                         }

@@ -52,7 +52,7 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The hidden size must be an even multiple of this."""
+    """Heads per block. The width of a head, which is the hidden size divided by this number, must be even."""
     intermediate_size: int = 256
     """Width of the feed-forward network. Its gate needs a second matrix, so twice the hidden size costs
     three quarters of what four times does in BERT."""

@@ -49,7 +49,7 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The hidden size must be a multiple of this."""
+    """Heads per block. The hidden size must be a multiple of the number of heads."""
     max_position_embeddings: int = 64
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04

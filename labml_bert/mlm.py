@@ -65,7 +65,7 @@ class TokenMasker:
     max_predictions_per_seq: int | None = None
     """
     If set, each row gets a fixed number of chosen tokens, as in the original BERT: 15% of its candidates,
-    rounded, but at least one and at most this limit. So equal lengths give logits of equal shape.
+    rounded, but at least one and at most this limit. Batches of one shape then give logits of one shape.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""

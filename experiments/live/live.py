@@ -80,7 +80,7 @@ class Options(RunOptions):
     """Number of blocks. Among sizes that are small enough, wider models with fewer blocks learned more in
     three minutes."""
     num_attention_heads: int = 4
-    """Heads per block. The hidden size must be a multiple of this."""
+    """Heads per block. The hidden size must be a multiple of the number of heads."""
     max_position_embeddings: int = 128
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
