@@ -78,7 +78,7 @@ def read_config(folder: Path) -> ModernBertConfig:
     names = {field.name for field in fields(ModernBertConfig)}
     sizes = {name: content[name] for name in names if content.get(name) is not None}
     try:
-        config = ModernBertConfig(**sizes | spelled_out(content))
+        config = ModernBertConfig(**sizes | expand_layer_settings(content))
         check_modern_config(config)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} does not describe a ModernBERT: {error}") from None
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> ModernBertConfig:
     return config
 
 
-def spelled_out(content: dict[str, Any]) -> dict[str, Any]:
+def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     """What recent versions of `transformers` write for each layer, in the terms of `ModernBertConfig`."""
     values: dict[str, Any] = {}
     rope = content.get("rope_parameters")
@@ -130,8 +130,8 @@ def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
     embedding = tensors.get(EMBEDDING, torch.empty(0))
     output = tensors.get("model.layers.0.mlp.Wo.weight", torch.empty(0))
-    found = (len(layers), *embedding.shape, *output.shape)
+    sizes = (len(layers), *embedding.shape, *output.shape)
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
-    if found != (config.num_hidden_layers, config.vocab_size, D, D, I):
+    if sizes != (config.num_hidden_layers, config.vocab_size, D, D, I):
         raise ValueError(f"{path} has other sizes than config.json; the two are not from one model")
     check_finite(tensors, path)

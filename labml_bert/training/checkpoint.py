@@ -49,10 +49,13 @@ def load_named_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
     weights = named_weights(model)
     if different := weights.keys() ^ saved.keys():
         raise KeyError(min(different))
+    for name, weight in weights.items():
+        # `copy_` would repeat a tensor that is too small.
+        if saved[name].shape != weight.shape:
+            raise RuntimeError(f"{name} is {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in weights.items():
-            # A plain copy would repeat a tensor that is too small.
-            weight.copy_(saved[name].view_as(weight))
+            weight.copy_(saved[name])
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
@@ -73,7 +76,9 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def numbered(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, torch.optim.Optimizer]]:
+def enumerate_parameters(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[int, torch.optim.Optimizer]]:
     """Each optimizer with the number of its first parameter. All of them are numbered in one sequence."""
     first = 0
     for optimizer in optimizers:
@@ -105,7 +110,7 @@ def save_checkpoint(
     if rank() > 0:
         return
     tensors = {f"model.{key}": value for key, value in named_weights(model).items()}
-    for first, optimizer in numbered(optimizers):
+    for first, optimizer in enumerate_parameters(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{first + index}.{key}": value for key, value in state.items()}
     tensors |= {**states, "random.data": generator.get_state()}
@@ -142,7 +147,7 @@ def restore(
     moments = with_prefix(tensors, "optimizer.")
     try:
         load_named_weights(model, with_prefix(tensors, "model."))
-        for first, optimizer in numbered(optimizers):
+        for first, optimizer in enumerate_parameters(optimizers):
             groups = optimizer.state_dict()["param_groups"]
             indices = [index for group in groups for index in group["params"]]
             states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
