@@ -122,16 +122,17 @@ class PositionedSelfAttention(nn.Module):
         return context.transpose(1, 2).flatten(2), weights if output_attentions else None
 
 
-class WholeEncoder(nn.Module):
+class FullEncoder(nn.Module):
     """
-    ## All positions in every layer
+    ## An encoder that computes every position
 
-    The attention above has to know the positions of its queries, so the last layer computes all of them.
+    The attention above and a causal mask both depend on the positions of the queries, so the last layer
+    computes all of them. With `is_causal`, a position attends only to itself and to those before it.
     """
 
-    def __init__(self, encoder: BertEncoder):
+    def __init__(self, encoder: BertEncoder, is_causal: bool = False):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.is_causal = encoder, is_causal
 
     def forward(
         self,
@@ -140,8 +141,11 @@ class WholeEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """As `BertEncoder.forward`."""
-        x, attentions = self.encoder(hidden_states, attention_mask, output_attentions)  # (B, T, D)
+        """As `BertEncoder.forward`, without padding."""
+        mask, T = None, hidden_states.size(1)
+        if self.is_causal:
+            mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=hidden_states.device).tril()
+        x, attentions = self.encoder(hidden_states, mask, output_attentions)  # (B, T, D)
         return x if output_positions is None else select_positions(x, output_positions), attentions
 
 
@@ -168,4 +172,4 @@ def set_positions(model: BertForMaskedLM, positions: str) -> None:
         attention = layer.attention["self"]
         assert isinstance(attention, BertSelfAttention)
         layer.attention["self"] = PositionedSelfAttention(attention, bias)
-    model.bert.encoder = WholeEncoder(model.bert.encoder)  # type: ignore[assignment]
+    model.bert.encoder = FullEncoder(model.bert.encoder)  # type: ignore[assignment]

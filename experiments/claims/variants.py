@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.claims.options import WindowOptions
-from experiments.claims.positions import set_positions
-from labml_bert.bert import BertConfig, BertEncoder, select_positions
+from experiments.claims.positions import FullEncoder, set_positions
+from labml_bert.bert import BertConfig
 from labml_bert.data.curriculum import Stage, length_at
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.windows import put_cls_sep, random_windows
@@ -111,33 +111,6 @@ def next_token_batch(text: MaskedText, length: int, mlm_probability: float) -> d
     }
 
 
-class CausalEncoder(nn.Module):
-    """
-    ## A left-to-right encoder
-
-    The same encoder with a causal mask: a position attends only to itself and to those before it.
-    """
-
-    def __init__(self, encoder: BertEncoder):
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(
-        self,
-        hidden_states: Tensor,  # (B, T, D)
-        attention_mask: Tensor | None,
-        output_attentions: bool,
-        output_positions: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """As `BertEncoder.forward`, without padding."""
-        T = hidden_states.size(1)
-        causal_mask = torch.ones(T, T, dtype=torch.bool, device=hidden_states.device).tril()  # (T, T)
-        x, attentions = self.encoder(hidden_states, causal_mask[None, None], output_attentions)  # (B, T, D)
-        if output_positions is not None:
-            x = select_positions(x, output_positions)  # (B, P, D)
-        return x, attentions
-
-
 class UntiedMaskedLM(nn.Module):
     """
     ## An untied output matrix
@@ -198,7 +171,7 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
         assert isinstance(model, BertForMaskedLM)
         set_positions(model, options.positions)
     if options.causal:
-        model.bert.encoder = CausalEncoder(model.bert.encoder)  # type: ignore[assignment]
+        model.bert.encoder = FullEncoder(model.bert.encoder, is_causal=True)  # type: ignore[assignment]
     remove_head_parts(model, options.head_dense, options.head_norm)
     if options.embedding_std is not None:
         for module in model.bert.embeddings.modules():
