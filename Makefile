@@ -43,7 +43,7 @@ trials: $(VENV)/.test
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --ignore tests/docs $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --ignore tests/docs $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=98
 
