@@ -103,7 +103,12 @@ def main(run: Run, options: Options) -> None:
             run.generator,
             options.mlm_probability,
         )
-    model = BertForPreTraining(options.model_config(text.vocab_size, lengths[-1]))
+    config = options.model_config(
+        vocab_size=text.vocab_size,
+        intermediate_size=4 * options.hidden_size,
+        max_position_embeddings=lengths[-1],
+    )
+    model = BertForPreTraining(config)
     pairs = len(text.batches[lengths[0]].dataset)
     details = {
         "vocabulary": f"{text.vocab_size:,} subwords",

@@ -87,7 +87,8 @@ def main(run: Run, options: Options) -> None:
             mlm_probability=options.mlm_probability,
             generator=run.generator,
         )
-    model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
+    config = options.model_config(vocab_size=text.vocab_size, intermediate_size=4 * options.hidden_size)
+    model = BertForMaskedLM(config)
     details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",

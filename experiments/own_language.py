@@ -86,9 +86,9 @@ CHARACTERS_PER_PIECE = 400
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 6_000, 1_000_000
 
 
-def suit(options: Options, corpus: Corpus) -> Options:
+def set_defaults(options: Options, corpus: Corpus) -> Options:
     r"""
-    ## What suits the text
+    ## Defaults that depend on the text
 
     Sets the options that you left out. The vocabulary must have room for the alphabet twice, because a
     character can start a word or continue one. So a writing system with thousands of characters gets a larger
@@ -99,7 +99,7 @@ def suit(options: Options, corpus: Corpus) -> Options:
     pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     steps = EPOCHS * characters // 4 // Options.batch_tokens
-    suited = {
+    defaults = {
         "vocab_size": max(pieces, 2 * alphabet + 500),
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -108,7 +108,7 @@ def suit(options: Options, corpus: Corpus) -> Options:
         "learning_rate": LEARNING_RATES[width],
         "steps": min(max(steps, FEWEST_STEPS), MOST_STEPS) if options.minutes is None else None,
     }
-    return replace(options, **{k: v for k, v in suited.items() if getattr(options, k) is None})
+    return replace(options, **{k: v for k, v in defaults.items() if getattr(options, k) is None})
 
 
 def main(run: Run, options: Options) -> None:
@@ -116,8 +116,8 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         corpus = load_corpus(options.corpus)
-        run.options = options = suit(options, corpus)
-        assert options.vocab_size is not None
+        run.options = options = set_defaults(options, corpus)
+        assert options.vocab_size is not None and options.hidden_size is not None
         text = MaskedText(
             corpus,
             wordpiece_tokenizer(corpus.train, options.vocab_size, lowercase=False),
@@ -128,7 +128,8 @@ def main(run: Run, options: Options) -> None:
             generator=run.generator,
             with_cls_sep=True,
         )
-    model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
+    config = options.model_config(vocab_size=text.vocab_size, intermediate_size=4 * options.hidden_size)
+    model = BertForMaskedLM(config)
     characters = sum(map(len, corpus.train))
     details = {
         "vocabulary": f"{text.vocab_size:,} subwords, one per {characters // text.vocab_size:,} characters",

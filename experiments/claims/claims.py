@@ -36,6 +36,7 @@ from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 EXPERIMENTS = Path(__file__).parents[1]
+RECORDS = Path(__file__).parents[2] / "docs" / "runs"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -49,9 +50,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--record",
         type=Path,
-        default=Path("docs/runs"),
+        default=RECORDS,
         metavar="FOLDER",
-        help="folder of the records (default: docs/runs)",
+        help="folder of the records (default: docs/runs of this clone)",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     arguments = parser.parse_args(argv)

@@ -139,7 +139,8 @@ def train(run: Run, options: Options) -> TrainedModel:
             f"the sentence for the pictures has {tokens} tokens but max_position_embeddings is "
             f"{options.max_position_embeddings}; use more positions"
         )
-    model = BertForMaskedLM(options.model_config(text.vocab_size, options.max_position_embeddings))
+    config = options.model_config(vocab_size=text.vocab_size, intermediate_size=4 * options.hidden_size)
+    model = BertForMaskedLM(config)
     details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",

@@ -76,17 +76,15 @@ class RunOptions:
         names = {f.name for f in fields(TrainingArguments)}
         return TrainingArguments(**{k: v for k, v in vars(self).items() if k in names}, **others)
 
-    def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
+    def model_config(self, **sizes: int) -> BertConfig:
         """
-        The sizes of the model. The feed-forward network is four times as wide as the model, as in the paper,
-        and all dropout has the same probability.
+        The configuration of the model: the options that are named as in `BertConfig`, and `sizes`. All
+        dropout has the same probability.
 
         Raises `ValueError` if no model can have these sizes.
         """
         names = {f.name for f in fields(BertConfig)}
-        values = {k: v for k, v in vars(self).items() if k in names}
-        values |= {"vocab_size": vocab_size, "max_position_embeddings": max_position_embeddings}
-        values["intermediate_size"] = 4 * values["hidden_size"]
+        values = {k: v for k, v in vars(self).items() if k in names} | sizes
         values["attention_probs_dropout_prob"] = values["hidden_dropout_prob"]
         config = BertConfig(**values)
         check_config(config)
