@@ -36,7 +36,7 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    If you don't set an option whose default is `None`, the function `suit` below chooses its value, based on
+    If you don't set an option whose default is `None`, the function `set_defaults` below chooses its value, based on
     the amount of text. For the reasons behind the other values, see `mlm_tiny.py`."""
 
     minutes: float | None = None

@@ -74,7 +74,7 @@ def test_the_budget_in_the_header(
 @pytest.mark.slow("counts 230 million characters")
 def test_model_sizes_grow_with_the_text() -> None:
     def options_for(text: str) -> Any:
-        return own_language.suit(own_language.Options(), Corpus("", [text], []))
+        return own_language.set_defaults(own_language.Options(), Corpus("", [text], []))
 
     small, middle, large = (
         options_for("abcdefghij " * (n // 11)) for n in (100_000, 21_000_000, 210_000_000)
@@ -87,5 +87,5 @@ def test_model_sizes_grow_with_the_text() -> None:
     assert options_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
     # Options that the user sets stay as they are.
     user_options = own_language.Options(hidden_size=64, minutes=2.0)
-    chosen = own_language.suit(user_options, Corpus("", ["abcdefghij " * 1000], []))
+    chosen = own_language.set_defaults(user_options, Corpus("", ["abcdefghij " * 1000], []))
     assert (chosen.hidden_size, chosen.steps, chosen.minutes) == (64, None, 2.0)
