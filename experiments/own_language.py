@@ -36,8 +36,8 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    If you don't set an option whose default is `None`, the function `set_defaults` below chooses its value, based on
-    the amount of text. For the reasons behind the other values, see `mlm_tiny.py`."""
+    If you don't set an option whose default is `None`, the function `set_defaults` below chooses its value,
+    based on the amount of text. For the reasons behind the other values, see `mlm_tiny.py`."""
 
     minutes: float | None = None
     """How long to train, in minutes. Default: no time limit, but a number of steps that suits the text."""
