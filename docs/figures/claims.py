@@ -322,8 +322,11 @@ def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Clai
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """A difference, with its sign."""
-    return "–" if math.isinf(value) else f"{value:+.{digits}f}".replace("-", "−")
+    """A difference, with its sign. A difference that is rounded to zero has none."""
+    if math.isinf(value):
+        return "–"
+    rounded = round(value, digits)
+    return f"{'+' if rounded > 0 else '−' if rounded < 0 else ''}{abs(rounded):.{digits}f}"
 
 
 def is_percentage(metric: str) -> bool:
@@ -350,12 +353,15 @@ def gain_and_interval(answer: Answer, metric: str) -> tuple[str, str]:
 
 
 def in_words(answer: Answer, metric: str) -> str:
-    """The gain of a test as prose quotes it: a number of times, percentage points, or nats."""
+    """
+    The gain of a test as prose quotes it: a number of times, percentage points, or nats. It has no plus sign,
+    because a sentence says "improves the loss by 0.2 nats".
+    """
     gain, interval = gain_and_interval(answer, metric)
     if answer.gain is None or (answer.at_least and answer.at_most):
         return gain
     if metric not in COUNTED:
-        return f"{gain} (95% CI {interval})"
+        return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = answer.gain
     if answer.at_least:
         return f"at least {middle:.1f} times (95% confidence: {low:.1f} or more)"
@@ -408,7 +414,7 @@ def margin_with_unit(test: dict[str, Any]) -> str:
 
 def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
     """The results of some tests, as a Markdown table."""
-    table = "| should be better | than | measured by | difference | 95% CI | margin | answer |\n"
+    table = "| should be better | than | measured by | gain | 95% CI | margin | answer |\n"
     table += "|---|---|---|---:|---:|---:|---|\n"
     for test in tests:
         answer = claim.answer(test)
@@ -623,7 +629,7 @@ def arrivals(claim: Claim) -> str:
                 table += " no run |"
         table += "\n"
     return (
-        "The next table says when each variant reached these losses, in tokens and seconds. Each entry is "
+        "The next table shows when each variant reached these losses, in tokens and seconds. Each entry is "
         "the mean over the runs that got there. If some never did, the entry says how many got there.\n\n"
         f"{wide(table)}\n"
     )

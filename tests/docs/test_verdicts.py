@@ -229,13 +229,20 @@ def test_a_chapter_can_quote_a_factor(
     same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
     claim = written(tmp_path, record(short, long, step_seconds=same))
     assert claims.measured(claim, "sooner") == expected
-    assert claims.measured(claim, "lower").startswith("+0.500 nats (95% CI +0.4")
+    assert claims.measured(claim, "lower").startswith("0.500 nats (95% CI 0.4")
     for row in claim.rows:
         row["result"]["package"] = 1 - row["result"]["loss"] / 2
     claim.entry["tests"][1]["metric"] = "package"
-    assert claims.measured(claim, "lower").startswith("+25.0 points (95% CI +23.")
+    assert claims.measured(claim, "lower").startswith("25.0 points (95% CI 23.")
     with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
         claims.measured(claim, "faster")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.04, "0.0"), (-0.04, "0.0"), (0.06, "+0.1"), (-2.0, "−2.0"), (math.inf, "–")]
+)
+def test_zero_has_no_sign(value: float, expected: str) -> None:
+    assert claims.signed(value, 1) == expected
 
 
 def test_a_chapter_waits_for_a_number(tmp_path: Path) -> None:
@@ -314,7 +321,7 @@ def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
     assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
     test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
     assert claim.answer(test).gain == proportion_difference([0, 0, 0, 1], [0, 0, 0, 1])
-    assert claims.in_words(claim.answer(test), "failed").startswith("+0.0 points (95% CI −")
+    assert claims.in_words(claim.answer(test), "failed").startswith("0.0 points (95% CI −")
 
 
 def test_the_claim_whose_record_is_of_another_experiment() -> None:
