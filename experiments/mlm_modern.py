@@ -2,7 +2,7 @@ r"""
 # The same three minutes with a modern encoder
 
 How far does eight years of progress get you in the time that `mlm_tiny.py` takes? This script trains on the
-same text, with the same masks and for the same time. The model is that of `modern.py`, and the optimizer for
+same text, with the same masks and for the same time. The model comes from `modern.py`, and the optimizer for
 its matrices is Muon.
 
 The learning curve looks different. There is no plateau: the model discovers the neighbors in the first
@@ -35,14 +35,14 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The text, the mask rate and the tokens per step are those of `mlm_tiny.py`. The other values were chosen
-    for three minutes on two cores, like those there."""
+    The text, the mask rate and the tokens per step are those of `mlm_tiny.py`. As in that file, we chose the
+    other values for three minutes on two cores."""
 
     minutes: float | None = 3.0
     """How long to train, in minutes: as long as `mlm_tiny.py`."""
     schedule: str = "128:1"
-    """Sequence lengths, each with its weight in the training budget. With rotary positions, short sequences
-    first change the loss per token hardly at all."""
+    """Sequence lengths, each with its weight in the training budget. With rotary positions, starting with
+    short sequences hardly changes the loss per token."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
@@ -54,13 +54,13 @@ class Options(RunOptions):
     num_attention_heads: int = 4
     """Heads per block. The width of a head, which is the hidden size divided by this number, must be even."""
     intermediate_size: int = 256
-    """Width of the feed-forward network. Its gate needs a second matrix, so twice the hidden size costs
-    three quarters of what four times does in BERT."""
+    """Width of the feed-forward network: twice the hidden size, where BERT has four times. The gate needs a
+    matrix of its own, so this network costs three quarters as much as one in BERT, not half."""
     global_attn_every_n_layers: int = 1
-    """One layer in this many sees the whole sequence. The others see 64 tokens to each side, which saves
-    little in a sequence of 128, so all layers are global here."""
+    """Number of layers from one global layer to the next. A global layer sees the whole sequence; the others
+    see 64 tokens on each side. That saves little in a sequence of 128, so here all layers are global."""
     max_position_embeddings: int = 128
-    """Longest sequence in training. The model has no table of positions, so longer ones can be read too."""
+    """Longest sequence in training. The model has no table of positions, so it can also read longer ones."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights, as in `mlm_tiny.py`."""
     optimizer: OptimizerName = "muon"

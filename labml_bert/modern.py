@@ -11,7 +11,7 @@ part of the blocks is new:
 | positions | learned embeddings, added to the token embeddings | a rotation of queries and keys (RoPE) |
 | LayerNorm | after each residual addition (post-norm) | before each sublayer (pre-norm) |
 | feed-forward network | with GELU | gated (GeGLU) |
-| attention | to all tokens in every layer | only to nearby tokens in two of three layers |
+| attention | to all tokens in every layer | only to nearby tokens in two of every three layers |
 | biases | in all linear layers and LayerNorms | only in the output layer |
 | segments | an embedding for sentence A or B | none, because there's no next sentence prediction |
 
@@ -117,8 +117,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
-    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighbors; permuting the weights
-    converts between the two layouts."""
+    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighboring elements; permuting the
+    weights converts between the two layouts."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 

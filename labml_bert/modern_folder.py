@@ -1,10 +1,10 @@
 """
 # Folders of modern models
 
-A ModernBERT folder has the same two files as that of a BERT, `config.json` and `model.safetensors`. This file
-writes and reads them for `modern.py`, so that `transformers` can open what we trained, and the other way
-round. `config.json` comes in two forms: published models give the two values of theta and the number of
-layers from one global layer to the next, and recent versions of `transformers` spell them out for each layer.
+A ModernBERT folder has the same two files as a BERT folder, `config.json` and `model.safetensors`. This file
+writes and reads them for `modern.py`, so that `transformers` can open our models and we can open theirs. The
+layer settings in `config.json` come in two forms. Published models give two values of theta and say how often
+a layer is global. Recent versions of `transformers` list the type of each layer, and a theta for each type.
 
     save_pretrained(model, "folder")
     model = from_pretrained("folder")
@@ -26,7 +26,7 @@ from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 EMBEDDING = "model.embeddings.tok_embeddings.weight"
 ALIAS = "decoder.weight"
 LAYER_TYPES = {True: "full_attention", False: "sliding_attention"}
-# Settings that change the model. Other values than these aren't implemented.
+# Settings that change the model. No other values are implemented.
 SUPPORTED: dict[str, object] = {
     "model_type": "modernbert",
     "hidden_activation": "gelu",
@@ -42,7 +42,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Without these, `transformers` takes the ids of the published tokenizer and warns about them.
+    # Unless these are null, `transformers` takes the ids of the published tokenizer and warns about them.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
     files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
@@ -51,7 +51,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
 
 def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     """
-    Loads a model from a folder of ours or of `transformers`, and returns it in eval mode.
+    Loads a model from a folder that we or `transformers` wrote, and returns it in eval mode.
 
     Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
     `config.json`, or if the model is of a kind that isn't implemented.
@@ -91,7 +91,7 @@ def read_config(folder: Path) -> ModernBertConfig:
 
 
 def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
-    """What recent versions of `transformers` write for each layer, in the terms of `ModernBertConfig`."""
+    """Converts the layer settings of recent versions of `transformers` to those of `ModernBertConfig`."""
     values: dict[str, Any] = {}
     rope = content.get("rope_parameters")
     if rope is not None:
@@ -103,7 +103,7 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     layers = content.get("layer_types")
     if layers is not None:
         global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
-        # With one global layer, the first, any period that is long enough says the same.
+        # If only the first layer is global, any period of at least the number of layers will do.
         values["global_attn_every_n_layers"] = global_layers[1] if len(global_layers) > 1 else len(layers)
     return values
 

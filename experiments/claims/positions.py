@@ -2,9 +2,9 @@ r"""
 # Six ways to say where a token is
 
 BERT adds a learned vector for the position to the vector of the token. Does a small masked language model sit
-on a plateau because of that? To find out, a claim trains the same BERT with other positions, and changes
-nothing else. With $q_i$ and $k_j$ for the query and the key of two tokens of one head, $d$ for its width, and
-$p_i$ for the vector of a position:
+on a plateau because of that? To find out, the claim on positions trains the same BERT with other kinds of
+positions, and changes nothing else. In the table, $q_i$ is a head's query for token $i$, $k_j$ is its key for
+token $j$, $d$ is the width of the head, and $p_i$ is the vector of position $i$:
 
 | positions | the score of token $j$ for token $i$ | what the input gets |
 |---|---|---|
@@ -103,7 +103,7 @@ class PositionedSelfAttention(nn.Module):
         attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `BertSelfAttention.forward`, for all queries and without padding."""
+        """Works like `BertSelfAttention.forward`, but for all queries and without padding."""
         original, positions = self.original, self.bias.positions
         q, k, v = original.project(hidden_states, original.query, original.key, original.value)
         T, d = q.size(2), q.size(3)
@@ -127,7 +127,7 @@ class FullEncoder(nn.Module):
     ## An encoder that computes every position
 
     The attention above and a causal mask both depend on the positions of the queries, so the last layer
-    computes all of them. With `is_causal`, a position attends only to itself and to those before it.
+    computes every position. With `is_causal`, a position attends only to itself and to those before it.
     """
 
     def __init__(self, encoder: BertEncoder, is_causal: bool = False):
@@ -141,7 +141,7 @@ class FullEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """As `BertEncoder.forward`, without padding."""
+        """Works like `BertEncoder.forward`, but without padding."""
         mask, T = None, hidden_states.size(1)
         if self.is_causal:
             mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=hidden_states.device).tril()
@@ -162,7 +162,7 @@ def set_positions(model: BertForMaskedLM, positions: str) -> None:
     table = model.bert.embeddings.position_embeddings.weight
     table.requires_grad = False
     if positions == "sinusoidal":
-        # As large as the learned vectors are at first.
+        # Scale the sinusoids to the size that the learned vectors have before training.
         table.copy_(model.config.initializer_range * math.sqrt(2) * sinusoids(*table.shape))
         return
     table.zero_()

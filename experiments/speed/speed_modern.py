@@ -1,14 +1,14 @@
 r"""
 # How fast is the modern encoder?
 
-A training step of `modern.py` next to one of ModernBERT in `transformers`, on the same batch, with the same
-weights, in one process and in turn. Before we time anything, both must compute the same loss.
+We compare a training step of `modern.py` with one of ModernBERT in `transformers`, on the same batch and with
+the same weights. One process runs the two in turn. Before we time anything, both must compute the same loss.
 
-The sizes are those of `speed.py`. The feed-forward network has the width that ModernBERT base uses for its
-hidden size, one and a half times as wide. As in the published model, every third layer attends to the whole
-sequence and the others to a window of 128 tokens.
+The sizes are those of `speed.py`. The feed-forward network is one and a half times as wide as the hidden
+size, as in ModernBERT base. Every third layer attends to the whole sequence and the others to a window of 128
+tokens, as in the published model.
 
-The model of `transformers` runs as its users run it, in float32, and with autocast to bfloat16.
+We run the model of `transformers` as its users do: in float32, and with autocast to bfloat16.
 """
 
 import sys
@@ -82,7 +82,7 @@ def measure(shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
     """
     ## One shape
 
-    Returns the seconds of a step of both models in both precisions.
+    Times a step of both models in both precisions. The times are in seconds.
 
     Raises `AssertionError` if the models compute different losses.
     """
