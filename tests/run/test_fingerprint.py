@@ -12,12 +12,15 @@ import pytest
 
 from experiments import mlm_tiny
 from labml_bert import mlm
+from labml_bert.data.corpora import load_corpus
+from labml_bert.run import fingerprint
 from labml_bert.run.fingerprint import (
     RUNS,
     difference,
     fingerprints_of,
     load_script,
     machine,
+    main,
     take_fingerprint,
     why_not_here,
 )
@@ -90,6 +93,45 @@ def test_rounding_is_tolerated_only_on_another_machine() -> None:
     assert "evaluation" in difference(
         {**recorded, "processor": "another"}, {**rounded, "evaluation": {"loss": 3.1}}
     )
+
+
+@pytest.mark.processes
+def test_the_command_checks_and_writes_records(
+    options: mlm_tiny.Options,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`--write` adds what a record lacks. After that, the command finds it, and finds a changed loss."""
+    monkeypatch.setattr(fingerprint, "RUNS", tmp_path)
+    corpus = {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
+    record = {"experiment": "mlm_tiny", "configuration": options.configuration(), "corpus": corpus}
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit) as end:
+        main(["small"])
+    assert end.value.code == 1 and "small: no fingerprint" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == record
+
+    main(["--write"])
+    assert "small: written" in capsys.readouterr().out
+    main([])
+    assert "small: reproduced\n  1 fingerprints" in capsys.readouterr().out
+
+    record = json.loads(path.read_text())
+    record["fingerprints"][""]["losses"][2] += 0.1
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit) as end:
+        main(["small"])
+    assert end.value.code == 1 and "not reproduced, the loss of step 3 was" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == record
+
+    path.write_text(json.dumps({**record, "corpus": {**corpus, "sha256": "another"}}))
+    main(["small"])
+    assert "cannot be checked here" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["large"])
+    assert end.value.code == 2 and "no record 'large'; choose from small" in capsys.readouterr().err
 
 
 def test_a_script_may_move_to_another_folder() -> None:

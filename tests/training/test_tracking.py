@@ -108,6 +108,8 @@ def run_tracked(work_folder: Path, *steps: int, **environment: str) -> subproces
     folder = work_folder / "tiny" / "first"
     folder.mkdir(parents=True, exist_ok=True)
     variables = {
+        # Coverage is measured in this process too.
+        **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE")},
         "HOME": str(work_folder / "home"),
         "PATH": os.environ["PATH"],
         "PYTHONDONTWRITEBYTECODE": "1",
