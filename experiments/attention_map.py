@@ -23,8 +23,8 @@ from labml_bert.attention_map import attention_map
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import check_record, record_head
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.run.record import check_record, describe_run
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import load_checkpoint
 
@@ -52,13 +52,13 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
 
     Raises `ValueError` if there is no run at `run_path`.
     """
-    saved = load_checkpoint(run_path)[0]
-    configuration = saved["configuration"]
+    run_state = load_checkpoint(run_path)[0]
+    configuration = run_state["configuration"]
     record = {
-        **record_head("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
+        **describe_run("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
         # The folders of the path mean nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
-        "trained": {"steps": saved["step"], "seconds": saved["seconds"]},
+        "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
         "result": result,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the weights as JSON")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         if options.record is not None:
             check_record(options.record)
         run_path = options.run or newest_run(Path("logs"))

@@ -60,8 +60,8 @@ from labml_bert.labeled_text import Example, choose_hyperparameter, score
 from labml_bert.model_folder import load_weights, read_config, read_tensors
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
-from labml_bert.run.record import at_least_one, check_record, finish, record_head
-from labml_bert.run.terminal import bad_input_ends_here, header
+from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import choose_device
@@ -197,11 +197,11 @@ def find_newest_model(runs: Path) -> Path:
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """Describes how the model was pretrained, if `folder` is still inside the folder of its run."""
     try:
-        saved = load_checkpoint(folder.parent)[0]
+        run_state = load_checkpoint(folder.parent)[0]
     except ValueError:
         return None
-    values = {key: saved["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
-    return {**values, "steps": saved["step"], "seconds": saved["seconds"]}
+    values = {key: run_state["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
+    return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
 def parse_label_count(word: str, task: Task) -> int:
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
     """Compare a pretrained model with one from scratch and a bag of words, on labeled docstrings."""
     options = parse(Options, Options(), main.__doc__ or "", sys.argv[1:] if argv is None else argv)
     start_time = time.monotonic()
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         check_scikit_learn_is_here()
         if options.record is not None:
             check_record(options.record)
@@ -308,7 +308,7 @@ def main(argv: list[str] | None = None) -> None:
 
         words = f"--pairs {options.pairs} --seeds {options.seeds} --steps {steps}".split()
         record = {
-            **record_head("finetune_docstrings", ["--labels", *options.labels, *words], device),
+            **describe_run("finetune_docstrings", ["--labels", *options.labels, *words], device),
             "configuration": {
                 "model": asdict(config),
                 "epochs": EPOCHS,

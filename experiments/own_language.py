@@ -136,7 +136,7 @@ def main(run: Run, options: Options) -> None:
         "length": " then ".join(str(stage.length) for stage in stages) + " subwords",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    if run.requested.steps is None and options.steps:
+    if run.user_options.steps is None and options.steps:
         details["budget"] = f"{EPOCHS} passes over the text, but at least {FEWEST_STEPS:,} steps"
     trainer = run.trainer(model, text, "a masked language model", details)
 

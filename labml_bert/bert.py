@@ -398,10 +398,10 @@ class Dropout(nn.Dropout):
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
         # Rounding must not turn a small p into 0 or a large p into 1.
-        dropped = min(max(round(self.p * 2**16), 1), 2**16 - 1)
-        keep = bits >= dropped - 2**15
+        threshold = min(max(round(self.p * 2**16), 1), 2**16 - 1)
+        keep = bits >= threshold - 2**15
         # A boolean is one byte, 0 or 1. Conversion to float is five times faster from uint8 than from bool.
-        return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - dropped))
+        return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - threshold))
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
@@ -305,7 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         model, tokenizer = load_model(options.run)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(

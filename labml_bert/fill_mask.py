@@ -27,7 +27,7 @@ from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.model_folder import load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: the newest run)")
     parser.add_argument("--top-k", type=int, default=5, help="predictions for each mask (default: 5)")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         answers = fill_mask(model, tokenizer, options.text, options.top_k)
@@ -154,8 +154,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print()
         pieces = options.text.split("[MASK]")
         best = [guesses[0].token for guesses in answers] + [""]
-        filled = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
-        console.print(f"  all filled in: {printable(filled)}\n", soft_wrap=False)
+        sentence = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
+        console.print(f"  all filled in: {printable(sentence)}\n", soft_wrap=False)
 
 
 if __name__ == "__main__":

@@ -77,15 +77,15 @@ def load_weights(
             f"{path} has no {missing[0]}, which {type(model).__name__} needs; it belongs to another kind of "
             "model"
         )
-    shared = parameters.keys() & tensors.keys()
-    for name in sorted(shared):
+    shared_names = parameters.keys() & tensors.keys()
+    for name in sorted(shared_names):
         if tensors[name].shape != parameters[name].shape:
             raise ValueError(
                 f"{name} is {tuple(tensors[name].shape)} in {path} and {tuple(parameters[name].shape)} by "
                 "the configuration; the two are not from one model"
             )
     with torch.no_grad():
-        for name in shared:
+        for name in shared_names:
             parameters[name].copy_(tensors[name])
 
 
@@ -116,9 +116,9 @@ def read_config(folder: Path) -> BertConfig:
     Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
     """
     path, content = folder / "config.json", read_json(folder)
-    supported: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
-    supported |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
-    for name, value in supported.items():
+    supported_values: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
+    supported_values |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+    for name, value in supported_values.items():
         if content.get(name, value) != value:
             raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
     sizes = {

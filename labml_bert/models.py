@@ -86,8 +86,8 @@ class BertPreTrainedModel(nn.Module):
         if labels is None:
             return self.bert(input_ids, **inputs), None
         positions = masked_lm_positions(labels)  # (B, P)
-        encoded = self.bert(input_ids, output_positions=positions, **inputs)
-        return encoded, labels.gather(1, positions)
+        outputs = self.bert(input_ids, output_positions=positions, **inputs)
+        return outputs, labels.gather(1, positions)
 
     @property
     def extra_config(self) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class BertForMaskedLM(BertPreTrainedModel):
         other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
         only. Without labels, they are `(B, T, V)`.
         """
-        encoded, labels = self.encode(input_ids, labels, inputs)
+        outputs, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
-        hidden = encoded.last_hidden_state  # (B, P, D)
+        hidden = outputs.last_hidden_state  # (B, P, D)
         hidden, labels = select_labeled(hidden, labels)
         logits = self.cls.predictions(hidden, embedding)
         loss = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
@@ -261,13 +261,13 @@ class BertForPreTraining(BertPreTrainedModel):
         `num_pairs_in_batch`; see `masked_lm_loss` and `next_sentence_loss`. `inputs` are other arguments of
         `BertModel.forward`.
         """
-        encoded, labels = self.encode(input_ids, labels, inputs)
+        outputs, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
-        hidden = encoded.last_hidden_state  # (B, P, D)
+        hidden = outputs.last_hidden_state  # (B, P, D)
         hidden, labels = select_labeled(hidden, labels)
         logits = self.cls.predictions(hidden, embedding)
         masked = None if labels is None else masked_lm_loss(logits, labels, num_items_in_batch)
-        scores = self.cls(encoded.pooler_output)  # (B, 2)
+        scores = self.cls(outputs.pooler_output)  # (B, 2)
         pairs = None
         if next_sentence_label is not None:
             pairs = next_sentence_loss(scores, next_sentence_label, num_pairs_in_batch)

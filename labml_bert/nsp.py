@@ -94,12 +94,12 @@ class PairMaker:
                 end += 1
             if end - start < fewest:
                 return
-            cut = start + generator.randint(1, max(1, end - start - 1))
-            a = [token for sentence in document[start:cut] for token in sentence]
-            if cut == end or generator.random() < self.random_next_prob:
-                b, label, start = self.elsewhere(index, target - len(a), generator), IS_RANDOM, cut
+            a_end = start + generator.randint(1, max(1, end - start - 1))
+            a = [token for sentence in document[start:a_end] for token in sentence]
+            if a_end == end or generator.random() < self.random_next_prob:
+                b, label, start = self.elsewhere(index, target - len(a), generator), IS_RANDOM, a_end
             else:
-                b, label, start = [t for s in document[cut:end] for t in s], IS_NEXT, end
+                b, label, start = [t for s in document[a_end:end] for t in s], IS_NEXT, end
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:

@@ -236,8 +236,8 @@ def test_the_padding_embedding_gets_no_gradient() -> None:
     ids = torch.randint(1, 50, (2, 6))
     ids[:, 4:] = 0
     model(ids).last_hidden_state.square().sum().backward()
-    used = model.embeddings.word_embeddings.weight.grad.abs().sum(1) > 0
-    assert used.nonzero().flatten().tolist() == sorted(set(ids[:, :4].flatten().tolist()))
+    has_gradient = model.embeddings.word_embeddings.weight.grad.abs().sum(1) > 0
+    assert has_gradient.nonzero().flatten().tolist() == sorted(set(ids[:, :4].flatten().tolist()))
 
 
 @pytest.mark.parametrize("attentions", [False, True])
@@ -260,8 +260,8 @@ def test_position_ids_select_rows_of_the_position_table() -> None:
     ids = torch.randint(1, 50, (2, 4))
     offsets = torch.tensor([[3], [7]])
     model(ids, position_ids=offsets + torch.arange(4)).last_hidden_state.square().sum().backward()
-    used = model.embeddings.position_embeddings.weight.grad.abs().sum(1) > 0
-    assert used.nonzero().flatten().tolist() == [*range(3, 11)]
+    has_gradient = model.embeddings.position_embeddings.weight.grad.abs().sum(1) > 0
+    assert has_gradient.nonzero().flatten().tolist() == [*range(3, 11)]
 
 
 def test_bfloat16_agrees_with_float32_up_to_its_precision() -> None:

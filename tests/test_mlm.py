@@ -38,22 +38,22 @@ def test_masking_probabilities_on_a_million_tokens(p: float) -> None:
     masked_ids, labels = new_masker(mlm_probability=p)(ids)
     assert torch.equal(ids, original)
     special = ids < 5
-    chosen = labels != IGNORE
-    assert not (chosen & special).any()
-    assert torch.equal(labels[chosen], ids[chosen])
-    assert torch.equal(masked_ids[~chosen], ids[~chosen])
-    assert within(int(chosen.sum()), int((~special).sum()), p)
+    is_chosen = labels != IGNORE
+    assert not (is_chosen & special).any()
+    assert torch.equal(labels[is_chosen], ids[is_chosen])
+    assert torch.equal(masked_ids[~is_chosen], ids[~is_chosen])
+    assert within(int(is_chosen.sum()), int((~special).sum()), p)
 
-    n = int(chosen.sum())
-    is_mask = chosen & (masked_ids == MASK)
+    n = int(is_chosen.sum())
+    is_mask = is_chosen & (masked_ids == MASK)
     assert within(int(is_mask.sum()), n, 0.8)
-    random_ids = masked_ids[chosen & ~is_mask]
+    random_ids = masked_ids[is_chosen & ~is_mask]
     assert (random_ids >= 5).all()
     # One replacement in 35 is the original token itself and looks unchanged.
-    changed = int((random_ids != ids[chosen & ~is_mask]).sum())
-    assert within(changed, n, 0.1 * 34 / 35)
+    replacement_count = int((random_ids != ids[is_chosen & ~is_mask]).sum())
+    assert within(replacement_count, n, 0.1 * 34 / 35)
     # All 35 ordinary tokens are equally likely as replacements.
-    replaced = random_ids[random_ids != ids[chosen & ~is_mask]]
+    replaced = random_ids[random_ids != ids[is_chosen & ~is_mask]]
     counts = torch.bincount(replaced, minlength=V)[5:]
     assert all(within(int(count), len(replaced), 1 / 35) for count in counts)
 
@@ -73,12 +73,12 @@ def test_masked_random_and_unchanged_tokens_are_disjoint() -> None:
 def test_the_defaults_are_those_of_the_original() -> None:
     """15% are chosen, 80% of these masked and 10% random, and `F.cross_entropy` ignores all other labels."""
     masked_ids, labels = TokenMasker(V, MASK, SPECIALS)(torch.full((1000, 1000), 7))
-    chosen = labels != -100
+    is_chosen = labels != -100
     assert set(labels.flatten().tolist()) == {-100, 7}
-    assert within(int(chosen.sum()), 10**6, 0.15)
-    n = int(chosen.sum())
-    assert within(int((masked_ids[chosen] == MASK).sum()), n, 0.8)
-    assert within(int((masked_ids[chosen] == 7).sum()), n, 0.1 + 0.1 / 35)
+    assert within(int(is_chosen.sum()), 10**6, 0.15)
+    n = int(is_chosen.sum())
+    assert within(int((masked_ids[is_chosen] == MASK).sum()), n, 0.8)
+    assert within(int((masked_ids[is_chosen] == 7).sum()), n, 0.1 + 0.1 / 35)
 
 
 @pytest.mark.parametrize("value", [0.0, 1 - 2**-24])
@@ -140,18 +140,18 @@ def test_a_word_is_masked_completely_or_not_at_all(cap: int | None) -> None:
     word_ids = random_words(400, 64, 0)
     ids = torch.randint(5, V, (400, 64))
     labels = new_masker(max_predictions_per_seq=cap)(ids, word_ids=word_ids).labels
-    chosen = labels != IGNORE
-    assert not chosen[word_ids < 0].any()
+    is_chosen = labels != IGNORE
+    assert not is_chosen[word_ids < 0].any()
     words = 0
     for row in range(400):
         for word in range(int(word_ids[row].max()) + 1):
-            tokens = chosen[row, word_ids[row] == word]
+            tokens = is_chosen[row, word_ids[row] == word]
             assert tokens.all() or not tokens.any()
             words += bool(tokens.all())
     if cap is None:
         assert within(words, int((word_ids.max(1).values + 1).sum()), 0.15)
     else:
-        count = chosen.sum(1)
+        count = is_chosen.sum(1)
         assert count.max() == 9
         # Words have at most four tokens, so at most three positions stay unused while shorter words are left.
         assert count.min() >= 6
@@ -164,7 +164,7 @@ def test_whole_words_are_chosen_as_in_the_original() -> None:
     token_masker = new_masker(max_predictions_per_seq=6)
     candidates = (word_ids >= 0) & (ids >= 5)
     state = token_masker.generator.get_state()
-    chosen = token_masker.choose(candidates, word_ids)
+    is_chosen = token_masker.choose(candidates, word_ids)
     token_masker.generator.set_state(state)
     draw = token_masker.rand(candidates)
     for row in range(100):
@@ -174,7 +174,7 @@ def test_whole_words_are_chosen_as_in_the_original() -> None:
             positions = (word_ids[row] == word).nonzero().flatten().tolist()
             if len(expected) + len(positions) <= min(6, round(0.15 * int(candidates[row].sum()))):
                 expected |= set(positions)
-        assert set(chosen[row].nonzero().flatten().tolist()) == expected
+        assert set(is_chosen[row].nonzero().flatten().tolist()) == expected
 
 
 def test_every_word_is_equally_likely() -> None:
@@ -182,9 +182,9 @@ def test_every_word_is_equally_likely() -> None:
     ids = torch.tensor([[7, 8, 9, 10] + [0] * 8]).expand(2000, 12)
     word_ids = torch.arange(12).expand(2000, 12)
     for ids_of_words in (word_ids, word_ids.masked_fill(ids == 0, -1)):
-        chosen = new_masker(max_predictions_per_seq=1)(ids, word_ids=ids_of_words).labels != IGNORE
-        assert all(within(int(n), 2000, 1 / 4) for n in chosen.sum(0)[:4])
-        assert not chosen[:, 4:].any()
+        is_chosen = new_masker(max_predictions_per_seq=1)(ids, word_ids=ids_of_words).labels != IGNORE
+        assert all(within(int(n), 2000, 1 / 4) for n in is_chosen.sum(0)[:4])
+        assert not is_chosen[:, 4:].any()
 
 
 def test_a_single_token_outside_any_word_is_not_masked() -> None:

@@ -123,11 +123,11 @@ def test_masking(case: MaskingCase) -> None:
     assert masked_ids.shape == labels.shape == original.shape
     for row, ids in enumerate(original.tolist()):
         candidates = candidates_of(case, row)
-        chosen = [t for t, label in enumerate(labels[row].tolist()) if label != IGNORE]
-        assert set(chosen) <= set(candidates)
+        labeled_positions = [t for t, label in enumerate(labels[row].tolist()) if label != IGNORE]
+        assert set(labeled_positions) <= set(candidates)
         for t, token in enumerate(ids):
             output_token = int(masked_ids[row, t])
-            if t not in chosen:
+            if t not in labeled_positions:
                 assert output_token == token
                 continue
             assert labels[row, t] == token
@@ -141,18 +141,18 @@ def test_masking(case: MaskingCase) -> None:
             assert output_token in possible
 
         words = words_of(case, row, candidates)
-        unmasked_words = [word for word in words if not set(word) & set(chosen)]
-        assert all(set(word) <= set(chosen) for word in words if word not in unmasked_words)
+        unmasked_words = [word for word in words if not set(word) & set(labeled_positions)]
+        assert all(set(word) <= set(labeled_positions) for word in words if word not in unmasked_words)
         if case.max_predictions is None:
             if case.p == 0:
-                assert not chosen
+                assert not labeled_positions
             if case.p == 1:
                 assert not unmasked_words
         else:
             count = min(max(1, round_half_to_even(len(candidates) * case.p)), case.max_predictions)
-            assert len(chosen) <= count
+            assert len(labeled_positions) <= count
             # A word was skipped only because it no longer fit.
-            assert all(len(word) > count - len(chosen) for word in unmasked_words)
+            assert all(len(word) > count - len(labeled_positions) for word in unmasked_words)
 
 
 @given(masking_cases())

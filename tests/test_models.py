@@ -144,8 +144,8 @@ def assert_tied(model) -> None:
         weight[7] += 1
     after = model(torch.tensor([[1, 2, 3]]))
     after = after.logits if isinstance(model, BertForMaskedLM) else after.prediction_logits
-    changed = (after != before).any(0).any(0)
-    assert changed.nonzero().flatten().tolist() == [7]
+    is_different = (after != before).any(0).any(0)
+    assert is_different.nonzero().flatten().tolist() == [7]
     state = model.state_dict()
     assert torch.equal(state["cls.predictions.decoder.weight"], weight)
     assert (

@@ -125,9 +125,9 @@ def test_a_local_layer_sees_its_window_only() -> None:
     ).eval()
     model.layers[0].attn.Wo.weight.data.zero_()
     ids = torch.randint(1, 30, (1, 20))
-    changed = ids.clone()
-    changed[0, 10] = ids[0, 10] % 29 + 1
-    differs = (model(ids) - model(changed)).abs().amax(-1)[0] > 1e-6
+    new_ids = ids.clone()
+    new_ids[0, 10] = ids[0, 10] % 29 + 1
+    differs = (model(ids) - model(new_ids)).abs().amax(-1)[0] > 1e-6
     assert differs.nonzero().flatten().tolist() == [*range(6, 15)]
 
 

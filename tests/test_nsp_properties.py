@@ -78,7 +78,7 @@ def test_pairs_of_any_documents(
     check_pairs(length, short, random_next_prob)
     maker = PairMaker(*arguments)
     for index, tokens in enumerate(texts):
-        used = []
+        tokens_of_pairs = []
         for pair in maker.pairs_of(index, random.Random(seed)):
             first, second = segments_of(pair)
             assert 5 <= len(pair.input_ids) <= length
@@ -88,17 +88,17 @@ def test_pairs_of_any_documents(
             if pair.next_sentence_label == IS_NEXT:
                 assert set(second) <= set(tokens)
                 assert first[-1] < second[0]
-                used += first + second
+                tokens_of_pairs += first + second
             else:
                 assert pair.next_sentence_label == IS_RANDOM
                 assert not set(second) & set(tokens)
-                used += first
+                tokens_of_pairs += first
             if random_next_prob == 1:
                 assert pair.next_sentence_label == IS_RANDOM
             if random_next_prob == 0 and not lone:
                 assert pair.next_sentence_label == IS_NEXT
         # The tokens are in their original order, and none is used twice.
-        assert all(a < b for a, b in pairwise(used))
+        assert all(a < b for a, b in pairwise(tokens_of_pairs))
     all_pairs = list(maker(random.Random(seed)))
     assert all_pairs == list(PairMaker(*arguments)(random.Random(seed)))
     if lone:
@@ -116,17 +116,17 @@ def test_every_token_is_used_once(
     maker = PairMaker(documents, CLS, SEP, 500, 0.1, random_next_prob, lone)
     maker.target_length = lambda generator: target  # type: ignore[method-assign]
     for index, document in enumerate(documents):
-        used: list[int] = []
+        tokens_of_pairs: list[int] = []
         for pair in maker.pairs_of(index, random.Random(seed)):
             first, second = segments_of(pair)
-            used += first + (second if pair.next_sentence_label == IS_NEXT else [])
+            tokens_of_pairs += first + (second if pair.next_sentence_label == IS_NEXT else [])
             # A chunk ends with the sentence that fills it, or with its second if the first alone is enough.
             if pair.next_sentence_label == IS_NEXT:
                 last = next(sentence for sentence in document if sentence[-1] == second[-1])
                 is_full = len(first) + len(second) - len(last) >= target
                 assert not is_full or (not lone and len(first) + len(second) - len(last) == len(first))
         tokens = [token for sentence in document for token in sentence]
-        assert used == tokens or (not lone and [*used, *document[-1]] == tokens)
+        assert tokens_of_pairs == tokens or (not lone and [*tokens_of_pairs, *document[-1]] == tokens)
 
 
 @given(DOCUMENTS, st.integers(-3, 20), st.integers(0, 99))

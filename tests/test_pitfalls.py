@@ -70,16 +70,16 @@ def common_masking(mistake: str = "", p: float = 0.15) -> Masking:
 
     def mask_tokens(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         masked_ids = input_ids if mistake == "in place" else input_ids.clone()
-        chosen = torch.rand(masked_ids.shape, generator=g) < p
+        is_chosen = torch.rand(masked_ids.shape, generator=g) < p
         if mistake != "special tokens masked":
-            chosen &= input_ids >= len(SPECIALS)
+            is_chosen &= input_ids >= len(SPECIALS)
         if attention_mask is not None and mistake != "padding masked":
-            chosen &= attention_mask.bool()
+            is_chosen &= attention_mask.bool()
         labels = input_ids.clone()
         if mistake == "shifted":
             labels = labels.roll(-1, 1)
         if mistake != "labels at all positions":
-            labels[~chosen] = {"minus one": -1, "zero": 0}.get(mistake, IGNORE)
+            labels[~is_chosen] = {"minus one": -1, "zero": 0}.get(mistake, IGNORE)
         action = torch.rand(masked_ids.shape, generator=g)
         is_masked, is_random = action < 0.8, (action >= 0.8) & (action < 0.9)
         if mistake == "two separate draws":
@@ -87,10 +87,10 @@ def common_masking(mistake: str = "", p: float = 0.15) -> Masking:
             is_random = action < 0.1
             is_masked = ~is_random & (torch.rand(masked_ids.shape, generator=g) >= 0.1)
         lowest_id = 0 if mistake == "random special tokens" else len(SPECIALS)
-        masked_ids[chosen & is_random] = torch.randint(lowest_id, V, masked_ids.shape, generator=g)[
-            chosen & is_random
+        masked_ids[is_chosen & is_random] = torch.randint(lowest_id, V, masked_ids.shape, generator=g)[
+            is_chosen & is_random
         ]
-        masked_ids[chosen & is_masked] = MASK
+        masked_ids[is_chosen & is_masked] = MASK
         return masked_ids, labels
 
     return mask_tokens
@@ -142,8 +142,8 @@ def leaves_its_input_unchanged(mask_tokens: Masking) -> None:
 def labels_are_the_original_tokens(mask_tokens: Masking) -> None:
     ids = text()
     labels = mask_tokens(ids.clone(), None)[1]
-    chosen = labels != IGNORE
-    assert torch.equal(labels[chosen], ids[chosen])
+    is_chosen = labels != IGNORE
+    assert torch.equal(labels[is_chosen], ids[is_chosen])
 
 
 def labels_only_chosen_positions(mask_tokens: Masking) -> None:
@@ -183,8 +183,8 @@ def test_mistakes_in_the_ignored_label(mistake: str) -> None:
         logits = torch.randn(160, V, generator=torch.Generator().manual_seed(2))
         loss = masked_lm_loss(logits, labels)
         logp, answers = logits.log_softmax(-1).tolist(), ids.flatten().tolist()
-        chosen = [m for m, label in enumerate(labels.tolist()) if label not in (IGNORE, -1, 0)]
-        expected_losses = [-logp[m][answers[m]] for m in chosen]
+        is_chosen = [m for m, label in enumerate(labels.tolist()) if label not in (IGNORE, -1, 0)]
+        expected_losses = [-logp[m][answers[m]] for m in is_chosen]
         assert loss.item() == pytest.approx(sum(expected_losses) / len(expected_losses), abs=1e-4)
 
     check(our_masking())

@@ -26,17 +26,17 @@ render = renderer(Path(__file__).parent / "templates")
 
 def result(record: Record) -> dict[str, object]:
     """The attention map in a record. Raises `PageError` if there is none."""
-    found = record.data.get("result", {})
+    data = record.data.get("result", {})
     if "pictures" in record.data:
         # The page's model has one mask, and so one list of guesses.
-        found = dict(record.data["pictures"]["attention"])
-        found["guesses"] = [found["guesses"]]
-    if "attentions" not in found:
+        data = dict(record.data["pictures"]["attention"])
+        data["guesses"] = [data["guesses"]]
+    if "attentions" not in data:
         raise PageError(
             f"the run {record.name} has no attention weights; experiments/attention_map.py records them"
         )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(data, dict)
+    return data
 
 
 def visible(token: str) -> str:
@@ -44,15 +44,15 @@ def visible(token: str) -> str:
     return {"[MASK]": "▁", " ": "·", "\n": "↵"}.get(token, token)
 
 
-def spoken(token: str) -> str:
+def spell(token: str) -> str:
     """A token as a screen reader should say it."""
     return {"[MASK]": "[MASK]", " ": "space", "\n": "line break"}.get(token, token)
 
 
 def predictions(record: Record) -> Markup:
     """The sentence with each guess in the position of the mask, best first, with its probability."""
-    found = result(record)
-    tokens, masks, guesses = found["tokens"], found["masks"], found["guesses"]
+    data = result(record)
+    tokens, masks, guesses = data["tokens"], data["masks"], data["guesses"]
     assert isinstance(tokens, list) and isinstance(masks, list) and isinstance(guesses, list)
     # A tokenizer of words removes the spaces.
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
@@ -82,9 +82,9 @@ def strongest(row: list[float], many: int) -> list[int]:
 
 def mask_rows(record: Record) -> Markup:
     """Where each head attends at the first masked position: a row for each head, a column for each token."""
-    found = result(record)
-    tokens, layers = found["tokens"], found["attentions"]
-    masks = found["masks"]
+    data = result(record)
+    tokens, layers = data["tokens"], data["attentions"]
+    masks = data["masks"]
     assert isinstance(tokens, list) and isinstance(layers, list) and isinstance(masks, list)
     position = masks[0]
     parts, rows, y = [letters(tokens, TOP - 9)], list[list[str]](), float(TOP)
@@ -96,7 +96,7 @@ def mask_rows(record: Record) -> Markup:
             middle = y + CELL / 2
             squares = (square(LEFT + (k + 0.5) * CELL, middle, w) for k, w in enumerate(row) if w >= 0.005)
             parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
-            best = (f"{spoken(tokens[k])}, {k - position:+d}: {row[k]:.0%}" for k in strongest(row, 3))
+            best = (f"{spell(tokens[k])}, {k - position:+d}: {row[k]:.0%}" for k in strongest(row, 3))
             rows.append([f"layer {i + 1}, head {j + 1}", *best])
             y += CELL
         y += 6
@@ -131,8 +131,8 @@ def most_focused(layers: list[list[Weights]]) -> tuple[int, int]:
 
 def head_map(record: Record) -> Markup:
     """The most focused head: a row for each query, a column for each key."""
-    found = result(record)
-    tokens, layers = found["tokens"], found["attentions"]
+    data = result(record)
+    tokens, layers = data["tokens"], data["attentions"]
     assert isinstance(tokens, list) and isinstance(layers, list)
     i, j = most_focused(layers)
     weights: Weights = layers[i][j]
@@ -144,7 +144,7 @@ def head_map(record: Record) -> Markup:
         squares = (square(LEFT + (k + 0.5) * CELL, y, w) for k, w in enumerate(row) if w >= 0.01)
         parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
         best = strongest(row, 1)[0]
-        query, key = (f"{position + 1}: {spoken(tokens[position])}" for position in (line, best))
+        query, key = (f"{position + 1}: {spell(tokens[position])}" for position in (line, best))
         rows.append([query, key, f"{row[best]:.0%}"])
     offsets = Counter(strongest(row, 1)[0] - line for line, row in enumerate(weights))
     offset, times = offsets.most_common(1)[0]

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from docs.figures.records import ROOT, RUNS, Record, checked
+from docs.figures.records import ROOT, RUNS, Record, describe_check
 from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
@@ -163,7 +163,7 @@ class Arrival(NamedTuple):
     """The tokens or seconds that a run took to reach a loss, or that it lasted if it never did."""
 
     value: float
-    arrived: bool
+    has_arrived: bool
 
 
 class Claim:
@@ -183,7 +183,7 @@ class Claim:
             # The search for a learning rate has its own seed, above all others.
             self.rows = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
 
-    def expected(self) -> int:
+    def count_expected_runs(self) -> int:
         """How many runs a variant has when the claim is finished."""
         points = math.prod(len(values) for values in self.entry.get("grid", {}).values())
         return self.entry["seeds"] * (points if self.entry.get("over_grid") else 1)
@@ -196,10 +196,10 @@ class Claim:
         """The runs of a variant."""
         return [row for row in self.rows if row["arm"] == arm]
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all runs and the times of their steps are recorded."""
-        timed = self.record is not None and ("record" in self.entry or self.record.data["step_seconds"])
-        return bool(timed) and all(len(self.of(arm)) >= self.expected() for arm in self.arms)
+        has_times = self.record is not None and ("record" in self.entry or self.record.data["step_seconds"])
+        return bool(has_times) and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
 
     def values(self, arm: str, metric: str) -> list[float | None]:
         """
@@ -216,11 +216,11 @@ class Claim:
                 first if metric == "first_loss" else row["result"].get(metric)
             )
         return [
-            None if None in found else statistics.mean(value for value in found if value is not None)
-            for found in by_seed.values()
+            None if None in numbers else statistics.mean(value for value in numbers if value is not None)
+            for numbers in by_seed.values()
         ]
 
-    def spent(self, row: Row, step: float, metric: str) -> float:
+    def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Tokens or seconds up to a step."""
         if metric == "tokens":
             return float(step * row["batch_tokens"])
@@ -240,9 +240,9 @@ class Claim:
             if loss is not None and loss <= goal:
                 if before is not None:
                     step = before[0] + (step - before[0]) * (before[1] - goal) / (before[1] - loss)
-                return Arrival(max(self.spent(row, step, metric), 1e-9), True)
+                return Arrival(max(self.cost_at(row, step, metric), 1e-9), True)
             before = None if loss is None else (step, loss)
-        return Arrival(self.spent(row, row["curve"][-1][0], metric), False)
+        return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
 
     def answer(self, test: dict[str, Any]) -> Answer:
         """
@@ -256,7 +256,7 @@ class Claim:
                 [self.arrival(row, goal, metric) for row in self.of(test[side])]
                 for side in ("better", "worse")
             )
-            at_least, at_most = (not all(arrival.arrived for arrival in side) for side in (worse, better))
+            at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
             times = [[arrival.value for arrival in side] for side in (worse, better)]
             gain = Interval(*map(math.exp, difference(*(list(map(math.log, side)) for side in times))))
             if at_least:
@@ -267,14 +267,14 @@ class Claim:
             no = gain.high < margin and not at_least
             return Answer("yes" if yes else "no" if no else "inconclusive", gain, at_least, at_most)
         if metric == "failed":
-            failed = [
+            failures = [
                 [row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better")
             ]
-            gain = proportion_difference(*failed)
+            gain = proportion_difference(*failures)
             return Answer(says(gain, margin), gain)
-        found = [self.values(test[side], metric) for side in ("better", "worse")]
-        x, y = ([value for value in values if value is not None] for values in found)
-        if len(x) + len(y) < sum(map(len, found)) or not x or not y:
+        samples = [self.values(test[side], metric) for side in ("better", "worse")]
+        x, y = ([value for value in values if value is not None] for values in samples)
+        if len(x) + len(y) < sum(map(len, samples)) or not x or not y:
             return Answer("inconclusive", None)
         higher = metric.split()[0] in HIGHER_IS_BETTER
         gain = difference(x, y) if higher else difference(y, x)
@@ -284,34 +284,34 @@ class Claim:
         """The verdict, or how far the runs are."""
         if not self.rows:
             return "not run yet"
-        if not self.finished():
+        if not self.is_finished():
             return "not finished yet"
         return verdict(self.answers())
 
     def answers(self) -> list[str]:
         """The answers of the tests that count for the verdict, once the claim is finished."""
         tests = [test for test in self.entry["tests"] if not test.get("aside")]
-        return [self.answer(test).says for test in tests] if self.finished() else []
+        return [self.answer(test).says for test in tests] if self.is_finished() else []
 
 
 def rows_of_comparison(record: Record) -> list[Row]:
     """The table of `finetune_docstrings.py` as rows of a claim: one for each variant and seed."""
-    found: dict[tuple[str, int], Row] = {}
+    rows: dict[tuple[str, int], Row] = {}
     for row in record.data["table"]:
-        one = found.setdefault(
+        one = rows.setdefault(
             (row["arm"], row["seed"]), {"arm": row["arm"], "seed": row["seed"], "result": {}}
         )
         one["result"][f"{row['task']} {row['labels']}"] = row["accuracy"]
-    return list(found.values())
+    return list(rows.values())
 
 
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` if there is no such claim, or if its record isn't one."""
     path = claims or CLAIMS
-    found = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
-    if name not in found:
-        raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(found)}")
-    entry = found[name]
+    entries = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
+    if name not in entries:
+        raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(entries)}")
+    entry = entries[name]
     record = runs / (f"{entry['record']}.json" if "record" in entry else f"claims/{name}.json")
     if not record.is_file():
         return Claim(entry, None)
@@ -321,7 +321,7 @@ def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Clai
         raise PageError(f"{record} is not the record of a claim: {error}") from None
 
 
-def signed(value: float, digits: int = 3) -> str:
+def format_signed(value: float, digits: int = 3) -> str:
     """A difference, with its sign. A difference that is rounded to zero has none."""
     if math.isinf(value):
         return "–"
@@ -341,8 +341,8 @@ def gain_and_interval(answer: Answer, metric: str) -> tuple[str, str]:
     middle, low, high = answer.gain
     if metric not in COUNTED:
         scale, digits, unit = (100, 1, "points") if is_percentage(metric) else (1, 3, "nats")
-        ends = [signed(scale * value, digits) for value in (low, high)]
-        return f"{signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
+        ends = [format_signed(scale * value, digits) for value in (low, high)]
+        return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
     if answer.at_least and answer.at_most:
         return "unknown: both variants have runs that never got there", "–"
     if answer.at_least:
@@ -370,7 +370,7 @@ def in_words(answer: Answer, metric: str) -> str:
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
-def measured(claim: Claim, says: str) -> str:
+def describe_gain(claim: Claim, says: str) -> str:
     """
     The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`.
 
@@ -378,9 +378,9 @@ def measured(claim: Claim, says: str) -> str:
     """
     for test in claim.entry["tests"]:
         if test["says"] == says:
-            return in_words(claim.answer(test), test["metric"]) if claim.finished() else "not measured yet"
-    known = "; ".join(test["says"] for test in claim.entry["tests"])
-    raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {known}")
+            return in_words(claim.answer(test), test["metric"]) if claim.is_finished() else "not measured yet"
+    names = "; ".join(test["says"] for test in claim.entry["tests"])
+    raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {names}")
 
 
 def row(claim: Claim) -> str:
@@ -439,20 +439,20 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def changed(claim: Claim) -> bool:
+def has_changed(claim: Claim) -> bool:
     """Whether the claim has been edited since its runs."""
     if claim.record is None or "record" in claim.entry:
         return False
-    ran = claim.record.data["claim"]
+    old_entry = claim.record.data["claim"]
     return any(
-        claim.entry.get(key, default) != (ran.get(key) or default) for key, default in DEFAULTS.items()
+        claim.entry.get(key, default) != (old_entry.get(key) or default) for key, default in DEFAULTS.items()
     )
 
 
 def drawing(claim: Claim) -> str:
     """The figure of a claim: the mean curve of each variant, or a bar for each."""
     entry = claim.entry
-    claimed = entry["title"].replace("`", "")
+    claim_text = entry["title"].replace("`", "")
     arms = [arm for arm in claim.arms if claim.of(arm)]
     if not arms:
         return "<!-- no figure yet -->"
@@ -467,7 +467,7 @@ def drawing(claim: Claim) -> str:
                 bars.append(Bar(claim.label(arm), middle, words, 1, min(values), max(values)))
         if not bars:
             return "<!-- no figure yet -->"
-        title = f"{claimed}: {NAMES[metric]}"
+        title = f"{claim_text}: {NAMES[metric]}"
         unit = " in nats" if metric.endswith("loss") else ""
         better = "Longer" if metric.split()[0] in HIGHER_IS_BETTER else "Shorter"
         return bar_chart(
@@ -477,9 +477,9 @@ def drawing(claim: Claim) -> str:
             "the thin line runs from the lowest seed to the highest.",
         )
     assert claim.record is not None
-    over = "seconds" if claim.finished() else "tokens"
+    over = "seconds" if claim.is_finished() else "tokens"
     lines = [Line(claim.label(arm), mean_curve(claim, claim.of(arm), over)) for arm in arms]
-    title = f"{claimed}: held-out loss by {over} of training"
+    title = f"{claim_text}: held-out loss by {over} of training"
     baselines = [("unigram", claim.rows[0]["unigram_loss"])]
     caption = (
         f"Held-out loss by {over} of training, the mean over the seeds. Lower is better. The dotted line is "
@@ -491,10 +491,10 @@ def drawing(claim: Claim) -> str:
 def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, float]]:
     """The mean over the runs, at the evaluations that all of them have."""
     points = []
-    for found in zip(*(row["curve"] for row in rows), strict=False):
-        losses = [loss for _, loss in found]
+    for evaluations in zip(*(row["curve"] for row in rows), strict=False):
+        losses = [loss for _, loss in evaluations]
         if None not in losses:
-            xs = [claim.spent(row, step, over) for row, (step, _) in zip(rows, found, strict=True)]
+            xs = [claim.cost_at(row, step, over) for row, (step, _) in zip(rows, evaluations, strict=True)]
             points.append((statistics.mean(xs), statistics.mean(losses)))
     return points
 
@@ -513,7 +513,7 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
 
     A figure with the verdict on each claim, and a mark for the answer of each test that counts.
     """
-    parts, table, said = list[str](), list[list[str]](), list[str]()
+    parts, table, sentences = list[str](), list[list[str]](), list[str]()
     for i, name in enumerate(names(claims)):
         claim = read_claim(name, claims, runs)
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 58
@@ -525,12 +525,12 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         parts += [text(0, y + 19, title), *symbols]
         parts.append(text(12 + 22 * len(answers), y + 46, verdict, _class="level"))
         table.append([title, verdict, *(f"{answers.count(answer)}" for answer in SYMBOLS)])
-        said.append(f"{title}: {verdict}")
+        sentences.append(f"{title}: {verdict}")
     return figure(
         "".join(parts),
         58 * len(table),
         "The verdict on every claim",
-        "; ".join(said) + ".",
+        "; ".join(sentences) + ".",
         "Every claim with its verdict. Each mark is one test of the claim.",
         [
             (f'<svg viewBox="-16 -8 32 16" aria-hidden="true">{mark}</svg>', answer)
@@ -547,7 +547,7 @@ def details(claim: Claim) -> str:
     """
     entry = claim.entry
     parts = [f"**How we tested it.** {entry['question']}"]
-    if claim.finished():
+    if claim.is_finished():
         parts.append(tests_table(claim, [test for test in entry["tests"] if not test.get("aside")]))
         if asides := [test for test in entry["tests"] if test.get("aside")]:
             parts += [
@@ -555,10 +555,10 @@ def details(claim: Claim) -> str:
                 tests_table(claim, asides),
             ]
     elif claim.rows:
-        recorded, expected = len(claim.rows), claim.expected() * len(claim.arms)
-        missing = "the rest" if recorded < expected else "the times of their steps"
-        parts.append(f"{recorded} of {expected} runs are recorded. The verdict waits for {missing}.")
-    if changed(claim):
+        count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
+        missing = "the rest" if count < total else "the times of their steps"
+        parts.append(f"{count} of {total} runs are recorded. The verdict waits for {missing}.")
+    if has_changed(claim):
         parts.append("*The claim was changed after these runs. They answer its earlier version.*")
     # A table and a fence within HTML need `markdown` on each element around them.
     parts.append(
@@ -593,14 +593,14 @@ def variants(claim: Claim) -> str:
             f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "rate_of"
         )
         points = [] if entry.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
-        tuned = ", ".join(f"`{key}` {value:g}" for point in points for key, value in point.items())
+        tuning = ", ".join(f"`{key}` {value:g}" for point in points for key, value in point.items())
         if "rate_of" in options:
-            tuned += f"{', ' if tuned else ''}taken from “{cell(claim.label(options['rate_of']))}”"
+            tuning += f"{', ' if tuning else ''}taken from “{cell(claim.label(options['rate_of']))}”"
         cells = "".join(f" {mean_with_interval(claim.values(arm, metric), metric)} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
         table += f"| {cell(claim.label(arm))} |{cells} {seeds} of {entry['seeds']} |"
-        table += f" {changes or '–'} | {tuned or '–'} |\n"
-    note = "" if claim.record is None else f" {checked(claim.record)}"
+        table += f" {changes or '–'} | {tuning or '–'} |\n"
+    note = "" if claim.record is None else f" {describe_check(claim.record)}"
     return (
         f"{wide(table)}\n{arrivals(claim)}{budget[0].upper()}{budget[1:]}. Cost: {cost(claim)}.{note}"
         f"\n\n```sh\n{command}\n```"
@@ -610,7 +610,7 @@ def variants(claim: Claim) -> str:
 def arrivals(claim: Claim) -> str:
     """When each variant reached the losses of the tests, as a table: the mean over the runs that did."""
     levels = sorted({test["below"] for test in claim.entry["tests"] if test["metric"] in COUNTED})
-    if not levels or not claim.finished():
+    if not levels or not claim.is_finished():
         return ""
     head = "".join(f" {below_unigram(level)} |" for level in levels)
     table = f"| variant |{head}\n|---|{'---:|' * len(levels)}\n"
@@ -618,7 +618,9 @@ def arrivals(claim: Claim) -> str:
         table += f"| {cell(claim.label(arm))} |"
         for level in levels:
             rows = [(row, row["unigram_loss"] - level) for row in claim.of(arm)]
-            there = [row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").arrived]
+            there = [
+                row_and_goal for row_and_goal in rows if claim.arrival(*row_and_goal, "tokens").has_arrived
+            ]
             tokens, seconds = (
                 [claim.arrival(*row_and_goal, metric).value for row_and_goal in there] for metric in COUNTED
             )
@@ -637,7 +639,7 @@ def arrivals(claim: Claim) -> str:
 
 def minutes(claim: Claim) -> float:
     """Minutes on two cores: measured, or estimated if runs are missing or belong to another experiment."""
-    if claim.record is None or "record" in claim.entry or not claim.finished():
+    if claim.record is None or "record" in claim.entry or not claim.is_finished():
         return float(claim.entry["minutes"])
     return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
 
@@ -658,14 +660,14 @@ def cost(claim: Claim) -> str:
 
 def mean_with_interval(values: list[float | None], metric: str) -> str:
     """The mean, and half the width of its 95% confidence interval."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "–"
-    found = mean(known)
+    interval = mean(numbers)
     scale, digits, unit = (100, 1, "%") if is_percentage(metric) else (1, 3, "")
-    half = "" if math.isinf(found.high) else f" ± {scale * (found.high - found.middle):.{digits}f}"
-    lost = f", {len(values) - len(known)} ended in NaN" if len(known) < len(values) else ""
-    return f"{scale * found.middle:.{digits}f}{half}{unit}{lost}"
+    half = "" if math.isinf(interval.high) else f" ± {scale * (interval.high - interval.middle):.{digits}f}"
+    note = f", {len(values) - len(numbers)} ended in NaN" if len(numbers) < len(values) else ""
+    return f"{scale * interval.middle:.{digits}f}{half}{unit}{note}"
 
 
 def names(claims: Path | None = None) -> list[str]:

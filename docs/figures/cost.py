@@ -15,10 +15,10 @@ from docs.literate.prose import cell, wide
 EXPECTED = {"T": (1, 2), "V": (0, 1), "D": (0, 2), "B": (0, 1)}
 
 
-def expected(found: dict[str, Any]) -> str:
+def describe_exponent(entry: dict[str, Any]) -> str:
     """The predicted range of the time exponent, and how far the measured one is from it, as table cells."""
-    low, high = EXPECTED[found["letter"]]
-    last = found["exponents"]["seconds"]["last"]
+    low, high = EXPECTED[entry["letter"]]
+    last = entry["exponents"]["seconds"]["last"]
     if last > high:
         where = f"{last - high:.2f} above the range"
     elif last < low:
@@ -28,9 +28,9 @@ def expected(found: dict[str, Any]) -> str:
     return f"{f'{low} to' if low else 'at most'} {high} | {where}"
 
 
-def exponents(found: dict[str, Any], which: str) -> str:
+def exponents(entry: dict[str, Any], which: str) -> str:
     """The exponents of time and memory, as table cells."""
-    cells = (found["exponents"].get(name) for name in ("seconds", "memory"))
+    cells = (entry["exponents"].get(name) for name in ("seconds", "memory"))
     return " | ".join("–" if cell is None else f"{cell[which]:.2f}" for cell in cells)
 
 
@@ -39,11 +39,11 @@ def growth(record: Record) -> str:
     base, rows = record.data["configuration"]["base"], record.data["growth"]
     time, memory = [], []
     table = "| size | value | step, ms (fastest–slowest) | peak memory, MB |\n|---|---:|---:|---:|\n"
-    for found in rows:
-        points = found["points"]
-        name = f"{found['letter']}, {found['name']}"
-        named = cell(name)
-        ratios = [point["size"] / base[found["letter"]] for point in points]
+    for entry in rows:
+        points = entry["points"]
+        name = f"{entry['letter']}, {entry['name']}"
+        label = cell(name)
+        ratios = [point["size"] / base[entry["letter"]] for point in points]
         time.append(
             Line(name, [(x, 1e3 * p["seconds"]["median"]) for x, p in zip(ratios, points, strict=True)])
         )
@@ -53,14 +53,14 @@ def growth(record: Record) -> str:
             step = point["seconds"]
             peak = "–" if point["memory"] is None else f"{point['memory'] / 1e6:,.0f}"
             table += (
-                f"| {named} | {point['size']:,} | {1e3 * step['median']:,.1f} "
+                f"| {label} | {point['size']:,} | {1e3 * step['median']:,.1f} "
                 f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {peak} |\n"
             )
     fits = "| scaling exponent | time, all sizes | memory, all sizes | time, last two | memory, last two "
     fits += "| predicted for time | measured, last two |\n|---|---:|---:|---:|---:|---|---|\n"
-    for found in rows:
-        fits += f"| {cell(found['name'])} | {exponents(found, 'all')} | {exponents(found, 'last')} "
-        fits += f"| {expected(found)} |\n"
+    for entry in rows:
+        fits += f"| {cell(entry['name'])} | {exponents(entry, 'all')} | {exponents(entry, 'last')} "
+        fits += f"| {describe_exponent(entry)} |\n"
     at = ", ".join(f"{letter} = {size:,}" for letter, size in base.items())
     scale_note = f"All curves meet at {at}. Both axes are logarithmic, so a power law is a straight line."
     titles = ("Time of a training step, in milliseconds", "Peak memory of a training step, in megabytes")

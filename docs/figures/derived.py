@@ -49,8 +49,8 @@ def parameter_counts(model: str) -> dict[str, int]:
         raise PageError(f"no model {model!r}; known are {', '.join(MODELS)}")
     # Tensors on this device have a shape and no memory.
     with torch.device("meta"):
-        built = BertForPreTraining(BertConfig(**MODELS[model]))
-    return {name: parameter.numel() for name, parameter in built.named_parameters()}
+        bert = BertForPreTraining(BertConfig(**MODELS[model]))
+    return {name: parameter.numel() for name, parameter in bert.named_parameters()}
 
 
 def count(model: str, part: str) -> int:
@@ -110,12 +110,12 @@ def pair_test(record: Record) -> SimpleNamespace:
 def accuracies(record: Record, task: str, labels: int, arm: str) -> list[float]:
     """The accuracy of a method with so many labels, for each seed. Raises `PageError` if there is none."""
     rows = record.data["table"]
-    found = [
+    values = [
         row["accuracy"] for row in rows if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
     ]
-    if not found:
+    if not values:
         raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
-    return found
+    return values
 
 
 def with_std(record: Record, task: str, labels: int, arm: str) -> str:
@@ -126,8 +126,8 @@ def with_std(record: Record, task: str, labels: int, arm: str) -> str:
 
 def gain(record: Record, task: str, labels: int, over: str, arm: str = "pretrained") -> str:
     """The mean accuracy of a method minus that of another, in percentage points, with its 95% interval."""
-    found = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
-    middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in found)
+    interval = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
+    middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in interval)
     return f"{middle} points (95% interval {low} to\N{NO-BREAK SPACE}{high})"
 
 
@@ -149,7 +149,7 @@ def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
     """The held-out loss of a variant at one learning rate of its search, which has a seed of its own."""
     table: list[dict[str, Any]] = claim.record.data["table"] if claim.record else []
     for row in table:
-        searched = row["seed"] >= claim.entry["seeds"]
-        if searched and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
+        is_search = row["seed"] >= claim.entry["seeds"]
+        if is_search and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
             return float(row["result"]["loss"])
     raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")

@@ -261,7 +261,7 @@ def head(t: Trace) -> Markup:
     """The masked LM head, up to the logits of two tokens."""
     predictions = t.model.cls.predictions
     table = t.model.bert.embeddings.word_embeddings.weight.detach()
-    transformed = dense_table(
+    transform_table = dense_table(
         "1. Dense layer and GELU",
         "input",
         t.output,
@@ -280,7 +280,7 @@ def head(t: Trace) -> Markup:
     ).format(MASKED, code(t.token(t.target)), code(t.token(t.best)))
     return figure(
         caption,
-        transformed,
+        transform_table,
         norm,
         Table(
             "3. Multiply by a token’s embedding, sum, add the bias",

@@ -71,8 +71,8 @@ def offset_in_words(offset: int) -> str:
 
 def attention(record: Record) -> Markup:
     """One small map for each head: a row for each query, a column for each key."""
-    found = picture(record, "attention")
-    tokens, layers, mask = found["tokens"], found["attentions"], found["masks"][0]
+    data = picture(record, "attention")
+    tokens, layers, mask = data["tokens"], data["attentions"], data["masks"][0]
     wide, top = WIDTH / len(layers[0]), 26
     cell = (wide - 12) / len(tokens)
     size = cell * len(tokens)
@@ -130,8 +130,8 @@ def square_at(x: float, y: float, side: float) -> str:
 
 def positions(record: Record) -> Markup:
     """Cosines between position embeddings: filled squares for positive ones, hollow for negative ones."""
-    found = picture(record, "positions")
-    cosines, by_distance = found["cosines"], found["by_distance"]
+    data = picture(record, "positions")
+    cosines, by_distance = data["cosines"], data["by_distance"]
     left, top = 56, 26
     cell = (WIDTH - left - 2) / len(cosines)
     full, hollow, parts = "", "", list[str]()
@@ -167,9 +167,9 @@ def positions(record: Record) -> Markup:
 
 def dense_layer(record: Record) -> Markup:
     """The rank of the correct token, with the dense layer and LayerNorm of the head and without them."""
-    found = picture(record, "dense_layer")
-    count, bars = found["places"], []
-    for i, (low, high) in enumerate(found["rank_bounds"]):
+    data = picture(record, "dense_layer")
+    count, bars = data["places"], []
+    for i, (low, high) in enumerate(data["rank_bounds"]):
         rank = (
             f"rank {low}"
             if low == high
@@ -178,26 +178,26 @@ def dense_layer(record: Record) -> Markup:
             else f"rank {low} or lower"
         )
         for kind, arm in ((2, "without"), (1, "with")):
-            fraction = found[arm]["ranks"][i] / count
+            fraction = data[arm]["ranks"][i] / count
             bars.append(Bar(f"{rank}, {arm} the dense layer", fraction, f"{fraction:.1%}", kind))
     rows = [
-        ["accuracy of the best guess", *(f"{found[arm]['right']:.1%}" for arm in ("without", "with"))],
+        ["accuracy of the best guess", *(f"{data[arm]['right']:.1%}" for arm in ("without", "with"))],
         [
             "median rank of the correct token",
-            *(f"{found[arm]['median_rank']}" for arm in ("without", "with")),
+            *(f"{data[arm]['median_rank']}" for arm in ("without", "with")),
         ],
-        ["entropy of the prediction, nats", *(f"{found[arm]['entropy']:.2f}" for arm in ("without", "with"))],
+        ["entropy of the prediction, nats", *(f"{data[arm]['entropy']:.2f}" for arm in ("without", "with"))],
         [
             "cosine to the correct embedding",
-            *(f"{found[arm]['cosine_right']:+.2f}" for arm in ("without", "with")),
+            *(f"{data[arm]['cosine_right']:+.2f}" for arm in ("without", "with")),
         ],
         [
             "mean cosine to all embeddings",
-            *(f"{found[arm]['cosine_all']:+.2f}" for arm in ("without", "with")),
+            *(f"{data[arm]['cosine_all']:+.2f}" for arm in ("without", "with")),
         ],
     ]
     title = f"Rank of the correct token at {count:,} masked positions"
-    accuracies = [f"{found[arm]['right']:.0%}" for arm in ("without", "with")]
+    accuracies = [f"{data[arm]['right']:.0%}" for arm in ("without", "with")]
     caption = (
         f"{title}. “Without” compares the embeddings with the vector that leaves the last layer, and “with” "
         "compares them with the same vector after the dense layer and the LayerNorm of the head. The "
@@ -208,12 +208,12 @@ def dense_layer(record: Record) -> Markup:
 
 def neighbors(record: Record) -> Markup:
     """Some tokens, each with the tokens whose embeddings have the largest cosine to its own."""
-    found = picture(record, "neighbors")
+    data = picture(record, "neighbors")
     row, left = 54, 72
-    many = max(len(entry["nearest"]) for entry in found)
+    many = max(len(entry["nearest"]) for entry in data)
     wide = (WIDTH - left) / many
     parts, rows = list[str](), list[list[str]]()
-    for i, entry in enumerate(found):
+    for i, entry in enumerate(data):
         y = i * row + 26
         parts.append(text(8, y, visible(entry["token"]), _class="token"))
         for j, (token, cosine) in enumerate(entry["nearest"]):
@@ -223,7 +223,7 @@ def neighbors(record: Record) -> Markup:
             parts.append(f'<path class="bar n1" d="M{x:.1f},{y + 8}h{length:.1f}v6h-{length:.1f}z"/>')
         nearest = (f"{visible(token)} {cosine:.2f}" for token, cosine in entry["nearest"])
         rows.append([visible(entry["token"]), *nearest])
-    first = found[0]
+    first = data[0]
     caption = (
         "Some tokens on the left, and the tokens with the most similar embeddings beside them. A bar is the "
         "cosine; the line under it has length 1. The dot is a space."
@@ -235,7 +235,7 @@ def neighbors(record: Record) -> Markup:
     ]
     return figure(
         "".join(parts),
-        row * len(found),
+        row * len(data),
         "Nearest neighbors of some token embeddings",
         f"Nearest to {visible(first['token'])} is {visible(first['nearest'][0][0])}. The table has the rest.",
         caption,

@@ -19,7 +19,7 @@ from docs.figures import attention, budget, claims, derived, live, recipe
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.example import example, example_value
-from docs.figures.records import Record, checked, dotted
+from docs.figures.records import Record, describe_check, to_namespace
 from docs.figures.speed import best_row, worth
 from docs.figures.timeline import timeline
 from docs.literate.chart import Line, line_chart
@@ -35,20 +35,20 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
 
     def record(name: str) -> Record:
         if name not in records:
-            known = ", ".join(records) or "none yet"
-            raise PageError(f"docs/runs has no {name}.json; recorded are: {known}")
+            choices = ", ".join(records) or "none yet"
+            raise PageError(f"docs/runs has no {name}.json; recorded are: {choices}")
         return records[name]
 
     def run(name: str) -> Any:
         """The record: `run("mlm_tiny").result.loss`."""
-        return dotted(record(name).data)
+        return to_namespace(record(name).data)
 
     def baseline(name: str, which: str) -> Any:
         """A baseline of a run: `baseline("mlm_tiny", "unigram").loss`."""
-        found = {entry["name"]: dotted(entry) for entry in record(name).data["baselines"]}
-        if which not in found:
-            raise PageError(f"the run {name} has no baseline {which!r}; it has {', '.join(found)}")
-        return found[which]
+        baselines = {entry["name"]: to_namespace(entry) for entry in record(name).data["baselines"]}
+        if which not in baselines:
+            raise PageError(f"the run {name} has no baseline {which!r}; it has {', '.join(baselines)}")
+        return baselines[which]
 
     def value_at(name: str, metric: str, seconds: float) -> float:
         """The last value of a metric that was known at a time."""
@@ -75,10 +75,10 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         """`small-*` as `small-0`, `small-1` and so on: the runs that differ only in their seed."""
         if not name.endswith("-*"):
             return [name]
-        found = [one for one in records if re.fullmatch(rf"{re.escape(name[:-1])}\d+", one)]
-        if not found:
+        seeds = [one for one in records if re.fullmatch(rf"{re.escape(name[:-1])}\d+", one)]
+        if not seeds:
             raise PageError(f"docs/runs has no seed of {name}")
-        return sorted(found, key=lambda one: int(one.rpartition("-")[2]))
+        return sorted(seeds, key=lambda one: int(one.rpartition("-")[2]))
 
     def all_seeds(names: tuple[str, ...]) -> list[str]:
         return [one for name in names for one in seeds_of(name)]
@@ -113,14 +113,14 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
     def accuracy(name: str, task: str, labels: int, arm: str) -> float:
         """The mean accuracy of a method in a comparison, over the seeds."""
         rows = record(name).data["table"]
-        found = [r["accuracy"] for r in rows if (r["task"], r["labels"], r["arm"]) == (task, labels, arm)]
-        if not found:
+        values = [r["accuracy"] for r in rows if (r["task"], r["labels"], r["arm"]) == (task, labels, arm)]
+        if not values:
             raise PageError(f"the run {name} has no {arm!r} with {labels} labels of {task!r}")
-        return sum(found) / len(found)
+        return sum(values) / len(values)
 
     def speed(name: str, shape: str, arm: str) -> Any:
         """A row of a record of speed: `speed("speed", "BERT base", "ours, bfloat16").mfu`."""
-        return dotted(best_row(record(name), shape, arm))
+        return to_namespace(best_row(record(name), shape, arm))
 
     def pretraining_days(name: str, shape: str, arm: str) -> float:
         """Days for as many tokens as BERT base was trained on, at the measured speed."""
@@ -148,17 +148,19 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         Curves of one metric of some runs. The baselines are those of the first; `kinds` look alike. A name
         that ends in `-*` stands for all of its seeds, which look alike and share a label.
         """
-        chosen = [record(name) for name in all_seeds(names)]
+        selection = [record(name) for name in all_seeds(names)]
         lines = []
         for name, label, kind in zip(names, labels or names, kinds or [""] * len(names), strict=True):
             for one in seeds_of(name):
                 several = name.endswith("-*")
-                called = f"{label}, seed {one.rpartition('-')[2]}" if several else label
-                lines.append(Line(called, record(one).curve(metric, over), label if several else kind))
+                line_name = f"{label}, seed {one.rpartition('-')[2]}" if several else label
+                lines.append(Line(line_name, record(one).curve(metric, over), label if several else kind))
         kind = metric.rpartition(".")[2]
-        levels = [(entry["name"], entry[kind]) for entry in chosen[0].data["baselines"]] if baselines else []
+        levels = (
+            [(entry["name"], entry[kind]) for entry in selection[0].data["baselines"]] if baselines else []
+        )
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
-        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(chosen)))
+        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(selection)))
 
     def short_to_long() -> str:
         """The plateau, and a run that leaves it early, for the front page."""
@@ -177,13 +179,13 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         scripts = (source.page for source in sources.values() if source.is_script)
         return next((home for home in scripts if home.endswith(f"/{name}")), f"experiments/{name}")
 
-    def provenance_of(chosen: list[Record]) -> Markup:
+    def provenance_of(selection: list[Record]) -> Markup:
         # Runs with one date, machine and commit share one line.
         groups: dict[str, list[tuple[str, str]]] = {}
-        for one in chosen:
+        for one in selection:
             target = f"{relative(page, home_of(one))}#run-{one.name}"
             commit = (one.data.get("commit") or "unknown")[:7]
-            facts = f"{one.data['date']}, {one.machine()}, commit {commit}. {checked(one)}".strip()
+            facts = f"{one.data['date']}, {one.machine()}, commit {commit}. {describe_check(one)}".strip()
             groups.setdefault(facts, []).append((target, one.name))
         return Markup(safe_in_markdown(attention.render("provenance.html", groups=groups)))
 
@@ -230,7 +232,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
         "claim_details": lambda name: claims.details(claims.read_claim(name)),
         "verdict": lambda name: claims.read_claim(name).verdict(),
-        "measured": lambda name, says: claims.measured(claims.read_claim(name), says),
+        "measured": lambda name, says: claims.describe_gain(claims.read_claim(name), says),
         "claims_hours": claims.hours,
         "timeline": timeline,
         "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),

@@ -47,7 +47,7 @@ def failed_runs(claim: Claim) -> str:
         cells = []
         for rate in rates:
             runs = [row for row in claim.of(arm) if row["options"]["learning_rate"] == rate]
-            failed = sum(row["result"]["failed"] for row in runs)
-            cells.append(f"{failed:.0f} of {len(runs)}")
+            failures = sum(row["result"]["failed"] for row in runs)
+            cells.append(f"{failures:.0f} of {len(runs)}")
         table += f"| {cell(arm)} | {' | '.join(cells)} |\n"
     return table

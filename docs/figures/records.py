@@ -30,8 +30,8 @@ class Record:
         """The points of a metric over `seconds` or `step`. Raises `PageError` for an unknown metric."""
         history = self.data["history"]
         if metric not in history:
-            known = ", ".join(name for name in history if name != "seconds")
-            raise PageError(f"the run {self.name} has no metric {metric!r}; it has {known}")
+            names = ", ".join(name for name in history if name != "seconds")
+            raise PageError(f"the run {self.name} has no metric {metric!r}; it has {names}")
         seconds = dict(history["seconds"])
         return [(seconds[step] if over == "seconds" else step, value) for step, value in history[metric]]
 
@@ -54,16 +54,16 @@ def provenance(record: Record) -> str:
 
 def read_records(folder: Path = RUNS) -> dict[str, Record]:
     """All records by name. Raises `PageError` for a file that isn't JSON."""
-    found = {}
+    records = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            found[path.stem] = Record(path.stem, json.loads(path.read_text("utf-8")))
+            records[path.stem] = Record(path.stem, json.loads(path.read_text("utf-8")))
         except ValueError as error:
             raise PageError(f"{path}: not JSON: {error}") from None
-    return found
+    return records
 
 
-def dotted(value: Any) -> Any:
+def to_namespace(value: Any) -> Any:
     """A copy of JSON data that is read with dots: `result.loss`."""
     return json.loads(json.dumps(value), object_hook=lambda pairs: SimpleNamespace(**pairs))
 
@@ -73,7 +73,7 @@ TIMINGS = {"speed", "ablation", "growth", "modern_steps"}
 NOT_CHECKED = "Not checked against today's code."
 
 
-def checked(record: Record) -> str:
+def describe_check(record: Record) -> str:
     """
     A sentence that says whether today's code reproduces the record, or nothing for a record of timings.
 
@@ -89,7 +89,7 @@ def checked(record: Record) -> str:
         fingerprints[""] = data["fingerprint"]
     # Each variant of a claim needs one, but runs that it shares with another claim are checked there.
     arms = {row["arm"] for row in data["table"] if "from" not in row} if "claim" in data else set()
-    dates = [found.get("checked", {}).get("date") for found in fingerprints.values()]
+    dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():
         return NOT_CHECKED
     return f"Reproduced by today's code ({min(dates)})."

@@ -11,11 +11,11 @@ from typing import Any
 
 from docs.figures import attention, live
 from docs.figures.cost import cost
-from docs.figures.records import Record, checked, provenance
+from docs.figures.records import Record, describe_check, provenance
 from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
-from docs.literate.prose import cell, fenced, wide
+from docs.literate.prose import cell, fence_code, wide
 
 
 def results(record: Record) -> str:
@@ -135,7 +135,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     if not mine:
         parts.append("No run has been recorded yet.\n\n")
     for record in mine:
-        sentence = f"{checked(record)}\n\n" if checked(record) else ""
+        sentence = f"{describe_check(record)}\n\n" if describe_check(record) else ""
         if "pictures" in record.data:
             pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
             content = "\n\n".join(
@@ -161,7 +161,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
         else:
             content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
-            f"### {record.name} {{#run-{record.name}}}\n\n{sentence}{fenced('sh', record.data['command'])}\n"
-            f"{content}\n"
+            f"### {record.name} {{#run-{record.name}}}\n\n{sentence}"
+            f"{fence_code('sh', record.data['command'])}\n{content}\n"
         )
     return "".join(parts)

@@ -45,11 +45,11 @@ def best_row(record: Record, shape: str, arm: str) -> dict[str, Any]:
 
     Raises `PageError` if the record has no such row.
     """
-    for found in record.data["speed"]:
-        for row in found["rows"]:
-            if (found["shape"]["name"], row["arm"]) == (shape, arm):
+    for entry in record.data["speed"]:
+        for row in entry["rows"]:
+            if (entry["shape"]["name"], row["arm"]) == (shape, arm):
                 mfu = row["operations_per_second"] / record.data["peaks"][precision(arm)]
-                return {**row, "mfu": mfu, "length": found["shape"]["length"]}
+                return {**row, "mfu": mfu, "length": entry["shape"]["length"]}
     raise PageError(f"the run {record.name} has no {arm!r} at the shape {shape!r}")
 
 
@@ -59,16 +59,16 @@ def worth(record: Record, shape: str, trick: str) -> float:
 
     Raises `PageError` if the record has no such trick.
     """
-    for found in record.data["ablation"]:
-        for row in found["rows"]:
-            if (found["shape"]["name"], row["name"]) == (shape, trick):
+    for entry in record.data["ablation"]:
+        for row in entry["rows"]:
+            if (entry["shape"]["name"], row["name"]) == (shape, trick):
                 return row["worth"]
     raise PageError(f"the run {record.name} has no {trick!r} at the shape {shape!r}")
 
 
-def arms(record: Record, found: dict[str, Any]) -> str:
+def arms(record: Record, entry: dict[str, Any]) -> str:
     """All variants of one model at one dropout probability: bars, and the numbers as a Markdown table."""
-    shape, rows = found["shape"], found["rows"]
+    shape, rows = entry["shape"], entry["rows"]
     tokens = shape["batch_size"] * shape["length"]
     reference = next((row["step"]["median"] for row in rows if row["arm"] == REFERENCE), None)
     bars = []
@@ -94,21 +94,21 @@ def arms(record: Record, found: dict[str, Any]) -> str:
                 most=tokens / step["min"],
             )
         )
-    title = f"Training throughput in tokens per second: {shape['name']}, dropout {found['dropout']:g}"
+    title = f"Training throughput in tokens per second: {shape['name']}, dropout {entry['dropout']:g}"
     caption = f"{title}. The thin line goes from the slowest round to the fastest."
     return (
-        f"#### {cell(shape['name'])}, dropout {found['dropout']:g}\n\n"
-        f"{found['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
+        f"#### {cell(shape['name'])}, dropout {entry['dropout']:g}\n\n"
+        f"{entry['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
         f"{shape['num_hidden_layers']} layers, hidden size {shape['hidden_size']}, batch "
         f"{shape['batch_size']} × {shape['length']}. On one batch, our loss and those of transformers "
-        f"differ by at most {found['loss_difference']:.1g}.\n\n"
-        f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{profile_table(found)}\n\n"
+        f"differ by at most {entry['loss_difference']:.1g}.\n\n"
+        f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{profile_table(entry)}\n\n"
     )
 
 
-def profile_table(found: dict[str, Any]) -> str:
+def profile_table(entry: dict[str, Any]) -> str:
     """Where the time of our step goes, the largest fraction first."""
-    profile = found["profile"]
+    profile = entry["profile"]
     parts = sorted(profile["shares"].items(), key=lambda part: -part[1])
     parts = [(TODAY.get(name, name), fraction) for name, fraction in parts]
     bars = [Bar(name, fraction, f"{fraction:.0%}") for name, fraction in parts if fraction >= 0.005]
@@ -117,9 +117,9 @@ def profile_table(found: dict[str, Any]) -> str:
     return bar_chart(bars, title, f"{title}. Kinds below half a percent are only in the table.", below)
 
 
-def roofline(record: Record, found: dict[str, Any]) -> str:
+def roofline(record: Record, entry: dict[str, Any]) -> str:
     """The ops of a layer: FLOP/s against FLOPs per byte, under the two limits of the machine."""
-    rows = [{**row, "name": TODAY.get(row["name"], row["name"])} for row in found["rows"]]
+    rows = [{**row, "name": TODAY.get(row["name"], row["name"])} for row in entry["rows"]]
     peaks, bandwidth = record.data["peaks"], record.data["bytes_per_second"]
     names = list(dict.fromkeys(row["name"] for row in rows))
     letters = dict(zip(names, "abcdefghij", strict=False))
@@ -148,7 +148,7 @@ def roofline(record: Record, found: dict[str, Any]) -> str:
         at_x, at_y = f"{across + shift:.1f}", f"{down + lower:.1f}"
         parts.append(text(at_x, at_y, letters[row["name"]], text_anchor=anchor))
     key = [("", f"{letter}: {name}") for name, letter in letters.items()]
-    title = f"Roofline of the ops of a layer: {found['shape']}"
+    title = f"Roofline of the ops of a layer: {entry['shape']}"
     body = [
         [
             f"{row['name']}, {row['precision']}",
@@ -178,10 +178,10 @@ def ablation(record: Record) -> str:
         f"{data['configuration']['rounds']} rounds in which both took turns. If the rounds fall on both "
         "sides of 1, this run can't tell whether the trick helps.\n\n"
     ]
-    for found in data["ablation"]:
-        shape = found["shape"]
+    for entry in data["ablation"]:
+        shape = entry["shape"]
         table = "| trick | in our code | speedup | slowest to fastest round |\n|---|---|---:|---:|\n"
-        for row in sorted(found["rows"], key=lambda row: (not row["kept"], -row["worth"])):
+        for row in sorted(entry["rows"], key=lambda row: (not row["kept"], -row["worth"])):
             table += (
                 f"| {cell(row['name'])} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
                 f"| {row['least']:.2f} to {row['most']:.2f} |\n"
@@ -190,8 +190,8 @@ def ablation(record: Record) -> str:
             f"#### {cell(shape['name'])}\n\n"
             f"Vocabulary {shape['vocab_size']:,}, hidden size {shape['hidden_size']}, batch "
             f"{shape['batch_size']} × {shape['length']}, dropout {shape['dropout']:g}. A step takes "
-            f"{1000 * found['seconds']:.1f} ms; drawing and masking the batch takes "
-            f"{found['drawing'] / found['seconds']:.1%} of that.\n\n{table}\n"
+            f"{1000 * entry['seconds']:.1f} ms; drawing and masking the batch takes "
+            f"{entry['drawing'] / entry['seconds']:.1%} of that.\n\n{table}\n"
         )
     padding = [
         f"{fraction:.1%} at length {cell(length)}, so removing it gains at most {1 / (1 - fraction):.2f} ×"
@@ -208,8 +208,8 @@ def modern_steps(record: Record) -> str:
         "| model | parameters | batch | ours in bfloat16, ms | against their float32 | both bfloat16 "
         "| both float32 |\n|---|---:|---|---:|---:|---:|---:|\n"
     )
-    for found in data["modern_steps"]:
-        shape, seconds = found["shape"], {row["arm"]: row["step"]["median"] for row in found["rows"]}
+    for entry in data["modern_steps"]:
+        shape, seconds = entry["shape"], {row["arm"]: row["step"]["median"] for row in entry["rows"]}
         ours = seconds["ours, bfloat16"]
         speedups = (
             seconds["transformers, float32"] / ours,
@@ -217,7 +217,7 @@ def modern_steps(record: Record) -> str:
             seconds["transformers, float32"] / seconds["ours, float32"],
         )
         table += (
-            f"| {cell(shape['name'])} | {found['parameters']:,} | {shape['batch_size']} × {shape['length']} "
+            f"| {cell(shape['name'])} | {entry['parameters']:,} | {shape['batch_size']} × {shape['length']} "
             f"| {1000 * ours:,.1f} | {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
         )
     number = data["configuration"]["peers"]["transformers"]
@@ -232,13 +232,13 @@ def speed(record: Record) -> str:
     """Everything in a record of `speed.py`, as Markdown."""
     data = record.data
     versions = {**data["versions"], **data["configuration"]["peers"]}
-    numbered = ", ".join(cell(f"{name} {number}") for name, number in versions.items())
+    version_list = ", ".join(cell(f"{name} {number}") for name, number in versions.items())
     return (
         f"{provenance(record)} In a large matmul this machine reaches "
         f"{data['peaks']['bfloat16'] / 1e9:,.0f} GFLOP/s in bfloat16 and "
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32. A large copy moves "
         f"{data['bytes_per_second'] / 1e9:,.0f} GB/s. "
-        f"Versions: {numbered}.\n\n"
+        f"Versions: {version_list}.\n\n"
         f"Each time is the median of {data['configuration']['rounds']} rounds, in which the variants took "
         "turns, with the fastest and the slowest round in parentheses. A step is forward, backward, clipping "
         "and AdamW. MFU, the model FLOPs utilization, is the FLOP/s of the matmuls that a variant executes, "
@@ -246,8 +246,8 @@ def speed(record: Record) -> str:
         "matmuls, and one that skips work gets no credit for it. So use MFU to compare a variant with the "
         "machine, and time to compare two variants. The last column is the speedup over "
         f"{REFERENCE}.\n\n"
-        + "".join(arms(record, found) for found in data["speed"])
+        + "".join(arms(record, entry) for entry in data["speed"])
         + "#### Roofline\n\n"
-        + "\n\n".join(roofline(record, found) for found in data["pieces"])
+        + "\n\n".join(roofline(record, entry) for entry in data["pieces"])
         + "\n"
     )

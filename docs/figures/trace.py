@@ -164,16 +164,16 @@ def trace() -> Trace:
         head_output = cls.transform(block_output)
         logits = cls(block_output, embeddings.word_embeddings.weight)
 
-    stepped = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(stepped.parameters(), lr=LEARNING_RATE)
-    loss = stepped(input_ids, labels).loss
+    updated_model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(updated_model.parameters(), lr=LEARNING_RATE)
+    loss = updated_model(input_ids, labels).loss
     assert loss is not None
     loss.backward()
-    gradient = stepped.cls.predictions.bias.grad
+    gradient = updated_model.cls.predictions.bias.grad
     assert gradient is not None
     optimizer.step()
     with torch.no_grad():
-        logits_after = stepped(input_ids).logits[0, MASKED]
+        logits_after = updated_model(input_ids).logits[0, MASKED]
 
     return Trace(
         tokenizer=tokenizer,
@@ -201,6 +201,6 @@ def trace() -> Trace:
         head_output=head_output,
         logits=logits,
         bias_gradient=gradient,
-        bias_after=stepped.cls.predictions.bias.detach(),
+        bias_after=updated_model.cls.predictions.bias.detach(),
         logits_after=logits_after,
     )

@@ -17,7 +17,7 @@ import pdoc.doc
 
 from docs.literate.names import Source, Sources, in_reference, summary
 from docs.literate.page import front_matter
-from docs.literate.prose import fenced, names_in_file, render_prose
+from docs.literate.prose import fence_code, names_in_file, render_prose
 from docs.literate.rows import split_heading
 from docs.literate.site import MARK, read_sources, write_if_changed
 
@@ -69,7 +69,9 @@ def entry(member: pdoc.doc.Doc, source: Source, sources: Sources, level: int) ->
     if symbol:
         more = f'<p class="seen">{symbol.link(reference_of(source), "source")}</p>\n\n'
     text = (
-        heading + fenced("py", signature(member)) + f"\n{render_docstring(member, source, sources)}\n\n{more}"
+        heading
+        + fence_code("py", signature(member))
+        + f"\n{render_docstring(member, source, sources)}\n\n{more}"
     )
     if isinstance(member, pdoc.doc.Class):
         for inner in member.own_members:

@@ -40,20 +40,20 @@ def evaluate(text: str, names: dict[str, Any]) -> str:
     """Evaluates an expression and formats its value as text. Raises `PageError` if that fails."""
     try:
         # Parse it as an f-string, so that the colon means what Python readers expect.
-        parsed = ast.parse(f"f'''{{{text}}}'''", mode="eval").body
+        expression = ast.parse(f"f'''{{{text}}}'''", mode="eval").body
     except SyntaxError as error:
         raise PageError(f"{{{{ {text} }}}} is not an expression: {error.msg}") from None
-    assert isinstance(parsed, ast.JoinedStr)
-    if len(parsed.values) != 1 or not isinstance(parsed.values[0], ast.FormattedValue):
+    assert isinstance(expression, ast.JoinedStr)
+    if len(expression.values) != 1 or not isinstance(expression.values[0], ast.FormattedValue):
         raise PageError(f"{{{{ {text} }}}} is not one expression")
-    node = parsed.values[0]
-    bound = {
+    node = expression.values[0]
+    local_names = {
         name.id
         for name in ast.walk(node.value)
         if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     }
     for name in ast.walk(node.value):
-        if isinstance(name, ast.Name) and name.id not in names and name.id not in bound:
+        if isinstance(name, ast.Name) and name.id not in names and name.id not in local_names:
             raise PageError(f"{{{{ {text} }}}}: no name {name.id!r}; known are {', '.join(sorted(names))}")
         if isinstance(name, ast.Attribute) and name.attr.startswith("_"):
             raise PageError(f"{{{{ {text} }}}}: {name.attr!r} is private")

@@ -156,33 +156,33 @@ def resolve(source: Source, sources: Sources) -> dict[Position, Symbol]:
     Maps the position of each name that can be resolved, as a line (from 1) and a column (from 0, in
     characters), to its symbol.
     """
-    known = {**imported_symbols(source, sources), **source.symbols}
+    symbols = {**imported_symbols(source, sources), **source.symbols}
     lines = source.text.splitlines()
 
     def position(line: int, column: int) -> Position:
         # `ast` counts columns in bytes.
         return line, len(lines[line - 1].encode()[:column].decode())
 
-    def walk(node: ast.AST, shadowed: set[str], owner: str) -> Iterator[tuple[Position, Symbol]]:
+    def walk(node: ast.AST, shadows: set[str], owner: str) -> Iterator[tuple[Position, Symbol]]:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if alias.name in known and node.module in sources:
-                    yield position(alias.lineno, alias.col_offset), known[alias.asname or alias.name]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in shadowed:
-            if node.id in known:
-                yield position(node.lineno, node.col_offset), known[node.id]
+                if alias.name in symbols and node.module in sources:
+                    yield position(alias.lineno, alias.col_offset), symbols[alias.asname or alias.name]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in shadows:
+            if node.id in symbols:
+                yield position(node.lineno, node.col_offset), symbols[node.id]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.end_lineno:
             parent = owner if node.value.id == "self" else node.value.id
-            symbol = known.get(f"{parent}.{node.attr}")
-            if symbol and (node.value.id == "self" or node.value.id not in shadowed):
+            symbol = symbols.get(f"{parent}.{node.attr}")
+            if symbol and (node.value.id == "self" or node.value.id not in shadows):
                 start = (node.end_col_offset or 0) - len(node.attr.encode())
                 yield position(node.end_lineno, start), symbol
         if isinstance(node, ast.ClassDef):
             owner = f"{owner}.{node.name}".lstrip(".")
-        inside = shadowed | local_names(node) if isinstance(node, ast.FunctionDef | ast.Lambda) else shadowed
+        inside = shadows | local_names(node) if isinstance(node, ast.FunctionDef | ast.Lambda) else shadows
         for name, value in ast.iter_fields(node):
             # A function's annotations and decorators are evaluated outside it.
-            scope = shadowed if name in ("decorator_list", "returns") else inside
+            scope = shadows if name in ("decorator_list", "returns") else inside
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from walk(child, scope, owner)

@@ -54,14 +54,14 @@ def names_in_file(source: Source, sources: Sources) -> Find:
     elsewhere = {
         name: one for name, one in project_symbols(sources).items() if "." in name or name.lower() != name
     }
-    known = {**elsewhere, **imported_symbols(source, sources), **source.symbols}
-    return lambda name: known.get(name)
+    symbols = {**elsewhere, **imported_symbols(source, sources), **source.symbols}
+    return lambda name: symbols.get(name)
 
 
 def names_in_chapter(sources: Sources) -> Find:
     """Looks up a name in backticks, for a chapter."""
-    known = project_symbols(sources)
-    return lambda name: known.get(name)
+    symbols = project_symbols(sources)
+    return lambda name: symbols.get(name)
 
 
 def project_symbols(sources: Sources) -> dict[str, Symbol]:
@@ -69,24 +69,24 @@ def project_symbols(sources: Sources) -> dict[str, Symbol]:
     Names with only one meaning in the whole project: files, classes, functions with an underscore, and all
     symbols qualified by their module. A plain `main` is not among them.
     """
-    known: dict[str, Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     ambiguous: set[str] = set()
     for source in sources.values():
         stem = source.module.rpartition(".")[2]
         top = Symbol(source.page, source.anchor, source.title)
         for name in (source.path, f"{stem}.py", source.module):
-            known[name] = top
+            symbols[name] = top
         for name, symbol in source.symbols.items():
-            known[f"{stem}.{name}"] = symbol
+            symbols[f"{stem}.{name}"] = symbol
             first = name.partition(".")[0]
             # A single capital such as `B` denotes a size everywhere, even if some file defines it.
             if len(first) > 1 and ("_" in first.strip("_") or first.lower() != first):
-                ambiguous |= {name} & known.keys()
-                known[name] = symbol
-    return {name: symbol for name, symbol in known.items() if name not in ambiguous}
+                ambiguous |= {name} & symbols.keys()
+                symbols[name] = symbol
+    return {name: symbol for name, symbol in symbols.items() if name not in ambiguous}
 
 
-def fenced(language: str, text: str) -> str:
+def fence_code(language: str, text: str) -> str:
     """A fenced code block, with a fence longer than any inside it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}\n"

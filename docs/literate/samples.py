@@ -28,10 +28,10 @@ def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
         # Put as many empty lines in front as the page has, so that a traceback names the right line.
         above = "\n" * (text.count("\n", 0, match.start()) + 1)
         code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             exec(compile(above + code, page, "exec"), names)
-        yield match, printed.getvalue()
+        yield match, output.getvalue()
 
 
 def indent_lines(text: str, indent: str) -> str:
@@ -39,14 +39,14 @@ def indent_lines(text: str, indent: str) -> str:
     return re.sub(r"^(?=.)", indent, text, flags=re.M)
 
 
-def rewritten(text: str, page: str) -> str:
+def update_outputs(text: str, page: str) -> str:
     """The page with the current output of every sample."""
     parts, end = [], 0
-    for match, printed in run_samples(text, page):
+    for match, output in run_samples(text, page):
         indent = match["indent"]
         parts.append(text[end : match.start()])
         code = text[match.start() : match.start("gap")]
-        block = f"\n{indent}```output\n{indent_lines(printed, indent)}{indent}```\n" if printed else ""
+        block = f"\n{indent}```output\n{indent_lines(output, indent)}{indent}```\n" if output else ""
         parts.append(code + block + (match["gap"] if not match["whole"] else ""))
         end = match.end()
     return "".join(parts) + text[end:]
@@ -55,4 +55,4 @@ def rewritten(text: str, page: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(rewritten(path.read_text("utf-8"), name), "utf-8")
+        path.write_text(update_outputs(path.read_text("utf-8"), name), "utf-8")

@@ -120,10 +120,10 @@ def reference_is_old(site: Site, sources: Sources) -> bool:
 
 def remove_old_pages(site: Site, sources: Sources) -> None:
     """Deletes what was written for source files that have since been moved or deleted."""
-    known = {site.out / source.path for source in sources.values()}
+    page_paths = {site.out / source.path for source in sources.values()}
     for folder in site.folders:
         for path in (site.out / folder).rglob("*.py"):
-            if path not in known:
+            if path not in page_paths:
                 for suffix in (".py", ".md", ".ipynb"):
                     path.with_suffix(suffix).unlink(missing_ok=True)
 

@@ -30,7 +30,7 @@ from textwrap import fill
 
 from experiments.claims.fingerprints import fingerprints as fingerprints
 from experiments.claims.results import TUNING_SEED, Claim, Results, describe_result, read_claims
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.device import choose_device
 
@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     arguments = parser.parse_args(argv)
     claims = read_claims(CLAIMS)
-    with bad_input_ends_here():
-        unknown = [name for name in arguments.claim if name not in claims]
-        if unknown:
-            raise ValueError(f"no claim {unknown[0]!r}; choose from {', '.join(claims)}")
+    with exit_on_bad_input():
+        unknown_names = [name for name in arguments.claim if name not in claims]
+        if unknown_names:
+            raise ValueError(f"no claim {unknown_names[0]!r}; choose from {', '.join(claims)}")
         if arguments.all and arguments.claim:
             raise ValueError("use --all or the names of claims, not both")
         if not (arguments.list or arguments.all or arguments.claim):
@@ -70,17 +70,17 @@ def main(argv: list[str] | None = None) -> None:
         ):
             raise ValueError("to repeat a row, name one claim and use --arm and --seed")
         device = choose_device(arguments.device)
-    chosen = (
+    selection = (
         list(claims.values())
         if arguments.all or not arguments.claim
         else [claims[name] for name in arguments.claim]
     )
     if arguments.list:
-        list_claims(chosen)
+        list_claims(selection)
         return
-    for claim in chosen:
+    for claim in selection:
         console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
-        with bad_input_ends_here():
+        with exit_on_bad_input():
             if claim.record:
                 run_experiments(claim, arguments.record, is_repeat=arguments.arm is not None)
                 continue

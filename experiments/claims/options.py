@@ -133,7 +133,7 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
     Raises `ValueError` if this kind of run doesn't have such an option.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
-    known = {field.name for field in fields(options)}
-    if unknown := values.keys() - known:
-        raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(known))}")
+    names = {field.name for field in fields(options)}
+    if unknown := values.keys() - names:
+        raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(names))}")
     return options(**values)

@@ -24,7 +24,7 @@ from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import Run, prepare, take_step, train
 from labml_bert.files import lock, write_whole
-from labml_bert.run.record import record_head
+from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.trainer import Step
@@ -98,7 +98,7 @@ class Results:
             self.record = (
                 json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
             )
-            self.recorded = {row_key(row): row for row in self.record["table"]}
+            self.recorded_rows = {row_key(row): row for row in self.record["table"]}
             self.check()
             self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
         except BlockingIOError:
@@ -113,7 +113,7 @@ class Results:
     def empty_record(self) -> dict[str, Any]:
         """Returns a record without results."""
         return {
-            **record_head("claims/claims", [self.claim.name], self.device),
+            **describe_run("claims/claims", [self.claim.name], self.device),
             "claim": {},
             "table": [],
             "step_seconds": {},
@@ -123,9 +123,9 @@ class Results:
         """Raises an error if the record is damaged. Without this check, the error would come hours later."""
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
         parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
-        if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded.values()):
+        if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
             raise ValueError("something is missing")
-        for row in self.recorded.values():
+        for row in self.recorded_rows.values():
             # Raises `TypeError` if a value isn't a number.
             for value in (row["result"]["loss"], row["core_seconds"]):
                 math.isfinite(0 if value is None else value)
@@ -134,7 +134,7 @@ class Results:
 
     def write(self) -> None:
         """Writes the rows that are needed so far, and earlier rows that may still be needed."""
-        table = [*{**self.rows, **self.recorded}.values()]
+        table = [*{**self.rows, **self.recorded_rows}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
@@ -143,8 +143,8 @@ class Results:
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
         key = row_key(row)
-        if key in self.recorded:
-            self.rows[key] = self.recorded[key]
+        if key in self.recorded_rows:
+            self.rows[key] = self.recorded_rows[key]
         elif key not in self.rows:
             result = self.find_in_other_claims(row) or self.run_once(options, seed)
             self.rows[key] = {**row, **result}
@@ -155,12 +155,12 @@ class Results:
             )
         return self.rows[key]
 
-    def find_in_other_claims(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    def find_in_other_claims(self, new_row: dict[str, Any]) -> dict[str, Any] | None:
         """
         Looks for the same run in the records of other claims, with the scores that this claim needs. Several
         claims share a baseline, which then has to be trained only once. Skips records that can't be read.
         """
-        scores = set(self.claim.scores or ()) if wanted["seed"] != TUNING_SEED else set()
+        scores = set(self.claim.scores or ()) if new_row["seed"] != TUNING_SEED else set()
         for path in sorted(self.path.parent.glob("*.json")):
             if path == self.path:
                 continue
@@ -171,10 +171,10 @@ class Results:
                     same = same and all(
                         other[key] == self.record[key] for key in ("commit", "versions", "hardware")
                     )
-                    same = same and all(row[key] == wanted[key] for key in ("seed", "options"))
+                    same = same and all(row[key] == new_row[key] for key in ("seed", "options"))
                     if same and (row["result"]["loss"] is None or scores <= row["result"].keys()):
                         source = row.get("from", path.stem)
-                        return {**row, "arm": wanted["arm"], "point": wanted["point"], "from": source}
+                        return {**row, "arm": new_row["arm"], "point": new_row["point"], "from": source}
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return None
@@ -204,8 +204,8 @@ class Results:
             for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
                 for seed in range(self.claim.seeds):
                     self.get_row(arm, seed, point)
-        is_stale = bool(self.recorded.keys() - self.rows.keys())
-        self.recorded = self.rows
+        is_stale = bool(self.recorded_rows.keys() - self.rows.keys())
+        self.recorded_rows = self.rows
         if is_stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
             self.time_steps()
 
@@ -232,7 +232,7 @@ class Results:
 
         Raises `ValueError` if there is no such run.
         """
-        rows = [row for row in self.recorded.values() if (row["arm"], row["seed"]) == (arm, seed)]
+        rows = [row for row in self.recorded_rows.values() if (row["arm"], row["seed"]) == (arm, seed)]
         if not rows:
             raise ValueError(f"{self.path} has no run of {arm!r} with seed {seed}; run the claim first")
         for row in rows:

@@ -196,11 +196,11 @@ def train(
             on_step(step.number, step.loss)
         if step.number in evaluation_steps:
             # After a failed step the weights no longer change, and their loss means nothing.
-            loss = math.nan if trainer.failed else held_out_loss(run, quick=True)
+            loss = math.nan if trainer.has_failed else held_out_loss(run, quick=True)
             curve.append([step.number, rounded(loss)])
             if curve[-1][1] is None:
                 break
-    final_loss = None if trainer.failed else rounded(held_out_loss(run))
+    final_loss = None if trainer.has_failed else rounded(held_out_loss(run))
     unigram = next(baseline.loss for baseline in run.text.baselines if baseline.name == "unigram")
     has_failed = final_loss is None or final_loss > unigram - LEAST_GAIN
     return {

@@ -169,8 +169,8 @@ def train(run: Run, options: Options) -> TrainedModel:
     run.finish(lambda: result)
     record = run.record(result)
     curves: dict[str, list[list[float]]] = {"valid.loss": [], "valid.accuracy": []}
-    for number, saved in weights.items():
-        model.load_state_dict(saved)
+    for number, state in weights.items():
+        model.load_state_dict(state)
         for name, value in evaluate_masked_lm(trainer, text.held_out).items():
             curves[f"valid.{name}"].append([number, round(value, 6)])
     record["history"] |= curves
@@ -193,7 +193,7 @@ def loss_curve(record: dict[str, Any]) -> list[list[float]]:
     return [[round(seconds[step], 1), round(loss, 4)] for step, loss in record["history"]["valid.loss"]]
 
 
-def write_moments(folder: Path, arm: str, trained: TrainedModel) -> list[dict[str, Any]]:
+def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[dict[str, Any]]:
     """
     ## A file for each moment
 
@@ -201,18 +201,18 @@ def write_moments(folder: Path, arm: str, trained: TrainedModel) -> list[dict[st
     rounded weights, computed as on the page. Afterwards the model has the weights of the last file.
     """
     entries = []
-    seconds = dict(trained.record["history"]["seconds"])
-    for number, step in enumerate(trained.moments, 1):
-        trained.model.load_state_dict(trained.weights[step])
-        trained.model.load_state_dict(to_float16(trained.model))
-        result = evaluate_masked_lm(trained.page, trained.text.held_out)
+    seconds = dict(trained_model.record["history"]["seconds"])
+    for number, step in enumerate(trained_model.moments, 1):
+        trained_model.model.load_state_dict(trained_model.weights[step])
+        trained_model.model.load_state_dict(to_float16(trained_model.model))
+        result = evaluate_masked_lm(trained_model.page, trained_model.text.held_out)
         entries.append(
             {
                 "arm": arm,
                 "seconds": round(seconds[step], 1),
                 "steps": step,
                 **{name: round(value, 4) for name, value in result.items()},
-                **write_weights(folder / f"{arm.replace(' ', '-')}-{number}.bin", trained.model),
+                **write_weights(folder / f"{arm.replace(' ', '-')}-{number}.bin", trained_model.model),
             }
         )
     return entries

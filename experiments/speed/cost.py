@@ -72,8 +72,8 @@ from labml_bert.data.tokenizers import (
 from labml_bert.data.windows import random_windows
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
+from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import (
     build_training_step,
     draw_batch,
@@ -286,8 +286,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
-        measure(options, words_of(argv))
+    with exit_on_bad_input():
+        measure(options, clean_arguments(argv))
 
 
 def measure(options: argparse.Namespace, words: list[str]) -> None:
@@ -315,7 +315,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     rows = measure_pipelines(sorted(round(1e6 * size) for size in options.megabytes), options.batches)
     print_pipelines(rows)
     record = {
-        **record_head("speed/cost", words, device),
+        **describe_run("speed/cost", words, device),
         "configuration": {"base": BASE, "rounds": options.rounds, "batches": options.batches},
         "growth": scaling,
         "feeding": rows,

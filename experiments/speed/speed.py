@@ -33,8 +33,8 @@ from rich.table import Table
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
+from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import (
     build_layer_ops,
     build_training_step,
@@ -188,7 +188,7 @@ def measure_steps(
             forward[variant], step[variant] = build_training_step(model, batch, precision == "bfloat16")
     if device.type == "cuda":
         variant = "ours, bfloat16, compiled"
-        forward[variant], step[variant] = build_training_step(models["ours"], batch, True, compiled=True)
+        forward[variant], step[variant] = build_training_step(models["ours"], batch, True, torch_compile=True)
     forward_seconds = time_in_turn(forward, device, rounds, shape.repeats)
     step_seconds = time_in_turn(step, device, rounds, shape.repeats)
     config, rows = shape.config(dropout), []
@@ -278,8 +278,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
-        compare(options, words_of(argv))
+    with exit_on_bad_input():
+        compare(options, clean_arguments(argv))
 
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
@@ -322,7 +322,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
             print_table(results[-1], peaks)
     peers = dict.fromkeys(name.split()[0] for name in names if name != "ours")
     record = {
-        **record_head("speed/speed", words, device, "float32 and bfloat16"),
+        **describe_run("speed/speed", words, device, "float32 and bfloat16"),
         "configuration": {"rounds": options.rounds, "peers": {name: version(name) for name in peers}},
         "peaks": peaks,
         "bytes_per_second": bandwidth,

@@ -64,8 +64,8 @@ from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here, header
+from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import time_call, time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
@@ -158,8 +158,8 @@ def measure_tricks(shape: Shape, device: torch.device, rounds: int, repeats: int
     for trick in TRICKS:
         # Take one ratio per round. Whatever slows down a whole round cancels out.
         ratios = [
-            changed / unchanged if trick.kept else unchanged / changed
-            for unchanged, changed in zip(times[ours.name], times[trick.name], strict=True)
+            trick_seconds / our_seconds if trick.kept else our_seconds / trick_seconds
+            for our_seconds, trick_seconds in zip(times[ours.name], times[trick.name], strict=True)
         ]
         worth = {"worth": median(ratios), "least": min(ratios), "most": max(ratios)}
         rows.append({"name": trick.name, "kept": trick.kept, **worth})
@@ -225,8 +225,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
-        compare(options, words_of(argv))
+    with exit_on_bad_input():
+        compare(options, clean_arguments(argv))
 
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
@@ -257,7 +257,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
                 results.append(measure_tricks(shape, device, options.rounds, options.repeats))
             print_tricks(results[-1])
     record = {
-        **record_head("speed/speed_ablation", words, device, precision),
+        **describe_run("speed/speed_ablation", words, device, precision),
         "configuration": {"rounds": options.rounds, "repeats": options.repeats},
         "ablation": results,
         "padding": padding,

@@ -27,8 +27,8 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, finish, record_head, words_of
-from labml_bert.run.terminal import OneLineParser, bad_input_ends_here
+from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.run.timing import build_training_step, draw_batch, summarize, time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
@@ -142,8 +142,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with bad_input_ends_here():
-        compare(options, words_of(argv))
+    with exit_on_bad_input():
+        compare(options, clean_arguments(argv))
 
 
 def compare(options: argparse.Namespace, words: list[str]) -> None:
@@ -168,7 +168,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
                 results.append(measure(shape, device, options.rounds))
             print_table(results[-1])
     record = {
-        **record_head("speed/speed_modern", words, device, "float32 and bfloat16"),
+        **describe_run("speed/speed_modern", words, device, "float32 and bfloat16"),
         "configuration": {"rounds": options.rounds, "peers": peers},
         "modern_steps": results,
     }

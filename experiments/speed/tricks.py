@@ -164,8 +164,8 @@ def loss_from_parts(
     head, embedding = model.cls.predictions, model.bert.embeddings.word_embeddings.weight
     if all_logits:
         return masked_lm_loss(head(x, embedding).flatten(0, 1), labels.flatten())
-    labeled = labels != IGNORE  # (B, P)
-    x, labels = x[labeled], labels[labeled]  # (M, D) and (M)
+    is_labeled = labels != IGNORE  # (B, P)
+    x, labels = x[is_labeled], labels[is_labeled]  # (M, D) and (M)
     if in_chunks:
         x = head.transform(x)  # (M, D)
         weight, bias = embedding.to(x.dtype), head.bias.to(x.dtype)

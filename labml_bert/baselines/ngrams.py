@@ -56,10 +56,10 @@ class Counts:
         by_count = self.counts.argsort(stable=True)  # (K)
         # A stable sort by context keeps the order of the counts within each, so the last one is the largest.
         order = by_count[context[by_count].argsort(stable=True)]  # (K)
-        ordered = context[order]  # (K)
-        last = torch.searchsorted(ordered, keys, right=True) - 1
+        sorted_context = context[order]  # (K)
+        last = torch.searchsorted(sorted_context, keys, right=True) - 1
         last = last.clamp(min=0)
-        return torch.where(ordered[last] == keys, order[last], default)
+        return torch.where(sorted_context[last] == keys, order[last], default)
 
 
 def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:

@@ -94,8 +94,8 @@ class BagOfWords:
         example gets the logarithm of 1e-12.
         """
         probabilities = torch.full((len(examples), self.classes), 1e-12)  # (N, K)
-        predicted = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
-        probabilities[:, self.pipeline.classes_] = predicted.clamp(min=1e-12)
+        predictions = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
+        probabilities[:, self.pipeline.classes_] = predictions.clamp(min=1e-12)
         return probabilities.log()
 
 

@@ -80,19 +80,19 @@ def load_corpus(name: str) -> Corpus:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
-        documents = {legible(file.relative_to(path)): read_utf8(file) for file in files}
+        documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; put text into them")
-        return split_documents(legible(path.name), documents)
+        return split_documents(decode_file_name(path.name), documents)
     if not name.strip() or not path.exists():
-        known = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
-        raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {known}")
+        choices = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
+        raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {choices}")
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
     # A copy that you downloaded yourself gets the same name, because it's the same text.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    display_name = "tiny-shakespeare" if is_known else legible(path.name)
+    display_name = "tiny-shakespeare" if is_known else decode_file_name(path.name)
     return split_documents(display_name, {display_name: text})
 
 
@@ -101,7 +101,7 @@ def is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def legible(name: Path | str) -> str:
+def decode_file_name(name: Path | str) -> str:
     """A file name as UTF-8 in any locale: in an ASCII one, Python escapes the bytes of other letters."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
@@ -139,10 +139,10 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     if room > total / 20:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
-        cut = max(0, len(text) - int(room))
-        cut = text.rfind("\n", 0, cut) + 1 or cut
-        train = [documents[key] if key != longest else text[:cut] for key in documents if key not in valid]
-        return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[cut:]])
+        split = max(0, len(text) - int(room))
+        split = text.rfind("\n", 0, split) + 1 or split
+        train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
+        return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
     return Corpus(
         name,
         [text for key, text in documents.items() if key not in valid],
@@ -299,9 +299,9 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
         )
     # If the cache isn't writable, this run still has its text, and the next one downloads it again.
     with contextlib.suppress(OSError, ValueError):
-        cached = cache_folder() / sha256
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(cached) as part:
+        cached_path = cache_folder() / sha256
+        cached_path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(cached_path) as part:
             part.write_bytes(data)
     return data
 

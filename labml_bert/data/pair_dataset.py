@@ -185,15 +185,15 @@ def write_shards(
     # Start fresh interpreters: a fork of this one could inherit a lock that nobody releases.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, start_worker, (tokenizer, arguments))
-    pending: collections.deque[Future[dict[str, Any]]] = collections.deque()
+    futures: collections.deque[Future[dict[str, Any]]] = collections.deque()
     try:
         for shard in itertools.chain(first, shards):
             # Submit one more shard than there are workers, so no worker waits for text.
-            if len(pending) > processes:
-                yield pending.popleft().result()
-            pending.append(pool.submit(write_in_worker, shard))
-        while pending:
-            yield pending.popleft().result()
+            if len(futures) > processes:
+                yield futures.popleft().result()
+            futures.append(pool.submit(write_in_worker, shard))
+        while futures:
+            yield futures.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -239,8 +239,8 @@ def open_dataset(folder: Path) -> "Dataset":
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         parts, digest = manifest["parts"], manifest["fingerprint"]
-        joined = "".join(part["fingerprint"] for part in parts)
-        matches = digest == hashlib.sha256(joined.encode()).hexdigest() and all(
+        fingerprints = "".join(part["fingerprint"] for part in parts)
+        matches = digest == hashlib.sha256(fingerprints.encode()).hexdigest() and all(
             read_metadata(Shard(folder / part["name"], part["fingerprint"], 0, [])) == part for part in parts
         )
     except (ValueError, KeyError, TypeError):

@@ -30,7 +30,7 @@ from labml_bert.files import lock, write_whole
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import PRECISIONS, RunOptions
-from labml_bert.run.record import check_record, record_head
+from labml_bert.run.record import check_record, describe_run
 from labml_bert.run.terminal import (
     ProgressLine,
     command,
@@ -75,8 +75,8 @@ class Run:
     """
 
     def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
-        # `requested` is what the user asked for. In `options`, a script may fill in missing values.
-        self.requested = self.options = options
+        # `user_options` is what the user asked for. In `options`, a script may fill in missing values.
+        self.user_options = self.options = options
         self.experiment = experiment
         self.start_time = time.monotonic()
         if options.record is not None and rank() == 0:
@@ -132,7 +132,7 @@ class Run:
         }
         path = broadcast_from_rank_zero(lambda: options.resume or new_run_path(options.runs, self.experiment))
         if rank() == 0:
-            self.resources.enter_context(hold(path))
+            self.resources.enter_context(lock_run(path))
         bfloat16 = PRECISIONS[options.precision]
         trainer = Trainer(model, arguments, text.generator, self.device, bfloat16, path, self.configuration)
         if options.resume:
@@ -146,7 +146,7 @@ class Run:
         if rank() == 0:
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())
-        self.trained = trainer
+        self.current_trainer = trainer
         return trainer
 
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
@@ -182,7 +182,7 @@ class Run:
         step.evaluation = evaluation
         if step.at_milestone:
             console.print(
-                f"\n  at {self.trained.seconds:.0f} s, after length {step.length}: held-out loss "
+                f"\n  at {self.current_trainer.seconds:.0f} s, after length {step.length}: held-out loss "
                 f"{evaluation['loss']:.3f}, accuracy {evaluation['accuracy']:.0%}"
             )
 
@@ -190,7 +190,7 @@ class Run:
     def show_predictions(self, input_ids: Tensor, labels: Tensor) -> None:
         """Prints what the model predicts at the masks of a few rows `(B, T)`."""
         self.model.eval()
-        with self.trained.autocast():
+        with self.current_trainer.autocast():
             predictions = self.model(input_ids.to(self.device)).logits.argmax(-1).cpu()
         self.model.train()
         self.print_filled(input_ids, labels, predictions)
@@ -217,7 +217,7 @@ class Run:
         how to use the model, and writes the record if the options ask for one. Only rank zero does this; the
         other processes return at once.
         """
-        trainer, text, options = self.trained, self.text, self.options
+        trainer, text, options = self.current_trainer, self.text, self.options
         trainer.parallel = trainer.model
         destroy_process_group()
         if rank() > 0:
@@ -254,16 +254,18 @@ class Run:
 
         The result, with everything that you need to check or repeat it. Pages and charts use these files.
         """
-        requested, text, trainer = self.requested, self.text, self.trained
+        user_options, text, trainer = self.user_options, self.text, self.current_trainer
         assert self.path is not None
         # Record the name of the text and not its path, which is useless on another machine.
-        changed = {
-            f.name: text.corpus.name if f.name == "corpus" else getattr(requested, f.name)
-            for f in fields(requested)
-            if not f.metadata.get("operational") and getattr(requested, f.name) not in (None, f.default)
+        non_defaults = {
+            f.name: text.corpus.name if f.name == "corpus" else getattr(user_options, f.name)
+            for f in fields(user_options)
+            if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
-        words = [w for name, value in changed.items() for w in (f"--{name.replace('_', '-')}", str(value))]
-        record = record_head(
+        words = [
+            w for name, value in non_defaults.items() for w in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        record = describe_run(
             self.experiment, words, self.device, "bfloat16" if trainer.bfloat16 else "float32"
         )
         record["hardware"]["processes"] = self.processes
@@ -304,8 +306,8 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     most = min(60, longest - 2)
     # Avoid quotes, which the shell would interpret.
     special = {*string.punctuation, *string.digits}
-    fitting = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
-    line = min(fitting or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
+    candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
+    line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
     words = line.split(" ")
     middle = len(words) // 2
     if is_character_model or len(words) < 4:
@@ -337,7 +339,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
         ) from None
 
 
-def hold(run_path: Path) -> contextlib.AbstractContextManager[object]:
+def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
     Locks the run's folder for this process until the end of the block.
 

@@ -34,7 +34,7 @@ from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
 from labml_bert.run.record import hardware, origin, versions
-from labml_bert.run.terminal import bad_input_ends_here
+from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.trainer import Report, Step
 
@@ -130,18 +130,18 @@ def quiet() -> Iterator[None]:
         console.quiet = before
 
 
-def difference(recorded: Fingerprint, today: Fingerprint) -> str:
+def difference(reference: Fingerprint, today: Fingerprint) -> str:
     """
     ## Comparing two fingerprints
 
     Returns the first difference as one line, or an empty string if there is none.
     """
-    same_machine = all(recorded.get(key) == today[key] for key in machine())
+    same_machine = all(reference.get(key) == today[key] for key in machine())
     tolerance = 0.0 if same_machine else TOLERANCE
-    for step, (before, now) in enumerate(zip(recorded["losses"], today["losses"], strict=True), 1):
+    for step, (before, now) in enumerate(zip(reference["losses"], today["losses"], strict=True), 1):
         if not is_close(before, now, tolerance):
             return f"the loss of step {step} was {before} and is {now}"
-    for name, before in recorded["evaluation"].items():
+    for name, before in reference["evaluation"].items():
         now = today["evaluation"].get(name)
         if not is_close(before, now, tolerance * max(1.0, abs(before or 0.0))):
             return f"{name} of the evaluation was {before} and is {now}"
@@ -181,17 +181,17 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
     if hasattr(script, "fingerprints"):
         own: dict[str, Callable[[], Fingerprint]] = script.fingerprints(record)
         return own
-    trained_by = record["configuration"].get("experiment", record["experiment"])
-    script = load_script(trained_by)
+    experiment = record["configuration"].get("experiment", record["experiment"])
+    script = load_script(experiment)
     if not hasattr(script, "Options"):
         return {}
     names = {f.name for f in fields(script.Options)}
     values = {key: value for key, value in record["configuration"].items() if key in names}
     options = replace(script.Options(), **values)
-    return {"": lambda: take_fingerprint(script.main, options, trained_by)}
+    return {"": lambda: take_fingerprint(script.main, options, experiment)}
 
 
-def why_not_here(record: dict[str, Any]) -> str:
+def explain_skip(record: dict[str, Any]) -> str:
     """Says why this machine can't check a record, for example because it lacks the text. Empty if it can."""
     if "corpus" not in record:
         python = record["versions"]["python"]
@@ -235,32 +235,32 @@ def main(argv: list[str] | None = None) -> None:
     names = [word for word in words if word != "--write"]
     failures = count = 0
     start = time.monotonic()
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         for path, record in records(names):
             name = path.relative_to(RUNS).with_suffix("").as_posix()
-            saved: dict[str, Fingerprint] = record.get("fingerprints", {})
-            if fingerprints_of(record) and (reason := why_not_here(record)):
+            fingerprints: dict[str, Fingerprint] = record.get("fingerprints", {})
+            if fingerprints_of(record) and (reason := explain_skip(record)):
                 console.print(f"  {name}: cannot be checked here ({reason})")
                 continue
             for part, take in fingerprints_of(record).items():
                 label = f"{name}  {part}".rstrip()
-                if part not in saved and not is_writing:
+                if part not in fingerprints and not is_writing:
                     console.print(f"  {label}: no fingerprint; repeat the run with --record")
                     failures += 1
                     continue
                 today = take()
                 count += 1
-                if part not in saved:
-                    saved[part] = today | {"checked": origin()}
+                if part not in fingerprints:
+                    fingerprints[part] = today | {"checked": origin()}
                     console.print(f"  {label}: written")
-                elif reason := difference(saved[part], today):
+                elif reason := difference(fingerprints[part], today):
                     failures += 1
                     console.print(f"  {label}: not reproduced, {reason}")
                 else:
-                    saved[part]["checked"] = origin()
+                    fingerprints[part]["checked"] = origin()
                     console.print(f"  {label}: reproduced")
-            if is_writing and saved:
-                write_whole(path, json.dumps({**record, "fingerprints": saved}, indent=1))
+            if is_writing and fingerprints:
+                write_whole(path, json.dumps({**record, "fingerprints": fingerprints}, indent=1))
     console.print(f"  {count} fingerprints in {time.monotonic() - start:.0f} s, {failures} not reproduced")
     if failures:
         raise SystemExit(1)

@@ -16,7 +16,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import Options, parse_options
 from labml_bert.run.record import origin
-from labml_bert.run.terminal import bad_input_ends_here, run_ends_well
+from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.distributed import rank
 
@@ -30,10 +30,10 @@ def launch(
     """
     experiment = Path(inspect.getfile(main)).stem
     description = inspect.cleandoc(main.__doc__ or "")
-    with bad_input_ends_here():
+    with exit_on_bad_input():
         options = parse_options(options_type, experiment, description, argv)
         run = Run(options, experiment)
-    with run_ends_well(lambda: run.path, lambda: run.is_resumable):
+    with exit_cleanly(lambda: run.path, lambda: run.is_resumable):
         with run.resources:
             main(run, options)
         if options.record is not None and rank() == 0:

@@ -109,9 +109,9 @@ def parse_options(
     argv = list(sys.argv[1:] if argv is None else argv)
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
-        saved = load_checkpoint(options.resume)[0]["configuration"]
+        configuration = load_checkpoint(options.resume)[0]["configuration"]
         options = parse(
-            options_type, saved_options(options_type(), saved, experiment, options.resume), "", argv
+            options_type, restore_options(options_type(), configuration, experiment, options.resume), "", argv
         )
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:
@@ -126,21 +126,21 @@ def parse_options(
     return options
 
 
-def saved_options(defaults: Options, saved: dict[str, Any], experiment: str, run_path: Path) -> Options:
+def restore_options(defaults: Options, values: dict[str, Any], experiment: str, run_path: Path) -> Options:
     """
     Returns `defaults` with the values of a saved run.
 
     Raises `ValueError` if the run belongs to another experiment, or if a value has the wrong type.
     """
-    if saved.get("experiment") != experiment:
-        raise ValueError(f"{run_path} is a run of {saved.get('experiment')}, not of {experiment}")
+    if values.get("experiment") != experiment:
+        raise ValueError(f"{run_path} is a run of {values.get('experiment')}, not of {experiment}")
     kinds = get_type_hints(type(defaults))
-    names = defaults.configuration().keys() & saved.keys()
+    names = defaults.configuration().keys() & values.keys()
     for name in names:
         choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
-        if saved[name] not in choices if choices else not isinstance(saved[name], kinds[name]):
-            raise ValueError(f"{run_path} has {name} = {saved[name]!r}, which is not valid; start a new run")
-    return replace(defaults, **{name: saved[name] for name in names})
+        if values[name] not in choices if choices else not isinstance(values[name], kinds[name]):
+            raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
+    return replace(defaults, **{name: values[name] for name in names})
 
 
 def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:

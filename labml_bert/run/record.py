@@ -40,7 +40,7 @@ def check_record(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
 
 
-def record_head(
+def describe_run(
     experiment: str, words: Iterable[str], device: torch.device, precision: str | None = None
 ) -> dict[str, Any]:
     """
@@ -61,7 +61,7 @@ def record_head(
     }
 
 
-def words_of(argv: list[str] | None) -> list[str]:
+def clean_arguments(argv: list[str] | None) -> list[str]:
     """
     The arguments of a valid command line, without `--record FILE`. The path of a corpus is cut to the file's
     name, because its folders are different on another machine.

@@ -34,7 +34,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 
 @contextlib.contextmanager
-def bad_input_ends_here() -> Iterator[None]:
+def exit_on_bad_input() -> Iterator[None]:
     """
     ## Bad input
 
@@ -57,7 +57,7 @@ def bad_input_ends_here() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_ends_well(find_path: Callable[[], Path | None], is_resumable: Callable[[], bool]) -> Iterator[None]:
+def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[], bool]) -> Iterator[None]:
     """
     ## When a run ends early
 
@@ -182,7 +182,7 @@ class ProgressLine:
     def __init__(self, minutes: float | None):
         self.minutes = minutes
         self.last: Report | None = None
-        self.printed = time.monotonic() - 10
+        self.last_print = time.monotonic() - 10
         columns = (
             TextColumn("  {task.percentage:3.0f}%"),
             BarColumn(bar_width=None),
@@ -212,9 +212,9 @@ class ProgressLine:
             f"{tokens_per_second / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
         )
         self.progress.update(self.task, completed=report.progress, description=text)
-        if not console.is_terminal and time.monotonic() - self.printed >= 10:
+        if not console.is_terminal and time.monotonic() - self.last_print >= 10:
             console.print(f"  {report.progress:4.0%}  {text}")
-            self.printed = time.monotonic()
+            self.last_print = time.monotonic()
         self.last = report
 
 

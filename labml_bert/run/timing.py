@@ -119,8 +119,8 @@ def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> 
     B, T = labels.shape
     predictions, positions = B * T, T
     if only_labeled:
-        labeled = labels != IGNORE
-        predictions, positions = int(labeled.sum()), int(labeled.sum(1).max())
+        is_labeled = labels != IGNORE
+        predictions, positions = int(is_labeled.sum()), int(is_labeled.sum(1).max())
     return 3 * count_forward_flops(config, B, T, predictions, positions)
 
 
@@ -168,7 +168,7 @@ def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedT
 
 
 def build_training_step(
-    model: nn.Module, batch: MaskedTokens, bfloat16: bool, compiled: bool = False
+    model: nn.Module, batch: MaskedTokens, bfloat16: bool, torch_compile: bool = False
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """
     Returns two functions: one runs the forward pass without gradients and returns the loss, the other runs a
@@ -178,7 +178,7 @@ def build_training_step(
     `loss`. The optimizer is the one that the `Trainer` of `transformers` uses by default.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
-    compute = torch.compile(model) if compiled else model
+    compute = torch.compile(model) if torch_compile else model
     device = batch.input_ids.device
 
     def forward() -> Tensor:

@@ -40,22 +40,22 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
-def load_named_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
+def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
     Copies the tensors that `named_weights` returned into a model of the same kind.
 
     Raises `KeyError` if the names differ, and `RuntimeError` if a shape does.
     """
     weights = named_weights(model)
-    if different := weights.keys() ^ saved.keys():
+    if different := weights.keys() ^ tensors.keys():
         raise KeyError(min(different))
     for name, weight in weights.items():
         # `copy_` would repeat a tensor that is too small.
-        if saved[name].shape != weight.shape:
-            raise RuntimeError(f"{name} is {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
+        if tensors[name].shape != weight.shape:
+            raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in weights.items():
-            weight.copy_(saved[name])
+            weight.copy_(tensors[name])
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
@@ -197,13 +197,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads one file for `load_checkpoint`. Raises `ValueError` if it's damaged."""
     tensors, metadata = read_tensors(path)
     try:
-        saved = json.loads(metadata["about"])
-        saved["configuration"].items()
-        if not (isinstance(saved["step"], int) and saved["step"] >= 0 and 0 <= saved["seconds"] < math.inf):
-            raise ValueError(f"step {saved['step']} at {saved['seconds']} seconds")
+        state = json.loads(metadata["about"])
+        state["configuration"].items()
+        if not (isinstance(state["step"], int) and state["step"] >= 0 and 0 <= state["seconds"] < math.inf):
+            raise ValueError(f"step {state['step']} at {state['seconds']} seconds")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
-    return saved, tensors
+    return state, tensors
 
 
 def save_failed_step(
@@ -225,8 +225,8 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     each parameter: a norm that isn't finite shows which parameters are affected. `model` must have the class
     and the sizes of the run, and can be on any device:
 
-        saved = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
-        loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**saved["model"])))
+        configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
+        loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))
 
     With one process on the same device, you get exactly the numbers of the failed step. The batch of several
     processes is replayed in one pass, with different dropout masks.

@@ -99,8 +99,8 @@ def parameter_groups(
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
     """
-    excluded = {id(p) for p in exclude}
-    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded]
+    excluded_ids = {id(p) for p in exclude}
+    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded_ids]
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() <= 1]
     assert {id(p) for p in matrices} | {id(p) for p in vectors} == {id(p) for p in parameters}

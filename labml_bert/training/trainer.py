@@ -108,8 +108,8 @@ class Trainer:
     ):
         self.model = model.to(device)
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
-        compiled: Any = torch.compile(self.model) if arguments.torch_compile else self.model
-        self.parallel = wrap_in_ddp(compiled)
+        module: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        self.parallel = wrap_in_ddp(module)
         self.arguments = arguments
         self.generator = generator
         self.device = device
@@ -121,8 +121,8 @@ class Trainer:
         self.optimizers = make_optimizers(model, arguments)
         # Set to 1 by the first step with a non-finite loss. The fused AdamW reads the flag on the device and
         # skips the update, so checking it costs no synchronization.
-        self.failed = torch.zeros((), device=device)
-        self.optimizers[0].found_inf = self.failed  # type: ignore[attr-defined]
+        self.has_failed = torch.zeros((), device=device)
+        self.optimizers[0].found_inf = self.has_failed  # type: ignore[attr-defined]
         # Counts the failed steps since the last check.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
@@ -173,7 +173,7 @@ class Trainer:
         self.milestones = [point for point in evaluate_at if point > self.progress]
         self.save()
         self.start_time = time.monotonic() - self.seconds
-        self.last_report = saved = self.seconds
+        self.last_report = last_save = self.seconds
         with self.stoppable():
             while self.progress < 1:
                 set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
@@ -183,9 +183,9 @@ class Trainer:
                 if not step.report_due:
                     continue
                 self.report(step)
-                if self.is_stopping or self.last_report - saved > self.arguments.checkpoint_seconds:
+                if self.is_stopping or self.last_report - last_save > self.arguments.checkpoint_seconds:
                     self.save()
-                    saved = self.last_report
+                    last_save = self.last_report
                 if self.is_stopping:
                     raise KeyboardInterrupt
         self.check_pending_steps()
@@ -268,8 +268,8 @@ class Trainer:
         Raises `ValueError` if there is none, if it's damaged, or if it has another configuration.
         """
         assert self.run_path is not None
-        saved, tensors = load_checkpoint(self.run_path)
-        before, now = saved["configuration"], self.configuration
+        state, tensors = load_checkpoint(self.run_path)
+        before, now = state["configuration"], self.configuration
         if before != now:
             key = next(key for key in [*before, *now] if before.get(key) != now.get(key))
             raise ValueError(
@@ -277,9 +277,9 @@ class Trainer:
                 "leave that option out to resume, or start a new run"
             )
         restore(
-            self.run_path, tensors, saved["step"], self.model, self.optimizers, self.generator, self.device
+            self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
         )
-        self.step, self.seconds = saved["step"], saved["seconds"]
+        self.step, self.seconds = state["step"], state["seconds"]
 
 
 class Step:
@@ -355,12 +355,12 @@ class Step:
         # Comparisons with NaN are false, so NaN makes `is_good` false too. A finite loss can have an infinite
         # gradient, and clipping by an infinite norm makes that gradient NaN.
         is_good = (norm < math.inf) & (world_size() * self.loss < trainer.largest_loss)
-        trainer.failed.logical_or_(~is_good)
-        trainer.failures += trainer.failed
+        trainer.has_failed.logical_or_(~is_good)
+        trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
         adamw.step()
         # Muon knows no such flag, so we have to wait for the device and ask.
-        if muon and not trainer.failed:
+        if muon and not trainer.has_failed:
             muon[0].step()
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()

@@ -57,8 +57,8 @@ def test_the_package_task(docstrings: list[Docstring]) -> None:
         # The test set takes unseen texts first: the training set gets one only if the test quarter is full of
         # them.
         unseen = [u for e, u in zip(task.test, task.unseen, strict=True) if e.label == label]
-        known = sum(d.unseen for d in docstrings if d.package == task.labels[label])
-        assert sum(unseen) == min(known, test)
+        available = sum(d.unseen for d in docstrings if d.package == task.labels[label])
+        assert sum(unseen) == min(available, test)
     assert task == package_task(docstrings), "the task is deterministic"
     # The label is the package's name, so the name must not occur in the text.
     for example in [*task.train, *task.test]:

@@ -71,15 +71,17 @@ def test_rows_become_batches(data: st.DataObject) -> None:
         padding = T - len(row)
         assert batch["attention_mask"][b].tolist() == [1] * len(row) + [0] * padding
         assert batch["token_type_ids"][b].tolist() == [i % 2 for i in row] + [0] * padding
-        chosen = [t for t in range(T) if labels[b, t] != IGNORE]
+        labeled_positions = [t for t in range(T) if labels[b, t] != IGNORE]
         if static:
             assert batch["input_ids"][b].tolist() == row + [0] * padding
-            assert chosen == positions[b]
-            assert labels[b, chosen].tolist() == [(at + 1) % V for at in chosen]
+            assert labeled_positions == positions[b]
+            assert labels[b, labeled_positions].tolist() == [(at + 1) % V for at in labeled_positions]
             continue
         for t in range(T):
-            assert t in chosen or batch["input_ids"][b, t] == (row + [0] * padding)[t]
-        assert all(t < len(row) and row[t] not in special and labels[b, t] == row[t] for t in chosen)
+            assert t in labeled_positions or batch["input_ids"][b, t] == (row + [0] * padding)[t]
+        assert all(
+            t < len(row) and row[t] not in special and labels[b, t] == row[t] for t in labeled_positions
+        )
         word_id, word_ids = -1, []
         for token in batch["input_ids"][b].tolist():
             word_id += not wordpiece().id_to_token(token).startswith("##")
@@ -95,4 +97,4 @@ def test_rows_become_batches(data: st.DataObject) -> None:
                 else:
                     words.append([t])
             for word in words:
-                assert set(word) <= set(chosen) or not set(word) & set(chosen)
+                assert set(word) <= set(labeled_positions) or not set(word) & set(labeled_positions)

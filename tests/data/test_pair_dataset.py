@@ -119,7 +119,7 @@ def test_the_segments_of_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.
     assert len(manifest["parts"]) > 3
     random_fraction = sum(row["is_random_next"] for row in rows) / len(rows)
     assert abs(random_fraction - 0.5) < 5 * (0.25 / len(rows)) ** 0.5
-    used: dict[int, list[str]] = {}
+    words_by_source: dict[int, list[str]] = {}
     for row in rows:
         ids, segments = row["tokens"], row["segment_ids"]
         cut = segments.index(1)
@@ -140,11 +140,11 @@ def test_the_segments_of_thousands_of_pairs(tmp_path: Path, monkeypatch: pytest.
         else:
             assert sources[0] == sources[1] and keys[0][-1] < keys[1][0]
         words_used = a if row["is_random_next"] else a + b
-        used.setdefault(min(sources[0]), []).extend(words_used)
-    for words in used.values():
+        words_by_source.setdefault(min(sources[0]), []).extend(words_used)
+    for words in words_by_source.values():
         assert len(words) == len(set(words)), "a word occurs twice"
     # Only words cut to fit the length and single last sentences are lost.
-    assert sum(map(len, used.values())) > 0.75 * (tokenizer.get_vocab_size() - 6)
+    assert sum(map(len, words_by_source.values())) > 0.75 * (tokenizer.get_vocab_size() - 6)
 
 
 def test_long_sentences_are_truncated_rather_than_dropped(tmp_path: Path, wordpiece: Tokenizer) -> None:
@@ -194,7 +194,7 @@ def test_static_masks(cap: int | None, tmp_path: Path, wordpiece: Tokenizer) -> 
     build_dataset(texts(), wordpiece, tmp_path / "static", arguments, 1)
     plain_rows, masked_rows = rows_of(tmp_path / "plain"), rows_of(tmp_path / "static")
     assert len(masked_rows) > 2.5 * len(plain_rows)
-    chosen = candidates = masked = 0
+    choices = candidates = masked = 0
     for number, row in enumerate(masked_rows):
         positions, labels = row["masked_positions"], row["masked_labels"]
         restored = list(row["tokens"])
@@ -209,10 +209,10 @@ def test_static_masks(cap: int | None, tmp_path: Path, wordpiece: Tokenizer) -> 
             assert restored == plain_rows[number]["tokens"]
         if cap is not None:
             assert len(positions) == min(cap, max(1, round(0.15 * available)))
-        chosen, candidates = chosen + len(positions), candidates + available
-    assert abs(masked / chosen - 0.8) < 0.03
+        choices, candidates = choices + len(positions), candidates + available
+    assert abs(masked / choices - 0.8) < 0.03
     if cap is None:
-        assert abs(chosen / candidates - 0.15) < 0.01
+        assert abs(choices / candidates - 0.15) < 0.01
     batch = PairCollator(wordpiece)(pq.read_table(next((tmp_path / "static").glob("part-*"))).slice(0, 5))
     for row, labels in zip(masked_rows, batch["labels"], strict=False):
         assert (labels != IGNORE).nonzero().flatten().tolist() == row["masked_positions"]
@@ -257,13 +257,13 @@ def test_a_word_is_masked_completely_or_not_at_all(
     batch = PairCollator(wordpiece, masking, generator=torch.Generator().manual_seed(0))(dataset[:200])
     masked_continuations = 0
     for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
-        chosen = [label != IGNORE for label in labels]
-        original = [label if c else i for i, label, c in zip(ids, labels, chosen, strict=True)]
+        is_chosen = [label != IGNORE for label in labels]
+        original = [label if c else i for i, label, c in zip(ids, labels, is_chosen, strict=True)]
         for t in range(1, len(ids)):
             is_continuation = wordpiece.id_to_token(original[t]).startswith("##")
             if is_continuation and original[t - 1] not in (CLS, SEP):
-                assert chosen[t] == chosen[t - 1]
-                masked_continuations += chosen[t]
+                assert is_chosen[t] == is_chosen[t - 1]
+                masked_continuations += is_chosen[t]
     assert masked_continuations > 50
 
 

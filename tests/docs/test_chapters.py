@@ -16,10 +16,10 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "pages").glob("**/*.md"))
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_samples_print_what_the_page_shows(path: Path) -> None:
-    for match, printed in run_samples(path.read_text("utf-8"), str(path)):
+    for match, output in run_samples(path.read_text("utf-8"), str(path)):
         expected = re.sub(rf"^{match['indent']}", "", match["output"] or "", flags=re.M)
         line = path.read_text("utf-8").count("\n", 0, match.start()) + 1
-        assert printed == expected, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
+        assert output == expected, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -3,7 +3,7 @@
 import pytest
 from bs4 import BeautifulSoup
 
-from docs.figures.cost import cost, expected
+from docs.figures.cost import cost, describe_exponent
 from docs.figures.records import Record
 
 
@@ -67,7 +67,9 @@ def test_charts_and_tables_without_memory_measurements() -> None:
     ],
 )
 def test_exponent_against_its_prediction(letter: str, last: float, verdict: str) -> None:
-    assert expected({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == verdict
+    assert (
+        describe_exponent({"letter": letter, "exponents": {"seconds": {"all": 3.0, "last": last}}}) == verdict
+    )
 
 
 def test_text_in_a_record_is_escaped() -> None:

@@ -194,7 +194,7 @@ def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
 
     for i, table in enumerate(tables("embeddings")):
         redo_layer_norm(f"embeddings {i}", table)
-    query, scores, values, joined, normed = tables("attention")
+    query, scores, values, merged_heads, normed = tables("attention")
     redo_dense("query", query, "query")
     keys = [scores.numbers(i)[:2] for i in range(1, 9)]
     steps["scores"] = [dot(scores.numbers(0), key) for key in keys], scores.column("score")
@@ -203,7 +203,7 @@ def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
     for i in (1, 2):
         *column, result = values.column(f"value {i}")
         steps[f"values {i}"] = [dot(values.column("weight"), column)], [result]
-    redo_dense("joined", joined, "sum")
+    redo_dense("joined", merged_heads, "sum")
     redo_layer_norm("after attention", normed)
 
     intermediate, back, normed = tables("feed_forward")

@@ -55,14 +55,14 @@ def sentences(card: dict[str, Any], count: int) -> list[list[int]]:
     """Random ids of all lengths, the shortest and the longest too, with a mask in each at least."""
     generator = torch.Generator().manual_seed(8)
     vocab_size, mask = card["config"]["vocab_size"], card["mask_id"]
-    found = []
+    rows = []
     for number in range(count):
         length = [1, 2, LIMIT][number] if number < 3 else int(torch.randint(3, 64, (), generator=generator))
         ids = torch.randint(vocab_size, (length,), generator=generator)
         ids[torch.rand(length, generator=generator) < 0.15] = mask
         ids[int(torch.randint(length, (), generator=generator))] = mask
-        found.append(ids.tolist())
-    return found
+        rows.append(ids.tolist())
+    return rows
 
 
 IN_THE_PAGE = """async ([card, weights, all]) => {
@@ -101,13 +101,15 @@ def compare(
     for ids, answer in zip(every, answers, strict=True):
         input_ids = torch.tensor([ids])
         assert answer["positions"] == [t for t, i in enumerate(ids) if i == card["mask_id"]]
-        wanted = model(input_ids).logits[0, answer["positions"]].softmax(-1)
-        assert torch.allclose(unpacked(answer["probabilities"]).view_as(wanted), wanted, rtol=0, atol=1e-3)
-        encoded = model.bert(input_ids, output_attentions=True)
-        assert len(answer["attentions"]) == len(encoded.attentions)
-        for found, weights in zip(answer["attentions"], encoded.attentions, strict=True):
-            assert torch.allclose(unpacked(found).view_as(weights[0]), weights[0], rtol=0, atol=1e-3)
-        hidden = encoded.last_hidden_state[0]
+        reference = model(input_ids).logits[0, answer["positions"]].softmax(-1)
+        assert torch.allclose(
+            unpacked(answer["probabilities"]).view_as(reference), reference, rtol=0, atol=1e-3
+        )
+        outputs = model.bert(input_ids, output_attentions=True)
+        assert len(answer["attentions"]) == len(outputs.attentions)
+        for attention, weights in zip(answer["attentions"], outputs.attentions, strict=True):
+            assert torch.allclose(unpacked(attention).view_as(weights[0]), weights[0], rtol=0, atol=1e-3)
+        hidden = outputs.last_hidden_state[0]
         assert torch.allclose(unpacked(answer["hidden"]).view_as(hidden), hidden, rtol=0, atol=hidden_within)
 
 
@@ -140,23 +142,23 @@ def test_float16_by_hand_is_float16(server: str, page: Page) -> None:
     """Every pattern of bits there is, and without the type that new browsers have."""
     page.goto(server + "live/")
     every = np.arange(2**16, dtype="<u2")
-    found = page.evaluate(
+    texts = page.evaluate(
         """async () => {
           const { from_float16 } = await import("/docs/live/bert.js");
           delete globalThis.Float16Array;
           return [...from_float16(Uint16Array.from({ length: 2 ** 16 }, (_, i) => i).buffer)].map(String);
         }"""
     )
-    wanted = every.view("<f2").astype("f8")
-    assert np.array_equal(np.array([float(one.replace("Infinity", "inf")) for one in found]), wanted, True)
+    reference = every.view("<f2").astype("f8")
+    assert np.array_equal(np.array([float(one.replace("Infinity", "inf")) for one in texts]), reference, True)
 
 
 def test_erf(server: str, page: Page) -> None:
     page.goto(server + "live/")
     points = [i / 100 for i in range(-600, 601)]
     code = "async (all) => { const { erf } = await import('/docs/live/bert.js'); return all.map(erf) }"
-    found = page.evaluate(code, points)
-    assert max(abs(a - math.erf(x)) for a, x in zip(found, points, strict=True)) < 1.6e-7
+    values = page.evaluate(code, points)
+    assert max(abs(a - math.erf(x)) for a, x in zip(values, points, strict=True)) < 1.6e-7
 
 
 def test_every_shape_in_the_script_is_true(server: str, page: Page) -> None:
@@ -180,8 +182,8 @@ def test_every_shape_in_the_script_is_true(server: str, page: Page) -> None:
         letters |= {"T": len(ids), "M": ids.count(CARD["mask_id"])}
         page.evaluate("letters => { Object.assign(globalThis, letters) }", letters)
         page.evaluate(code, [CARD, data, [ids]])
-    seen = page.evaluate("import('/marked.js').then(({ checked }) => checked())")
-    assert seen >= 5 * count
+    check_count = page.evaluate("import('/marked.js').then(({ checked }) => checked())")
+    assert check_count >= 5 * count
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"\0\0"])
@@ -441,9 +443,9 @@ def test_whatever_is_pasted(server: str, page: Page) -> None:
             np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2").tolist(),
         )
         assert page.locator(".letter").count() == count, name
-        said = page.inner_text(".live .note")
+        note_text = page.inner_text(".live .note")
         # Which characters are in the vocabulary depends on the training text.
-        assert note is None or (note in said and bool(said) == bool(note)), (name, said)
+        assert note is None or (note in note_text and bool(note_text) == bool(note)), (name, note_text)
         if count:
             page.locator(".letter").first.click()
             page.wait_for_selector(".letter[aria-pressed=true]:not(:empty)")
@@ -507,11 +509,11 @@ def test_the_answers_are_those_of_torch(server: str, page: Page) -> None:
     best = chances.topk(5)
     spoken = {" ": "space", "\n": "line break", ".": "period", ",": "comma", "-": "hyphen"}
     spoken |= {token: f"capital {token}" for token in tokens if len(token) == 1 and token.isupper()}
-    for answers, indices, wanted in zip(
+    for answers, indices, reference in zip(
         answers_on_page, best.indices.tolist(), best.values.tolist(), strict=True
     ):
         assert [token for token, _ in answers] == [spoken.get(tokens[i], tokens[i]) for i in indices]
-        for (_, percent), chance in zip(answers, wanted, strict=True):
+        for (_, percent), chance in zip(answers, reference, strict=True):
             assert abs(float(percent.rstrip("%")) / 100 - chance) < 0.006
 
 
@@ -685,8 +687,8 @@ def test_at_first_the_answer_is_the_same_everywhere() -> None:
                     ids.append(CARD["mask_id"] if masking else CARD["tokens"].index(letter))
             logits = model(torch.tensor([ids])).logits[0]
             positions = [at for at, i in enumerate(ids) if i == CARD["mask_id"]]
-            found = best.setdefault(one["file"], [])
-            found += [frozenset(logits[at].topk(3).indices.tolist()) for at in positions]
+            guesses = best.setdefault(one["file"], [])
+            guesses += [frozenset(logits[at].topk(3).indices.tolist()) for at in positions]
     firsts = {next(c["file"] for c in CARD["checkpoints"] if c["arm"] == arm) for arm in CARD["curves"]}
     for name in firsts:
         commonest = Counter(best[name]).most_common(1)[0][1]
@@ -780,11 +782,12 @@ def test_no_fault_for_axe(server: str, browser: Any, width: int, scheme: str, ad
     page.wait_for_selector(".answers[tabindex='0']")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate(
+    violations = page.evaluate(
         "axe.run({ resultTypes: ['violations'], rules: { 'target-size': { enabled: true } } })"
         ".then(result => result.violations)"
     )
     context.close()
     assert not [
-        f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary']}" for one in found
+        f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary']}"
+        for one in violations
     ]

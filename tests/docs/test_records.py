@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.figures.records import Record, checked
+from docs.figures.records import Record, describe_check
 
 
 def new_fingerprint(date: str = "2026-11-22") -> dict:
@@ -11,27 +11,27 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
-    assert checked(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
-    assert checked(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
 
 
 @pytest.mark.parametrize(
     "data", [{}, {"fingerprint": {}}, {"fingerprint": {"steps": 3}}, {"fingerprints": {}, "table": []}]
 )
 def test_a_missing_check_is_reported(data: dict) -> None:
-    assert checked(Record("x", data)) == "Not checked against today's code."
+    assert describe_check(Record("x", data)) == "Not checked against today's code."
 
 
 @pytest.mark.parametrize("kind", ["speed", "ablation", "growth"])
 def test_records_of_times_have_no_check(kind: str) -> None:
-    assert checked(Record("x", {kind: []})) == ""
+    assert describe_check(Record("x", {kind: []})) == ""
 
 
 def test_the_oldest_check_of_several_arms_counts() -> None:
     rows = [{"arm": "short"}, {"arm": "long"}, {"arm": "shared", "from": "another claim"}]
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
-    assert checked(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
     del fingerprints["long"]
-    assert checked(record) == "Not checked against today's code."
+    assert describe_check(record) == "Not checked against today's code."

@@ -18,7 +18,7 @@ from docs.literate.expressions import chapter, evaluate, read_glossary
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
 from docs.literate.rows import PageError, read_rows
-from docs.literate.samples import rewritten, run_samples
+from docs.literate.samples import run_samples, update_outputs
 from docs.literate.scripts import script_rows
 from docs.literate.site import read_sources
 from docs.site import SITE
@@ -99,8 +99,8 @@ def test_rows_begin_at_definitions_and_comments() -> None:
 
 def test_names_are_followed_but_not_guessed(tmp_path: Path) -> None:
     sources = small(tmp_path)
-    found = resolve(sources["labml_bert.small"], sources)
-    anchors = {place: symbol.anchor for place, symbol in found.items()}
+    symbols = resolve(sources["labml_bert.small"], sources)
+    anchors = {place: symbol.anchor for place, symbol in symbols.items()}
     assert anchors[(26, 15)] == "L10"
     assert anchors[(26, 26)] == "Thing.part"
     assert anchors[(31, 11)] == "Thing"
@@ -226,9 +226,9 @@ def test_a_chapter(tmp_path: Path) -> None:
 def test_samples_run_in_order_and_are_rewritten() -> None:
     text = "a\n\n```python\nx = 2\n```\n\n    ```python\n    print(x)\n    ```\n\n"
     text += "    ```output\n    3\n    ```\n"
-    assert [printed for _, printed in run_samples(text, "page")] == ["", "2\n"]
-    assert rewritten(text, "page") == text.replace("    3\n", "    2\n")
-    assert rewritten(rewritten(text, "page"), "page") == rewritten(text, "page")
+    assert [output for _, output in run_samples(text, "page")] == ["", "2\n"]
+    assert update_outputs(text, "page") == text.replace("    3\n", "    2\n")
+    assert update_outputs(update_outputs(text, "page"), "page") == update_outputs(text, "page")
 
 
 CHAPTERS = sorted((ROOT / "docs" / "pages").glob("**/*.md"))
@@ -238,10 +238,10 @@ CHAPTERS = sorted((ROOT / "docs" / "pages").glob("**/*.md"))
 def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     torch.manual_seed(0)
-    for match, printed in run_samples(path.read_text("utf-8"), path.name):
+    for match, output in run_samples(path.read_text("utf-8"), path.name):
         lines = (match["output"] or "").splitlines(keepends=True)
-        said = "".join(line.removeprefix(match["indent"]) for line in lines)
-        assert printed == said
+        page_output = "".join(line.removeprefix(match["indent"]) for line in lines)
+        assert output == page_output
 
 
 def test_an_experiment_shows_its_runs() -> None:
@@ -272,10 +272,13 @@ def test_what_a_run_met_is_text_on_every_page() -> None:
         "guesses": [[[HOSTILE, 0.9], ["<b>", 0.1]]],
         "attentions": weights,
     }
-    seen = record(result=answers)
+    attention_record = record(result=answers)
     pages = [
         recorded_runs(SOURCES["experiments.mlm_tiny"], {"tiny": run}),
-        *(figure(seen) for figure in (attention.predictions, attention.mask_rows, attention.head_map)),
+        *(
+            figure(attention_record)
+            for figure in (attention.predictions, attention.mask_rows, attention.head_map)
+        ),
     ]
     for page in pages:
         soup = BeautifulSoup(rendered(page), "html.parser")

@@ -106,16 +106,16 @@ def written(folder: Path, data: dict[str, Any] | None, figure: str = "curves") -
 
 def test_the_interval_is_the_one_of_the_textbook() -> None:
     """Two samples of three, worked out by hand: variance 1 each, so 4 degrees of freedom."""
-    found = difference([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
-    assert found.middle == 3.0
-    assert found.high - found.middle == pytest.approx(2.776 * math.sqrt(2 / 3))
+    interval = difference([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
+    assert interval.middle == 3.0
+    assert interval.high - interval.middle == pytest.approx(2.776 * math.sqrt(2 / 3))
     assert difference([1.0], [2.0]).low == -math.inf
 
 
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     r = random.Random(0)
     samples = [([r.gauss(1, 1) for _ in range(3)], [r.gauss(0, 2) for _ in range(3)]) for _ in range(4000)]
-    hits = sum(found.low < 1 < found.high for found in (difference(*pair) for pair in samples))
+    hits = sum(interval.low < 1 < interval.high for interval in (difference(*pair) for pair in samples))
     assert 0.94 < hits / len(samples) < 0.99
 
 
@@ -138,8 +138,8 @@ def test_a_bound_does_not_fall_when_a_run_lasts_longer() -> None:
 
 def test_the_interval_of_two_proportions_is_the_published_one() -> None:
     """Newcombe 1998, table II, comparison (a): 56 of 70 against 48 of 80, method 10."""
-    found = proportion_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
-    assert [round(value, 4) for value in found] == [0.2, 0.0524, 0.3339]
+    interval = proportion_difference([1] * 56 + [0] * 14, [1] * 48 + [0] * 32)
+    assert [round(value, 4) for value in interval] == [0.2, 0.0524, 0.3339]
     assert proportion_difference([1] * 12, [0] * 12).low < 1, "all alike is not certain"
 
 
@@ -193,9 +193,9 @@ def test_margins_and_directions(tmp_path: Path) -> None:
 def test_times_are_steps_times_their_seconds(tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10, 10], [30, 30, 30]))
     short, long = claim.of("short")[0], claim.of("long")[0]
-    assert claim.spent(short, 60, "seconds") == 50 * 0.5 + 10 * 1.0
-    assert claim.spent(long, 60, "seconds") == 60
-    assert claim.spent(short, 60, "tokens") == 60_000
+    assert claim.cost_at(short, 60, "seconds") == 50 * 0.5 + 10 * 1.0
+    assert claim.cost_at(long, 60, "seconds") == 60
+    assert claim.cost_at(short, 60, "tokens") == 60_000
     # The losses at steps 5 and 10 are known; the loss in the middle of them is met in the middle.
     (_, a), (_, b) = short["curve"][1:3]
     assert claim.arrival(short, (a + b) / 2, "tokens").value == pytest.approx(7500)
@@ -204,8 +204,8 @@ def test_times_are_steps_times_their_seconds(tmp_path: Path) -> None:
 def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [900, 910, 920]))
     test = {"better": "short", "worse": "long", "metric": "tokens", "below": 1.0, "margin": 1.5}
-    found = claim.answer(test)
-    assert (found.says, found.at_least) == ("yes", True)
+    answer = claim.answer(test)
+    assert (answer.says, answer.at_least) == ("yes", True)
     assert claim.answer({**test, "margin": 1000.0}).says == "inconclusive", (
         "it may take a thousand times as long"
     )
@@ -228,33 +228,33 @@ def test_a_chapter_can_quote_a_factor(
     """Steps 7.23 and 20.85, on the line between two evaluations. A run that never arrives bounds one side."""
     same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
     claim = written(tmp_path, record(short, long, step_seconds=same))
-    assert claims.measured(claim, "sooner") == expected
-    assert claims.measured(claim, "lower").startswith("0.500 nats (95% CI 0.4")
+    assert claims.describe_gain(claim, "sooner") == expected
+    assert claims.describe_gain(claim, "lower").startswith("0.500 nats (95% CI 0.4")
     for row in claim.rows:
         row["result"]["package"] = 1 - row["result"]["loss"] / 2
     claim.entry["tests"][1]["metric"] = "package"
-    assert claims.measured(claim, "lower").startswith("25.0 points (95% CI 23.")
+    assert claims.describe_gain(claim, "lower").startswith("25.0 points (95% CI 23.")
     with pytest.raises(claims.PageError, match="'small' has no test 'faster'; it has sooner; lower"):
-        claims.measured(claim, "faster")
+        claims.describe_gain(claim, "faster")
 
 
 @pytest.mark.parametrize(
     ("value", "expected"), [(0.04, "0.0"), (-0.04, "0.0"), (0.06, "+0.1"), (-2.0, "−2.0"), (math.inf, "–")]
 )
 def test_zero_has_no_sign(value: float, expected: str) -> None:
-    assert claims.signed(value, 1) == expected
+    assert claims.format_signed(value, 1) == expected
 
 
 def test_a_chapter_waits_for_a_number(tmp_path: Path) -> None:
-    assert claims.measured(written(tmp_path, None), "sooner") == "not measured yet"
+    assert claims.describe_gain(written(tmp_path, None), "sooner") == "not measured yet"
 
 
 def test_a_run_that_ends_in_nan_decides_nothing(tmp_path: Path) -> None:
     data = record([10, 10.5, 11], [30, 31, 32])
     data["table"][-1]["result"]["loss"] = None
     claim = written(tmp_path, data)
-    found = claim.answer({"better": "short", "worse": "long", "metric": "loss", "margin": 0.0})
-    assert (found.says, found.gain) == ("inconclusive", None)
+    answer = claim.answer({"better": "short", "worse": "long", "metric": "loss", "margin": 0.0})
+    assert (answer.says, answer.gain) == ("inconclusive", None)
     assert "1 ended in NaN" in claims.details(claim)
 
 
@@ -317,7 +317,7 @@ def test_a_grid_that_all_seeds_run_counts_by_its_mean(tmp_path: Path) -> None:
     data["table"] += [{**row, "result": {"failed": 1.0}} for row in data["table"] if row["seed"] == 2]
     claim = written(tmp_path, data)
     claim.entry["over_grid"] = True
-    assert claim.expected() == 6 and not claim.finished()
+    assert claim.count_expected_runs() == 6 and not claim.is_finished()
     assert claim.values("short", "failed") == [0.0, 0.0, 0.5]
     test = {"better": "short", "worse": "long", "metric": "failed", "margin": 0.0}
     assert claim.answer(test).gain == proportion_difference([0, 0, 0, 1], [0, 0, 0, 1])
@@ -362,9 +362,9 @@ def test_the_page_has_a_section_and_a_row_for_each_claim() -> None:
 
 def test_all_claims_at_once(tmp_path: Path) -> None:
     written(tmp_path, record([10, 10.5, 11], [30, 31, 32]))
-    found = claims.overview(tmp_path / "claims.toml", tmp_path)
-    assert found.startswith("<figure") and "Short is faster: holds." in found
-    assert found.count('<g transform="translate(') == 1, "one test counts for the verdict"
+    figure = claims.overview(tmp_path / "claims.toml", tmp_path)
+    assert figure.startswith("<figure") and "Short is faster: holds." in figure
+    assert figure.count('<g transform="translate(') == 1, "one test counts for the verdict"
 
 
 def test_labels_are_those_of_variants() -> None:
@@ -389,7 +389,7 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
         assert [length for _, length in row["lengths"]] == [16, 128], "it never met a plateau"
     for level in (0.5, 1.0, 1.5):
         goals = [(row, row["unigram_loss"] - level) for row in lengths.of("grows evenly")]
-        assert not any(lengths.arrival(*goal, "tokens").arrived for goal in goals), "no run ever left"
+        assert not any(lengths.arrival(*goal, "tokens").has_arrived for goal in goals), "no run ever left"
     # The head without its LayerNorm: its learning rate, and the gap at that one.
     assert losses(head, "no LayerNorm", 2e-3)[0] > head.rows[0]["unigram_loss"] - 0.1
     assert {row["point"]["learning_rate"] for row in head.of("no LayerNorm")} == {1e-3}

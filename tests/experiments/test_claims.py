@@ -78,11 +78,11 @@ def test_every_option_of_a_claim_is_valid(name: str) -> None:
 def test_a_causal_model_does_not_see_the_future(options: dict[str, Any]) -> None:
     run = prepare("masked", {**options, "causal": True, "mlm_probability": 1.0}, 0, CPU)
     input_ids = run.text.windows[:2].clone()
-    changed = input_ids.clone()
-    changed[:, 20] = (changed[:, 20] + 1) % run.text.vocab_size
+    new_ids = input_ids.clone()
+    new_ids[:, 20] = (new_ids[:, 20] + 1) % run.text.vocab_size
     for causal_or_not, sees_the_future in ((run, False), (prepare("masked", options, 0, CPU), True)):
         model = causal_or_not.model.eval()
-        before, after = (model.bert(ids).last_hidden_state for ids in (input_ids, changed))
+        before, after = (model.bert(ids).last_hidden_state for ids in (input_ids, new_ids))
         assert torch.equal(before[:, :20], after[:, :20]) is not sees_the_future
         assert not torch.equal(before[:, 20:], after[:, 20:])
 
@@ -233,8 +233,10 @@ def test_what_replaces_the_chosen_tokens(documents: dict[str, Any]) -> None:
         mask = run.text.tokenizer.token_to_id("[MASK]")
         batches = [draw_batch(run, 16) for _ in range(60)]
         ids, labels = (torch.cat([b[key].flatten() for b in batches]) for key in ("input_ids", "labels"))
-        chosen = labels != IGNORE
-        return (ids == mask)[chosen].float().mean().item(), (ids == labels)[chosen].float().mean().item()
+        is_chosen = labels != IGNORE
+        return (ids == mask)[is_chosen].float().mean().item(), (ids == labels)[
+            is_chosen
+        ].float().mean().item()
 
     assert fractions(mask_replace_prob=1.0, random_replace_prob=0.0) == (1.0, 0.0)
     masked, unchanged = fractions(mask_replace_prob=0.8, random_replace_prob=0.0)
@@ -459,8 +461,8 @@ def test_each_arm_uses_the_best_point_of_its_grid(
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
     Results(small_claim(options), tmp_path, CPU).complete()
     finals = [row for row in rows_of(tmp_path) if row["seed"] != TUNING_SEED]
-    chosen = {row["arm"]: row["point"]["learning_rate"] for row in finals}
-    assert chosen == {"short": 1e-3, "long": 3e-3, "zero": 1e-3}
+    learning_rates = {row["arm"]: row["point"]["learning_rate"] for row in finals}
+    assert learning_rates == {"short": 1e-3, "long": 3e-3, "zero": 1e-3}
     tuned_arms = {row["arm"] for row in rows_of(tmp_path) if row["seed"] == TUNING_SEED}
     assert tuned_arms == {"short", "long"}
 
@@ -507,8 +509,8 @@ def test_repeating_a_run_gives_the_same_row(
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
-    ((recorded, repeated),) = Results(claim, tmp_path, CPU).repeat("short", 0)
-    assert recorded["curve"] == repeated["curve"] and recorded["result"] == repeated["result"]
+    ((row, new_row),) = Results(claim, tmp_path, CPU).repeat("short", 0)
+    assert row["curve"] == new_row["curve"] and row["result"] == new_row["result"]
     assert (tmp_path / "claims" / "small.json").read_text() == text
     with pytest.raises(ValueError, match="has no run of 'short' with seed 7"):
         list(Results(claim, tmp_path, CPU).repeat("short", 7))
@@ -543,7 +545,7 @@ DAMAGES = [
 def test_the_record_that_the_tests_below_damage_is_valid(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(WHOLE)
-    assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded) == 1
+    assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded_rows) == 1
 
 
 @pytest.mark.processes

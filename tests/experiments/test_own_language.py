@@ -87,5 +87,5 @@ def test_model_sizes_grow_with_the_text() -> None:
     assert options_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
     # Options that the user sets stay as they are.
     user_options = own_language.Options(hidden_size=64, minutes=2.0)
-    chosen = own_language.set_defaults(user_options, Corpus("", ["abcdefghij " * 1000], []))
-    assert (chosen.hidden_size, chosen.steps, chosen.minutes) == (64, None, 2.0)
+    options = own_language.set_defaults(user_options, Corpus("", ["abcdefghij " * 1000], []))
+    assert (options.hidden_size, options.steps, options.minutes) == (64, None, 2.0)

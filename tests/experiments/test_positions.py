@@ -57,9 +57,9 @@ def test_a_loss_reaches_every_parameter_that_trains(positions: str) -> None:
     output = model(ids, labels=torch.where(torch.arange(10) < 3, ids, -100))
     assert output.loss is not None
     output.loss.backward()
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.values())
-    has_table = "bert.embeddings.position_embeddings.weight" in trained
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trainable.values())
+    has_table = "bert.embeddings.position_embeddings.weight" in trainable
     assert has_table == (positions == "learned")
 
 
@@ -87,7 +87,7 @@ def test_scores_by_hand() -> None:
     for positions in ("untied", "relative", "alibi"):
         model = build(positions)
         ids = torch.randint(30, (1, 7))
-        encoded = model.bert(ids, output_attentions=True)
+        outputs = model.bert(ids, output_attentions=True)
         attention = model.bert.encoder.encoder.layer[0].attention["self"]  # type: ignore[union-attr]
         x = model.bert.embeddings(ids)[0]
         q, k = (
@@ -96,7 +96,7 @@ def test_scores_by_hand() -> None:
         )
         scores = q @ k.T / math.sqrt(16 if positions == "untied" else 8) + attention.bias(7)[1]
         expected = scores.softmax(-1)
-        assert torch.allclose(encoded.attentions[0][0, 1], expected, atol=1e-5)
+        assert torch.allclose(outputs.attentions[0][0, 1], expected, atol=1e-5)
 
 
 def test_sinusoids() -> None:

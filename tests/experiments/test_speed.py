@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert.run.record import words_of
+from labml_bert.run.record import clean_arguments
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "speed" / "speed.py"
 PEERS = ["transformers sdpa", "transformers eager"]
@@ -136,4 +136,4 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     ],
 )
 def test_a_recorded_command_contains_no_private_paths(argv: list[str], expected: list[str]) -> None:
-    assert words_of(argv) == expected
+    assert clean_arguments(argv) == expected

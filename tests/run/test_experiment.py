@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
-from labml_bert.run.experiment import hold, masked_line, new_run_path
+from labml_bert.run.experiment import lock_run, masked_line, new_run_path
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, main_in_process, run, small_text
 
@@ -40,11 +40,11 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
     partial_file = tmp_path / f"{CHECKPOINT}.77.part"
     partial_file.write_bytes(b"half")
-    with hold(tmp_path):
+    with lock_run(tmp_path):
         assert not partial_file.exists()
         with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
-            hold(tmp_path)
-    hold(tmp_path).__exit__(None, None, None)
+            lock_run(tmp_path)
+    lock_run(tmp_path).__exit__(None, None, None)
 
 
 def test_runs_that_start_in_the_same_second_get_different_folders(

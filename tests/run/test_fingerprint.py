@@ -17,12 +17,12 @@ from labml_bert.run import fingerprint
 from labml_bert.run.fingerprint import (
     RUNS,
     difference,
+    explain_skip,
     fingerprints_of,
     load_script,
     machine,
     main,
     take_fingerprint,
-    why_not_here,
 )
 
 FINGERPRINTS = {
@@ -36,7 +36,7 @@ FINGERPRINTS = {
 @pytest.mark.parametrize(("name", "part"), FINGERPRINTS)
 def test_todays_code_reproduces_the_record(name: str, part: str) -> None:
     record = json.loads(FINGERPRINTS[name, part].read_text("utf-8"))
-    if reason := why_not_here(record):
+    if reason := explain_skip(record):
         pytest.skip(f"{name} is checked where its corpus is available: {reason}")
     assert difference(record["fingerprints"][part], fingerprints_of(record)[part]()) == ""
 
@@ -85,13 +85,13 @@ def test_a_changed_constant_in_mlm_py_is_detected(
 
 
 def test_rounding_is_tolerated_only_on_another_machine() -> None:
-    recorded = {"losses": [4.0, None], "evaluation": {"loss": 3.0}, **machine()}
-    rounded = {**recorded, "losses": [4.00001, None]}
-    assert "step 1" in difference(recorded, rounded)
-    assert difference({**recorded, "processor": "another"}, rounded) == ""
-    assert "step 2" in difference(recorded, {**recorded, "losses": [4.0, 1.0]})
+    reference = {"losses": [4.0, None], "evaluation": {"loss": 3.0}, **machine()}
+    rounded = {**reference, "losses": [4.00001, None]}
+    assert "step 1" in difference(reference, rounded)
+    assert difference({**reference, "processor": "another"}, rounded) == ""
+    assert "step 2" in difference(reference, {**reference, "losses": [4.0, 1.0]})
     assert "evaluation" in difference(
-        {**recorded, "processor": "another"}, {**rounded, "evaluation": {"loss": 3.1}}
+        {**reference, "processor": "another"}, {**rounded, "evaluation": {"loss": 3.1}}
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert import files
-from labml_bert.run.terminal import run_ends_well
+from labml_bert.run.terminal import exit_cleanly
 from labml_bert.training.checkpoint import load_checkpoint
 from tests.support.runs import SMALL, command, run, stop_with_ctrl_c
 
@@ -46,7 +46,7 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(corpus_file: Path, t
 def test_after_a_full_disk_resume_is_only_suggested_if_possible(
     resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit_info, run_ends_well(lambda: tmp_path, lambda: resumable):
+    with pytest.raises(SystemExit) as exit_info, exit_cleanly(lambda: tmp_path, lambda: resumable):
         raise OSError(28, "No space left on device", "metrics.jsonl")
     assert exit_info.value.code == 2
     error = capsys.readouterr().err

@@ -56,10 +56,10 @@ class ProcessGuard:
                 self.fixtures.add((fixturedef.func.__module__, fixturedef.argname))
 
     def pytest_runtest_call(self, item: pytest.Function) -> None:
-        used = {
+        fixture_names = {
             (module, name)
             for module in (item.module.__name__, "tests.conftest")
             for name in item.fixturenames
         }
-        if used & self.fixtures and item.get_closest_marker("processes") is None:
-            pytest.fail(f"{item.nodeid} uses {used & self.fixtures}, which start a process; mark it")
+        if fixture_names & self.fixtures and item.get_closest_marker("processes") is None:
+            pytest.fail(f"{item.nodeid} uses {fixture_names & self.fixtures}, which start a process; mark it")

@@ -107,16 +107,16 @@ class Checker:
         self.lines_run.add(line)
         words = [word.strip() for word in spec.split(",") if word.strip()]
         shape = tuple(value.shape)
-        known = {**dims, **self.fixed}
+        sizes = {**dims, **self.fixed}
         if len(words) != len(shape):
             raise ShapeError(f"line {line}: comment says ({spec}), the shape is {shape}")
         for word, size in zip(words, shape, strict=True):
-            if word not in known and any(letter not in known for letter in re.findall("[A-Z]", word)):
+            if word not in sizes and any(letter not in sizes for letter in re.findall("[A-Z]", word)):
                 # A quotient such as D/H may be all that a function knows about its letters.
-                dims[word] = known[word] = size
-            expected = known[word] if word in known else eval(word.replace("/", "//"), {}, known)
+                dims[word] = sizes[word] = size
+            expected = sizes[word] if word in sizes else eval(word.replace("/", "//"), {}, sizes)
             if expected != size:
-                raise ShapeError(f"line {line}: comment says ({spec}) with {known}, the shape is {shape}")
+                raise ShapeError(f"line {line}: comment says ({spec}) with {sizes}, the shape is {shape}")
         return value
 
     @property

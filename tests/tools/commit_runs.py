@@ -182,9 +182,9 @@ class Checkout:
         if "{model}" in arguments:
             arguments = arguments.replace("{model}", str(self.model))
         if "|" in arguments:
-            known = self.python([*self.script(command)[-1:], "--help"], self.folder).stdout.split()
+            help_words = self.python([*self.script(command)[-1:], "--help"], self.folder).stdout.split()
             words = [word.split("|") for word in shlex.split(arguments)]
-            return [next((name for name in names if name in known), names[0]) for names in words]
+            return [next((name for name in names if name in help_words), names[0]) for names in words]
         return shlex.split(arguments)
 
     def python(self, words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -361,7 +361,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from tests.support.trainers import new_trainer, train
 from labml_bert.training import distributed
-from labml_bert.run.terminal import run_ends_well
+from labml_bert.run.terminal import exit_cleanly
 distributed.init_process_group(torch.device("cpu"))
 trainer, draw = new_trainer(Path.cwd(), steps=10**6)
 def next_batch():
@@ -369,7 +369,7 @@ def next_batch():
         raise RuntimeError("cannot allocate memory")
     batch = draw()
     return {**batch, "num_items_in_batch": (batch["labels"] != -100).sum()}
-with run_ends_well(Path.cwd, lambda: True):
+with exit_cleanly(Path.cwd, lambda: True):
     train(trainer, next_batch)
 """
 

@@ -5,7 +5,7 @@ The whole model, then its parts: the embeddings, a block, and the tied head.
 """
 
 from docs.figures.diagrams.drawing import SMALL, Box, Drawing, Words, columns
-from docs.figures.diagrams.sentence import CHOSEN, IDS, MASKED, TARGET, VOCAB
+from docs.figures.diagrams.sentence import IDS, MASKED, POSITION, TARGET, VOCAB
 from labml_bert.bert import BertConfig
 
 BASE = BertConfig()
@@ -19,7 +19,7 @@ def model(d: Drawing) -> Words:
     size, gap = (11.5, 3) if d.is_narrow else (14, 6)
     places = columns(MASKED, 0, width, gap, size)
     for i, (token, (x, wide)) in enumerate(zip(MASKED, places, strict=True)):
-        d.box(x, 0, wide, 28, token, "masked" if i == CHOSEN else "token", size, "mono")
+        d.box(x, 0, wide, 28, token, "masked" if i == POSITION else "token", size, "mono")
 
     words = "token (E) + position + segment\nembeddings, LayerNorm, dropout"
     embeddings = d.box(0, 66, width, 54, words, "embedding")
@@ -39,18 +39,18 @@ def model(d: Drawing) -> Words:
     d.drop(width / 2, block.bottom + 10, vectors.y, "(B, T, D)")
     middles = [x + wide / 2 for x, wide in places]
     for i, x in enumerate(middles):
-        d.cells(x - 14, vectors.y + 7, 1, 4, (7, 14), "masked" if i == CHOSEN else "token")
+        d.cells(x - 14, vectors.y + 7, 1, 4, (7, 14), "masked" if i == POSITION else "token")
 
-    cut = 112 if d.is_narrow else 190
-    left = cut + (12 if d.is_narrow else 28)
+    left_width = 112 if d.is_narrow else 190
+    left = left_width + (12 if d.is_narrow else 28)
     group = d.box(left, 396, width - left, 132, "", "group")
     d.text(group.right - 12, 410, "MLM head", "note", SMALL, "end")
     transform = d.box(left + 8, 422, group.width - 16, 34, "dense, GELU, LayerNorm", "head", SMALL)
     decoder = d.box(left + 8, 484, group.width - 16, 34, "× Eᵀ + bias", "head")
-    pooler = d.box(0, 422, cut, 34, "pooler")
-    nsp = d.box(0, 484, cut, 34, "NSP head", "head")
+    pooler = d.box(0, 422, left_width, 34, "pooler")
+    nsp = d.box(0, 484, left_width, 34, "NSP head", "head")
     d.drop(middles[0], vectors.bottom, pooler.y)
-    d.drop(middles[CHOSEN], vectors.bottom, transform.y)
+    d.drop(middles[POSITION], vectors.bottom, transform.y)
     d.down(pooler, nsp, "(B, D)")
     d.down(transform, decoder)
     d.drop(nsp.center[0], group.bottom, 568, "(B, 2)")
@@ -107,7 +107,7 @@ def embeddings_across(d: Drawing, tables: list[tuple[str, list[str], int]]) -> N
     middles = [left + i * step + wide / 2 for i in range(len(MASKED))]
     d.text(0, 14, "input", "heading", anchor="start")
     for i, token in enumerate(MASKED):
-        d.box(left + i * step, 0, wide, 28, token, "masked" if i == CHOSEN else "token", 13, "mono")
+        d.box(left + i * step, 0, wide, 28, token, "masked" if i == POSITION else "token", 13, "mono")
         d.drop(middles[i], 28, 64)
     for k, (name, texts, rows) in enumerate(tables):
         y = 64 + k * 68

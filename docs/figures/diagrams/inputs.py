@@ -6,15 +6,15 @@ A sentence before and after masking, and a pair of sentences with its tensors.
 
 from docs.figures.diagrams.drawing import SMALL, Drawing, Words, columns
 from docs.figures.diagrams.sentence import (
-    CHOSEN,
     FIRST,
     IDS,
     MASKED,
+    POSITION,
     SECOND,
     TARGET,
     TOKENS,
     VOCAB,
-    replace_chosen,
+    replace_target,
 )
 from labml_bert.mlm import IGNORE, TokenMasker
 from labml_bert.nsp import SentencePair, collate
@@ -22,8 +22,8 @@ from labml_bert.nsp import SentencePair, collate
 
 def masking(d: Drawing) -> Words:
     """The three fates of a chosen token."""
-    labels = [str(IDS[TARGET]) if i == CHOSEN else str(IGNORE) for i in range(len(TOKENS))]
-    chosen, masked = f"{TokenMasker.mlm_probability:.0%}", f"{TokenMasker.mask_replace_prob:.0%}"
+    labels = [str(IDS[TARGET]) if i == POSITION else str(IGNORE) for i in range(len(TOKENS))]
+    fraction, masked = f"{TokenMasker.mlm_probability:.0%}", f"{TokenMasker.mask_replace_prob:.0%}"
     random = f"{TokenMasker.random_replace_prob:.0%}"
     unchanged = f"{1 - TokenMasker.mask_replace_prob - TokenMasker.random_replace_prob:.0%}"
     left, size, gap = (0, 12, 2) if d.is_narrow else (150, 13.5, 6)
@@ -40,25 +40,25 @@ def masking(d: Drawing) -> Words:
                 d.text(0, y + (9 if d.is_narrow else 14), label, anchor="start")
                 y += 21 if d.is_narrow else 0
             for i, (text, (x, width)) in enumerate(zip(texts, places, strict=True)):
-                d.box(x, y, width, 28, text, "masked" if i == CHOSEN else "token", size, "mono")
+                d.box(x, y, width, 28, text, "masked" if i == POSITION else "token", size, "mono")
             y += 42 if d.is_narrow else 38
         return y + 16
 
     fates = [
         (f"{masked} masked", MASKED),
-        (f"{random} random token", replace_chosen("dog")),
+        (f"{random} random token", replace_target("dog")),
         (f"{unchanged} unchanged", TOKENS),
     ]
-    y = part(0, "Before", f"{chosen} of the ordinary tokens are chosen", [("", TOKENS)])
+    y = part(0, "Before", f"{fraction} of the ordinary tokens are chosen", [("", TOKENS)])
     y = part(y, "After: input_ids", "what the model sees in place of a chosen token", fates)
     part(y, "After: labels", f"the true id where a token was chosen, else {IGNORE}", [("", labels)])
     return Words(
         "What masking does to a batch",
-        f"Before masking: the tokens {' '.join(TOKENS)}. Of the ordinary tokens, {chosen} are chosen; here "
-        f"it is {TARGET}. After masking, input_ids is one of three rows, which differ only at the chosen "
-        f"position. It holds [MASK] with a probability of {masked}, a random token with {random}, here "
-        f"dog, and {TARGET} itself with {unchanged}. In all three cases the labels are {labels[CHOSEN]}, "
-        f"the id of {TARGET}, at the chosen position and {IGNORE} at all others.",
+        f"Before masking: the tokens {' '.join(TOKENS)}. Of the ordinary tokens, {fraction} are chosen; "
+        f"here it is {TARGET}. After masking, input_ids is one of three rows, which differ only at the "
+        f"chosen position. It holds [MASK] with a probability of {masked}, a random token with {random}, "
+        f"here dog, and {TARGET} itself with {unchanged}. In all three cases the labels are "
+        f"{labels[POSITION]}, the id of {TARGET}, at the chosen position and {IGNORE} at all others.",
         f"Of the chosen tokens, {masked} become [MASK], {random} become a random token, and {unchanged} "
         "stay. The label is the true token in all three cases.",
     )

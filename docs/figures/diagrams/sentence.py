@@ -12,12 +12,12 @@ VOCAB = sorted(IDS, key=lambda token: IDS[token])
 FIRST, SECOND = (sentence.split() for sentence in SENTENCES)
 TOKENS = ["[CLS]", *FIRST, "[SEP]"]
 TARGET = "sat"
-CHOSEN = TOKENS.index(TARGET)
+POSITION = TOKENS.index(TARGET)
 
 
-def replace_chosen(token: str) -> list[str]:
+def replace_target(token: str) -> list[str]:
     """The tokens of the sentence, with another one at the chosen position."""
-    return [*TOKENS[:CHOSEN], token, *TOKENS[CHOSEN + 1 :]]
+    return [*TOKENS[:POSITION], token, *TOKENS[POSITION + 1 :]]
 
 
-MASKED = replace_chosen("[MASK]")
+MASKED = replace_target("[MASK]")
