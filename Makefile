@@ -28,9 +28,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist work
 test: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs $(ARGS)
 
-# The tests that start no process, in less than a minute.
+# The tests that start no process, in less than a minute. Property tests get 20 examples each instead of 100.
 test-fast: $(VENV)/.test
-	$(PYTEST) --ignore tests/docs -m "not processes and not slow" $(ARGS)
+	$(PYTEST) --ignore tests/docs -m "not processes and not slow" --hypothesis-profile=fast $(ARGS)
 
 # The property tests with 10,000 new examples each, instead of the same 100. Hypothesis itself marks its tests.
 test-long: $(VENV)/.test

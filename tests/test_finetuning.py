@@ -259,6 +259,7 @@ def test_it_learns_the_task_but_not_random_labels() -> None:
     assert abs(train_and_score(shuffled)[0] - 0.5) < 0.1
 
 
+@pytest.mark.slow("trains several times")
 def test_training_is_deterministic_and_runs_the_requested_steps() -> None:
     examples = word_order_task(50, seed=0)
     first, second = (train_and_score(examples, batch_size=16)[1] for _ in range(2))

@@ -17,6 +17,7 @@ from labml_bert.data import corpora
 from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
 
 
+@pytest.mark.slow("parses the whole standard library")
 def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     corpus = load_corpus("python-docs")
     size = sum(map(len, corpus.train + corpus.valid))
