@@ -18,7 +18,7 @@ from tests.support.server import Server
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The quick profile runs the same examples every time, and `make test-fast` fewer. For many new ones: --hypothesis-profile=long
+# The first two run the same examples every time. For many new ones: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
 settings.register_profile("fast", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
