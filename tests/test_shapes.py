@@ -225,6 +225,7 @@ def test_all_shape_comments_run_and_are_true(file: str) -> None:
     assert check(file).not_run == []
 
 
+@pytest.mark.slow("runs a module once for each of its comments")
 @pytest.mark.parametrize(
     ("file", "line"),
     [(file, line) for file in SCENARIOS for line in shape_comments((SOURCES / file).read_text())],

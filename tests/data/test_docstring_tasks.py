@@ -16,6 +16,9 @@ from labml_bert.data.docstring_tasks import (
 )
 
 
+pytestmark = pytest.mark.slow("parses the whole standard library")
+
+
 @pytest.fixture(scope="module")
 def docstrings() -> list[Docstring]:
     return distinct_docstrings()
@@ -26,7 +29,6 @@ def word_trigrams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
 
 
-@pytest.mark.slow("compares each text with all others")
 def test_no_two_texts_are_near_duplicates(docstrings: list[Docstring]) -> None:
     """Compares a sample of the texts with all the others, straight from the definition."""
     trigrams = [word_trigrams(docstring.text) for docstring in docstrings]
