@@ -15,7 +15,6 @@ from labml_bert.data.docstring_tasks import (
     without_names,
 )
 
-
 pytestmark = pytest.mark.slow("parses the whole standard library")
 
 
