@@ -181,15 +181,16 @@ def line_chart(
     low, high = (low / 1.2, high * 1.2) if log else (low - pad, high + pad)
     at = Axes(left, right, low, high, log)
     parts = [axes(at, x_label)]
-    for name, y in levels:
-        height = at(right, y)[1]
-        parts.append(f'<path class="level" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
-        words = f"{name} {y:.2f}"
-        parts.append(text(WIDTH - RIGHT, f"{height - 6:.1f}", words, _class="level", text_anchor="end"))
+    heights = [at(right, y)[1] for _, y in levels]
+    parts += [f'<path class="level" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>' for height in heights]
     kinds = list(dict.fromkeys(line.kind or line.label for line in lines))
     for line in lines:
         style = kinds.index(line.kind or line.label) + 1
         parts.append(f'<path class="line n{style}" d="{path([at(x, y) for x, y in line.points])}"/>')
+    # The names come last, so that no curve crosses them.
+    for (name, y), height in zip(levels, heights, strict=True):
+        words = f"{name} {y:.2f}"
+        parts.append(text(WIDTH - RIGHT, f"{height - 6:.1f}", words, _class="level", text_anchor="end"))
     # Describe each curve by its first and last value, for readers who can't see it.
     story = "; ".join(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
