@@ -143,9 +143,13 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
         )
     ]
     if matrices:
-        group = {"params": matrices, "weight_decay": arguments.weight_decay, "has_decay": True}
         optimizers.append(
-            torch.optim.Muon([group], lr=arguments.learning_rate, adjust_lr_fn="match_rms_adamw")
+            torch.optim.Muon(
+                matrices,
+                lr=arguments.learning_rate,
+                weight_decay=arguments.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
         )
     return optimizers
 
