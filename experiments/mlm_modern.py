@@ -1,13 +1,13 @@
 r"""
 # The same three minutes with a modern encoder
 
-How far does eight years of progress get you in the time that `mlm_tiny.py` takes? This script trains on the
-same text, with the same masks and for the same time. The model comes from `modern.py`, and the optimizer for
-its matrices is Muon.
+How far do eight years of progress get you in the time that `mlm_tiny.py` takes? This script trains on the
+same text, with the same mask rate and for the same time. The model comes from `modern.py`, and the optimizer
+for its matrices is Muon.
 
-The learning curve looks different. There is no plateau: the model discovers the neighbors in the first
-seconds, even at the full length. So there is little that a curriculum could cure, and all sequences have 128
-characters from the first step on."""
+The learning curve looks different. There is no plateau: within seconds, the model learns to use the
+neighboring characters, even at the full length. So a curriculum has little to cure, and all sequences have
+128 characters from the first step."""
 
 import sys
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Options(RunOptions):
     other values for three minutes on two cores."""
 
     minutes: float | None = 3.0
-    """How long to train, in minutes: as long as `mlm_tiny.py`."""
+    """How long to train, in minutes: the same as in `mlm_tiny.py`."""
     schedule: str = "128:1"
     """Sequence lengths, each with its weight in the training budget. With rotary positions, starting with
-    short sequences hardly changes the loss per token."""
+    short sequences hardly changes the loss after a given number of tokens."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
@@ -52,23 +52,23 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The width of a head, which is the hidden size divided by this number, must be even."""
+    """Heads per block. The hidden size divided by this number is the width of a head, which must be even."""
     intermediate_size: int = 256
-    """Width of the feed-forward network: twice the hidden size, where BERT has four times. The gate needs a
-    matrix of its own, so this network costs three quarters as much as one in BERT, not half."""
+    """Width of the feed-forward network: twice the hidden size, compared with four times in BERT. The gate
+    needs a matrix of its own, so this network costs three quarters as much as BERT's, not half."""
     global_attn_every_n_layers: int = 1
     """Number of layers from one global layer to the next. A global layer sees the whole sequence; the others
-    see 64 tokens on each side. That saves little in a sequence of 128, so here all layers are global."""
+    see 64 tokens on each side. Local layers save little at length 128, so here all layers are global."""
     max_position_embeddings: int = 128
     """Longest sequence in training. The model has no table of positions, so it can also read longer ones."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights, as in `mlm_tiny.py`."""
     optimizer: OptimizerName = "muon"
-    """Muon gives rare directions of a matrix as large an update as frequent ones, and learns more from each
-    token than AdamW."""
+    """Muon learns more from each token than AdamW. It gives rare directions of a matrix updates as large as
+    those of frequent ones."""
     learning_rate: float = 1e-2
-    """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In a trial of 1,500 steps, 1e-2 did
-    better than 5e-3."""
+    """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In a trial of 1,500 steps, 1e-2
+    worked better than 5e-3."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05

@@ -1,10 +1,13 @@
 """
 # Folders of modern models
 
-A ModernBERT folder has the same two files as a BERT folder, `config.json` and `model.safetensors`. This file
-writes and reads them for `modern.py`, so that `transformers` can open our models and we can open theirs. The
-layer settings in `config.json` come in two forms. Published models give two values of theta and say how often
-a layer is global. Recent versions of `transformers` list the type of each layer, and a theta for each type.
+A ModernBERT folder has the same two files as a BERT folder, `config.json` and `model.safetensors`. The code
+below writes and reads them for `modern.py`, so that `transformers` can open our models and we can open models
+that it wrote.
+
+The layer settings in `config.json` come in two forms. Published models say how often a layer is global, and
+give two values of theta, the base of the rotary angles. Recent versions of `transformers` list the type of
+each layer, and a theta for each type.
 
     save_pretrained(model, "folder")
     model = from_pretrained("folder")
@@ -26,7 +29,7 @@ from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 EMBEDDING = "model.embeddings.tok_embeddings.weight"
 ALIAS = "decoder.weight"
 LAYER_TYPES = {True: "full_attention", False: "sliding_attention"}
-# Settings that change the model. No other values are implemented.
+# Settings that change the model. Only these values are implemented.
 SUPPORTED: dict[str, object] = {
     "model_type": "modernbert",
     "hidden_activation": "gelu",
@@ -39,10 +42,10 @@ SUPPORTED: dict[str, object] = {
 
 
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
-    """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
+    """Writes `config.json` and `model.safetensors` to `folder`, which is created if needed."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Unless these are null, `transformers` takes the ids of the published tokenizer and warns about them.
+    # Unless these are null, `transformers` uses the ids of the published tokenizer and warns about them.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
     files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
@@ -51,10 +54,11 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
 
 def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     """
-    Loads a model from a folder that we or `transformers` wrote, and returns it in eval mode.
+    Loads a model from a folder written by `save_pretrained` or by `transformers`, and returns it in eval
+    mode.
 
     Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
-    `config.json`, or if the model is of a kind that isn't implemented.
+    `config.json`, or if `config.json` describes a model that isn't implemented.
     """
     folder = Path(folder)
     config, tensors = read_config(folder), read_tensors(folder)
@@ -67,9 +71,10 @@ def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
 
 def read_config(folder: Path) -> ModernBertConfig:
     """
-    Returns the sizes in `config.json`.
+    Returns the configuration in `config.json`.
 
-    Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
+    Raises `ValueError` if the file is missing, isn't a JSON object, or describes a model that isn't
+    implemented.
     """
     path, content = folder / "config.json", read_json(folder)
     for name, value in SUPPORTED.items():
@@ -91,7 +96,7 @@ def read_config(folder: Path) -> ModernBertConfig:
 
 
 def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
-    """Converts the layer settings of recent versions of `transformers` to those of `ModernBertConfig`."""
+    """Converts the layer settings of recent `transformers` versions to those of `ModernBertConfig`."""
     values: dict[str, Any] = {}
     rope = content.get("rope_parameters")
     if rope is not None:
@@ -103,14 +108,14 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     layers = content.get("layer_types")
     if layers is not None:
         global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
-        # If only the first layer is global, any period of at least the number of layers will do.
+        # If only the first layer is global, the period can be the number of layers, or anything above.
         values["global_attn_every_n_layers"] = global_layers[1] if len(global_layers) > 1 else len(layers)
     return values
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
-    Returns the tensors in `model.safetensors`, without the second name of the tied embedding.
+    Returns the tensors in `model.safetensors`. The tied embedding appears only once.
 
     Raises `ValueError` if the file is missing or damaged, or if the output layer isn't tied.
     """
@@ -123,9 +128,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path) -> None:
     """
-    Checks the tensors against `config` before a model of these sizes is built.
+    Checks the tensors against `config` before the model is built.
 
-    Raises `ValueError` if they don't fit together, or if a tensor contains integers, NaN or infinity.
+    Raises `ValueError` if their sizes don't match, or if a tensor contains integers, NaN or infinity.
     """
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
     embedding = tensors.get(EMBEDDING, torch.empty(0))

@@ -414,7 +414,7 @@ def margin_with_unit(test: dict[str, Any]) -> str:
 
 def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
     """The results of some tests, as a Markdown table."""
-    table = "| should be better | than | measured by | gain | 95% CI | margin | answer |\n"
+    table = "| variant | compared with | metric | gain | 95% CI | margin | answer |\n"
     table += "|---|---|---|---:|---:|---:|---|\n"
     for test in tests:
         answer = claim.answer(test)
@@ -482,7 +482,7 @@ def drawing(claim: Claim) -> str:
     title = f"{claim_text}: held-out loss by {over} of training"
     baselines = [("unigram", claim.rows[0]["unigram_loss"])]
     caption = (
-        f"Held-out loss by {over} of training, the mean over the seeds. Lower is better. The dotted line is "
+        f"Held-out loss by {over} of training, averaged over the seeds. Lower is better. The dotted line is "
         "the unigram baseline."
     )
     return line_chart(lines, title, f"{over} of training", "loss, nats", baselines, caption)
@@ -551,7 +551,7 @@ def details(claim: Claim) -> str:
         parts.append(tests_table(claim, [test for test in entry["tests"] if not test.get("aside")]))
         if asides := [test for test in entry["tests"] if test.get("aside")]:
             parts += [
-                "We also measured the following, which doesn't count for the verdict.",
+                "We also measured the following, which doesn't count toward the verdict.",
                 tests_table(claim, asides),
             ]
     elif claim.rows:
@@ -559,7 +559,7 @@ def details(claim: Claim) -> str:
         missing = "the rest" if count < total else "the times of their steps"
         parts.append(f"{count} of {total} runs are recorded. The verdict waits for {missing}.")
     if has_changed(claim):
-        parts.append("*The claim was changed after these runs. They answer its earlier version.*")
+        parts.append("*The claim was changed after these runs, so they tested an earlier version.*")
     # A table and a fence within HTML need `markdown` on each element around them.
     parts.append(
         "<details markdown>\n<summary>Variants, cost, and the command to repeat it</summary>\n\n"
@@ -632,7 +632,7 @@ def arrivals(claim: Claim) -> str:
         table += "\n"
     return (
         "The next table shows when each variant reached these losses, in tokens and seconds. Each entry is "
-        "the mean over the runs that got there. If some never did, the entry says how many got there.\n\n"
+        "the mean over the runs that got there. If some never did, the entry says how many did.\n\n"
         f"{wide(table)}\n"
     )
 

@@ -1,12 +1,11 @@
 r"""
 # Six ways to say where a token is
 
-BERT adds a learned vector for the position to the vector of the token. Does a small masked language model sit
-on a plateau because of that? To find out, the claim on positions trains the same BERT with other kinds of
-positions, and changes nothing else. In the table, $q_i$ is a head's query for token $i$, $k_j$ is its key for
-token $j$, $d$ is the width of the head, and $p_i$ is the vector of position $i$:
+BERT adds a learned vector for the position to the vector of the token. Is that why a small masked language
+model gets stuck on a plateau? To find out, the claim on positions trains the same BERT with five other
+position encodings and changes nothing else:
 
-| positions | the score of token $j$ for token $i$ | what the input gets |
+| positions | score of token $j$ for token $i$ | added to the input |
 |---|---|---|
 | `learned`, as in BERT | $q_i \cdot k_j / \sqrt d$ | $p_i$, learned |
 | `sinusoidal` | the same | $p_i$, fixed |
@@ -15,9 +14,14 @@ token $j$, $d$ is the width of the head, and $p_i$ is the vector of position $i$
 | `alibi` | $q_i \cdot k_j / \sqrt d - m \lvert i - j \rvert$, fixed | nothing |
 | `rotary` | $R_i q_i \cdot R_j k_j / \sqrt d$, fixed | nothing |
 
+Here $q_i$ is a head's query for token $i$, $k_j$ is its key for token $j$, $d$ is the width of the head, and
+$p_i$ is the vector of position $i$. The matrices $U$ and $W$ are learned projections, $b_{i-j}$ is a bias for
+each distance, $m$ is a slope that differs from head to head, and $R_i$ is a rotation by angles proportional
+to $i$.
+
 Sources: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.5, for sinusoidal positions;
 [TUPE](https://arxiv.org/abs/2006.15595) for untied ones; [T5](https://arxiv.org/abs/1910.10683), section 2.1,
-for a learned bias (T5 shares one number between large distances, which we don't);
+for a learned bias (T5 shares one bias among large distances, and we don't);
 [ALiBi](https://arxiv.org/abs/2108.12409); [RoFormer](https://arxiv.org/abs/2104.09864) for rotary ones.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `H` heads, `D` hidden size, `P`
@@ -46,9 +50,10 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 class PositionBias(nn.Module):
     """
-    ## What is added to the scores
+    ## The position bias
 
-    All blocks share one bias, as in T5 and TUPE. Rotary positions add nothing.
+    Three of the encodings add a bias to the attention scores. All blocks share one bias, as in T5 and TUPE.
+    For rotary positions, the bias is zero.
     """
 
     slopes: Tensor
@@ -64,7 +69,7 @@ class PositionBias(nn.Module):
             for layer in (self.embedding, self.query, self.key):
                 nn.init.normal_(layer.weight, std=config.initializer_range)
         elif positions == "relative":
-            # All distances start equal.
+            # At first, the bias is zero for every distance.
             self.embedding = nn.Embedding(2 * longest - 1, H)
             nn.init.zeros_(self.embedding.weight)
         self.register_buffer("slopes", 2.0 ** (-8 * torch.arange(1, H + 1) / H))
@@ -87,9 +92,10 @@ class PositionBias(nn.Module):
 
 class PositionedSelfAttention(nn.Module):
     """
-    ## Attention that knows positions
+    ## Self-attention with positions
 
-    Uses the layers of a `BertSelfAttention`.
+    Takes the place of a `BertSelfAttention` and uses its layers. It also rotates the queries and keys, or
+    adds a bias to the scores.
     """
 
     def __init__(self, original: BertSelfAttention, bias: PositionBias):
@@ -103,7 +109,7 @@ class PositionedSelfAttention(nn.Module):
         attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Works like `BertSelfAttention.forward`, but for all queries and without padding."""
+        """Works like `BertSelfAttention.forward`, but computes all queries and doesn't support padding."""
         original, positions = self.original, self.bias.positions
         q, k, v = original.project(hidden_states, original.query, original.key, original.value)
         T, d = q.size(2), q.size(3)
@@ -126,8 +132,9 @@ class FullEncoder(nn.Module):
     """
     ## An encoder that computes every position
 
-    The attention above and a causal mask both depend on the positions of the queries, so the last layer
-    computes every position. With `is_causal`, a position attends only to itself and to those before it.
+    The last layer of a `BertEncoder` can skip positions whose output isn't needed. Here it can't: the
+    attention above and a causal mask both depend on the position of each query. So this encoder computes
+    every position and then selects. With `is_causal`, a position attends only to itself and to earlier ones.
     """
 
     def __init__(self, encoder: BertEncoder, is_causal: bool = False):
@@ -141,7 +148,7 @@ class FullEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Works like `BertEncoder.forward`, but without padding."""
+        """Works like `BertEncoder.forward`, but doesn't support padding."""
         mask, T = None, hidden_states.size(1)
         if self.is_causal:
             mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=hidden_states.device).tril()
@@ -151,9 +158,9 @@ class FullEncoder(nn.Module):
 
 def set_positions(model: BertForMaskedLM, positions: str) -> None:
     """
-    ## The same model with other positions
+    ## The same model with another position encoding
 
-    Raises `ValueError` if there is no such kind.
+    Changes `model` in place. Raises `ValueError` if `positions` isn't one of `POSITIONS`.
     """
     if positions not in POSITIONS:
         raise ValueError(f"positions is {positions!r}; choose from {', '.join(POSITIONS)}")
@@ -162,7 +169,7 @@ def set_positions(model: BertForMaskedLM, positions: str) -> None:
     table = model.bert.embeddings.position_embeddings.weight
     table.requires_grad = False
     if positions == "sinusoidal":
-        # Scale the sinusoids to the size that the learned vectors have before training.
+        # Scale the sinusoids to the root mean square that the learned vectors have before training.
         table.copy_(model.config.initializer_range * math.sqrt(2) * sinusoids(*table.shape))
         return
     table.zero_()

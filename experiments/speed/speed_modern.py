@@ -2,13 +2,14 @@ r"""
 # How fast is the modern encoder?
 
 We compare a training step of `modern.py` with one of ModernBERT in `transformers`, on the same batch and with
-the same weights. One process runs the two in turn. Before we time anything, both must compute the same loss.
+the same weights. One process runs the two in turn. Before we time anything, we check that both compute
+the same loss.
 
-The sizes are those of `speed.py`. The feed-forward network is one and a half times as wide as the hidden
-size, as in ModernBERT base. Every third layer attends to the whole sequence and the others to a window of 128
-tokens, as in the published model.
+Most of the sizes are those of `speed.py`. Two settings follow ModernBERT base. The feed-forward network is
+one and a half times as wide as the hidden size. Every third layer attends to the whole sequence, and the
+others attend to a window of 128 tokens.
 
-We run the model of `transformers` as its users do: in float32, and with autocast to bfloat16.
+We time both models in float32, the default of `transformers`, and with autocast to bfloat16.
 """
 
 import sys
@@ -39,7 +40,7 @@ from torch import nn  # isort: skip
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model and of its batch."""
+    """The sizes of a model and its batch."""
 
     name: str
     vocab_size: int
@@ -50,7 +51,7 @@ class Shape:
     length: int = 128
 
     def config(self) -> ModernBertConfig:
-        """The configuration of our model."""
+        """Returns the configuration for both models."""
         return ModernBertConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -71,7 +72,7 @@ SHAPES = [
 
 
 def build_peer(config: ModernBertConfig) -> nn.Module:
-    """The same model from `transformers`."""
+    """Builds the same model with `transformers`."""
     import transformers
 
     ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
@@ -82,7 +83,7 @@ def measure(shape: Shape, device: torch.device, rounds: int) -> dict[str, Any]:
     """
     ## One shape
 
-    Times a step of both models in both precisions. The times are in seconds.
+    Times a training step of both models in both precisions, in seconds.
 
     Raises `AssertionError` if the models compute different losses.
     """
@@ -149,6 +150,8 @@ def main(argv: list[str] | None = None) -> None:
 def compare(options: argparse.Namespace, words: list[str]) -> None:
     """
     ## All shapes
+
+    Measures the chosen shapes, prints the results, and writes a record if asked.
 
     Raises `ValueError` if an option is out of range, or if `transformers` is missing.
     """

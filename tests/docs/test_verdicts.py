@@ -287,7 +287,7 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
     text = claims.details(claim)
     assert claim.verdict() == "holds" and "changed after" not in text
-    tests, others = text.split("doesn't count for the verdict")
+    tests, others = text.split("doesn't count toward the verdict")
     assert "| short | length 128 | time to 1 nat below the unigram baseline | 5.7 × | 5.1 × to" in tests
     assert "| short | length 128 | held-out loss | +0.500 nats |" in others
     assert claims.drawing(claim).startswith("<figure") and "length 128" in claims.drawing(claim)
