@@ -16,10 +16,10 @@ the original, every size is scaled down:
 | peak learning rate | 1e-4 | 2e-3 |
 
 The rest of the recipe is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except
-on biases and LayerNorms, gradients clipped at norm 1, and linear warmup and decay of the learning rate.
+on biases and LayerNorms, gradients clipped at norm 1, and linear warm-up and decay of the learning rate.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
-accuracy on pairs. Compare this accuracy with that of always predicting the larger class."""
+accuracy on pairs. Compare this accuracy with that of always predicting the majority class."""
 
 import sys
 from dataclasses import dataclass
@@ -75,8 +75,8 @@ class Options(RunOptions):
     hidden_dropout_prob: float = 0.1
     """Dropout probability, also for attention weights."""
     learning_rate: float = 2e-3
-    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide one, and a short run
-    needs one."""
+    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
+    needs it."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.01
@@ -157,12 +157,12 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
 
 
 def conclusion(result: dict[str, float]) -> str:
-    """Compares the accuracy on pairs with that of always predicting the larger class."""
+    """Compares the accuracy on pairs with that of always predicting the majority class."""
     above = result["next_sentence_accuracy"] - result["next_sentence_chance"]
     return (
         f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "
         f"{above / max(result['next_sentence_standard_error'], 1e-9):.1f} standard errors above\n"
-        f"  the {result['next_sentence_chance']:.1%} of always predicting the larger class\n"
+        f"  the {result['next_sentence_chance']:.1%} of always predicting the majority class\n"
     )
 
 

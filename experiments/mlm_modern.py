@@ -64,8 +64,8 @@ class Options(RunOptions):
     initializer_range: float = 0.04
     """Standard deviation of the initial weights, as in `mlm_tiny.py`."""
     optimizer: OptimizerName = "muon"
-    """Muon learns more from each token than AdamW. It gives rare directions of a matrix updates as large as
-    those of frequent ones."""
+    """Muon learns more from each token than AdamW. Its updates to a matrix are equally large in all
+    directions, rare or frequent."""
     learning_rate: float = 1e-2
     """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In a trial of 1,500 steps, 1e-2
     worked better than 5e-3."""

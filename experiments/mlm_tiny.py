@@ -62,8 +62,8 @@ class Options(RunOptions):
     """Dropout probability, also for attention weights. In three minutes, the model reads the text only a few
     times, so it doesn't need this regularization."""
     learning_rate: float = 3e-3
-    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide one, and a short run
-    needs one."""
+    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
+    needs it."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05

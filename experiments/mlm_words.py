@@ -6,8 +6,8 @@ rare: in a text of a few megabytes, each of them occurs only a handful of times.
 n-gram model hard to beat. It can use a pair of words that it has seen once, while a neural network first has
 to learn a vector for each word.
 
-A small BERT loses to the n-gram model in three minutes. So this script trains the modern encoder of
-`modern.py`, whose positions don't have to be learned, and uses Muon."""
+After three minutes of training, a small BERT is still worse than the n-gram model. So this script trains the
+modern encoder of `modern.py`, whose positions don't have to be learned, and uses Muon."""
 
 import sys
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Options(RunOptions):
     intermediate_size: int = 256
     """Width of the feed-forward network."""
     global_attn_every_n_layers: int = 1
-    """One layer in this many sees the whole sequence. All of them do here."""
+    """Number of layers from one global layer to the next. Here, every layer sees the whole sequence."""
     max_position_embeddings: int = 64
     """Longest sequence in training."""
     initializer_range: float = 0.04

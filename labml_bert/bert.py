@@ -67,7 +67,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx`, looking up the padding token gives its row no gradient, as in `transformers`.
+        # `padding_idx` keeps lookups of the padding token out of its row's gradient, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -417,7 +417,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The rest of the model needs no others."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer computes only these."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 

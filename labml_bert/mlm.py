@@ -49,7 +49,7 @@ class TokenMasker:
     | 10% | a random token | any token may be wrong, so the model must check each one against its context |
     | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens need good vectors too |
 
-    Only the chosen tokens have a label and count in the loss.
+    Only the chosen tokens have a label and count toward the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
     `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert).
@@ -65,7 +65,7 @@ class TokenMasker:
     max_predictions_per_seq: int | None = None
     """
     If set, each row gets a fixed number of chosen tokens, as in the original BERT: 15% of its candidates,
-    rounded, but at least one and at most this limit. Batches of one shape then give logits of one shape.
+    rounded, but at least one and at most this limit. Equal batch shapes then give equal logit shapes.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""

@@ -161,7 +161,7 @@ def tie_embeddings(model: nn.Module) -> None:
 
     The output matrix is the token embedding itself. The embedding module owns it, and the head gets it as an
     argument in each call, so the two stay tied when you copy, move, save or resize the model. The
-    `state_dict` still lists the tensor under two names, because that of `transformers` does. Loading checks
+    `state_dict` still lists the tensor under two names, as it does in `transformers`. Loading checks
     that the two entries agree and drops the second.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)

@@ -377,7 +377,7 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs, and the variances of
     the outputs add up. To keep the stream at the same scale at any depth, the matrices that compute these
-    outputs start smaller by a factor of $1/\sqrt{2L}$.
+    outputs start smaller by a factor of $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():

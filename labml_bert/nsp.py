@@ -2,7 +2,7 @@ r"""
 # Next sentence prediction
 
 Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. In half of the pairs it does; the others mix two documents:
+whether the second follows the first. In half of the pairs it does; the others mix two documents. The loss:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
@@ -160,7 +160,7 @@ class BertOnlyNSPHead(nn.Module):
     """
     ## The head
 
-    One linear layer maps the pooled vector to two scores, with $2D + 2$ parameters. The pooler does the rest.
+    One linear layer maps the pooled vector to two scores, with $2D + 2$ parameters. `bert.py` has the pooler.
     """
 
     def __init__(self, hidden_size: int):

@@ -53,7 +53,7 @@ def evaluate_pretraining(
     ## Both tasks of BERT
 
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
-    pairs, returns the loss, the accuracy, the accuracy of always choosing the larger class
+    pairs, returns the loss, the accuracy, the accuracy of always choosing the majority class
     (`next_sentence_chance`), and the standard error at that accuracy. `batches` limits the evaluation to the
     first few."""
     model = trainer.model
