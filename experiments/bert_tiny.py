@@ -2,21 +2,22 @@ r"""
 # All of BERT in ten minutes
 
 Does the recipe of the paper work on a laptop? This script trains on both tasks at once, with subwords and
-pairs of texts. It spends nine tenths of the time on short sequences and the rest on long ones. Compared with
-the original, every size is scaled down:
+pairs of texts. Compared with the original, every size is scaled down:
 
 | size | BERT base | here |
 |---|---|---|
 | layers, hidden size, heads | 12, 768, 12 | 4, 128, 4 |
 | vocabulary | 30,522 | 4,096 |
-| sequence length | 128 for 90%, then 512 | 32 for 90%, then 128 |
+| sequence length | 128 for 90%, then 512 | 32 for 50%, then 128 |
 | tokens per step | 32,768, then 131,072 | 2,048 |
 | text | 3.3 billion words | 2 million characters |
 | passes over the text, each with different pairs | 10 | 10 |
-| peak learning rate | 1e-4 | 2e-3 |
 
-The rest of the recipe is as published: 15% masked, dropout 0.1, the sum of both losses, weight decay except
-on biases and LayerNorms, gradients clipped at norm 1, and linear warm-up and decay of the learning rate.
+With the rest of the recipe as published, a run of ten minutes ends at 4.85 nats. Counting does better: the
+two-neighbor n-gram model is at 4.22. Four changes get this model below that. Muon trains the matrices of the
+blocks, half of the budget goes to the full length instead of a tenth, twice as many tokens are masked, and
+there is no dropout. The model, both tasks, the weight decay and the linear decay of the learning rate are
+those of the paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
 accuracy on pairs. Compare this accuracy with that of always predicting the majority class."""
@@ -41,6 +42,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
 from labml_bert.training.evaluation import evaluate_pretraining
+from labml_bert.training.optimization import OptimizerName
 from labml_bert.training.trainer import Trainer
 
 
@@ -54,16 +56,17 @@ class Options(RunOptions):
     """How long to train, in minutes."""
     vocab_size: int = 4096
     """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
-    schedule: str = "32:9,128:1"
-    """Lengths of the pairs, each with its weight in the training budget. As in the paper, nine tenths of the
-    budget go to short pairs."""
+    schedule: str = "32:1,128:1"
+    """Lengths of the pairs, each with its weight in the training budget. The paper gives nine tenths to short
+    pairs, but in ten minutes, a tenth is too little to learn the positions from 32 on."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths, including padding."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
     """New masks for each batch (dynamic), masks drawn only once, as in the original (static), or masks of
     whole words (whole-word)."""
-    mlm_probability: float = 0.15
-    """Fraction of tokens to predict, as in the paper."""
+    mlm_probability: float = 0.3
+    """Fraction of tokens to predict in training. This is twice the paper's 15%, so each step gives twice the
+    signal. Evaluations always mask 15%."""
     hidden_size: int = 128
     """Width of the model. The feed-forward network is four times as wide."""
     num_hidden_layers: int = 4
@@ -72,11 +75,13 @@ class Options(RunOptions):
     """Heads per block. The hidden size must be a multiple of the number of heads."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768."""
-    hidden_dropout_prob: float = 0.1
-    """Dropout probability, also for attention weights."""
-    learning_rate: float = 2e-3
-    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
-    needs it."""
+    hidden_dropout_prob: float = 0.0
+    """Dropout probability, also for attention weights. The paper has 0.1, but a run this short doesn't
+    overfit."""
+    optimizer: OptimizerName = "muon"
+    """Muon for the matrices of the blocks, AdamW for everything else. The paper has only AdamW."""
+    learning_rate: float = 5e-3
+    """Peak learning rate, for both optimizers. A narrow model tolerates a higher one than a wide model."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.01
