@@ -18,7 +18,7 @@ speed: $(VENV)/.run
 
 peers: $(VENV)/.peers
 
-# The weights that the site's page runs, at several moments of two runs of three minutes.
+# The weights that the site's page runs, at several moments of three runs of three minutes.
 live: $(VENV)/.run
 	$(BIN)/python experiments/live/live.py --output docs/live/model --record docs/runs/live.json $(ARGS)
 

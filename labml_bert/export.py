@@ -24,6 +24,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,23 +36,14 @@ from torch import Tensor, nn
 from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
 # The version of the web format. A page accepts only the version that it knows.
-FORMAT = 1
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "layer_norm_eps",
-)
+FORMAT = 2
 # How much a logit may differ: the graph and torch add the same numbers in a different order.
 TOLERANCE = 1e-4
 
@@ -89,61 +81,64 @@ def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def write_web(
-    folder: Path,
-    model: BertForMaskedLM,
-    tokenizer: Tokenizer,
-    checkpoints: list[dict[str, Any]],
-    curves: dict[str, list[list[float]]],
-) -> None:
+def describe_weights(model: BertForMaskedLM | ModernBertForMaskedLM) -> dict[str, Any]:
     """
-    ## The description of the weights
-
-    Writes `model.json`: the sizes of the model, the tokens in order of their ids, the names and shapes of the
-    tensors in their order in the weights file, and the checkpoints. `checkpoints` may be from several runs.
-    Each entry has what `write_weights` returned, and also `arm` (the name of the run), `seconds`, `steps` and
-    `loss`. `curves` has a list of `[seconds, held-out loss]` for each arm.
+    Returns what a page needs to read a file of `write_weights`: the configuration with the kind of the model,
+    and the names and shapes of the tensors in the order of the file.
     """
-    config = {name: getattr(model.config, name) for name in SIZES}
-    # Only a model that was trained with [CLS] and [SEP] expects them.
-    has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
-    metadata = {
-        "format": FORMAT,
-        "config": {**config, "hidden_act": "gelu"},
-        "tokens": [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)],
-        "mask_id": tokenizer.token_to_id("[MASK]"),
-        "unk_id": tokenizer.token_to_id("[UNK]"),
-        "cls_id": tokenizer.token_to_id("[CLS]") if has_cls_sep else None,
-        "sep_id": tokenizer.token_to_id("[SEP]") if has_cls_sep else None,
+    kind = "modernbert" if isinstance(model, ModernBertForMaskedLM) else "bert"
+    return {
+        "config": {"model_type": kind, **asdict(model.config)},
         "dtype": "float16",
         "tensors": [
             {"name": name, "shape": list(parameter.shape)} for name, parameter in model.named_parameters()
         ],
+    }
+
+
+def write_web(
+    folder: Path, tokenizer: Tokenizer, arms: dict[str, dict[str, Any]], checkpoints: list[dict[str, Any]]
+) -> None:
+    """
+    ## The description of the weights
+
+    Writes `model.json`: the tokens in order of their ids, the models and the checkpoints. The checkpoints may
+    be from several runs, which we call arms. `arms` has for each name what `describe_weights` returned, and
+    the learning `curve`, a list of `[steps, held-out loss]`. Each entry of `checkpoints` has what
+    `write_weights` returned, and also `arm`, `seconds`, `steps` and `loss`. All arms share the tokens.
+    """
+    # Only a model that was trained with [CLS] and [SEP] expects them.
+    has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+    vocab_size = next(iter(arms.values()))["config"]["vocab_size"]
+    metadata = {
+        "format": FORMAT,
+        "tokens": [tokenizer.id_to_token(i) for i in range(vocab_size)],
+        "mask_id": tokenizer.token_to_id("[MASK]"),
+        "unk_id": tokenizer.token_to_id("[UNK]"),
+        "cls_id": tokenizer.token_to_id("[CLS]") if has_cls_sep else None,
+        "sep_id": tokenizer.token_to_id("[SEP]") if has_cls_sep else None,
+        "arms": arms,
         "checkpoints": checkpoints,
-        "curves": curves,
     }
     write_whole(folder / "model.json", json.dumps(metadata, ensure_ascii=False, separators=(",", ":")))
 
 
-def read_history(run_path: Path) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
+def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
     """
     Returns the last checkpoint of a run and its learning curve, in the form that `write_web` needs. For a
     folder in the format of `transformers`, all that is known is its name.
     """
     if not (run_path / CHECKPOINT).is_file():
-        return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, {}
+        return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, []
     metadata = load_checkpoint(run_path)[0]
-    arm = metadata["configuration"].get("experiment", run_path.resolve().name)
-    metrics = read_metrics(run_path)
-    seconds = dict(metrics.get("seconds", []))
-    curve = [[round(seconds[step], 1), round(loss, 4)] for step, loss in metrics.get("valid.loss", [])]
+    curve = [[step, round(loss, 4)] for step, loss in read_metrics(run_path).get("valid.loss", [])]
     checkpoint = {
-        "arm": arm,
+        "arm": metadata["configuration"].get("experiment", run_path.resolve().name),
         "seconds": round(metadata["seconds"], 1),
         "steps": metadata["step"],
         "loss": curve[-1][1] if curve else None,
     }
-    return checkpoint, {arm: curve}
+    return checkpoint, curve
 
 
 @torch.no_grad()
@@ -313,11 +308,12 @@ def main(argv: list[str] | None = None) -> None:
             )
         if options.to == "web":
             to_float16(model)
-            checkpoint, curves = read_history(options.run)
+            checkpoint, curve = read_history(options.run)
             weights = write_weights(
                 prepare_folder(folder, "weights.bin", "model.json") / "weights.bin", model
             )
-            write_web(folder, model, tokenizer, [{**checkpoint, **weights}], curves)
+            arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
+            write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"changes a probability by at most {error}, on random text"}
             path = folder / "weights.bin"

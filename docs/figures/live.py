@@ -1,7 +1,7 @@
 """
 # Figures of the page's model
 
-These figures are drawn from a record of `experiments/live/live.py`: the curves of its two runs, where each
+These figures are drawn from a record of `experiments/live/live.py`: the curves of its three runs, where each
 head attends in one sentence, which positions are similar, what the dense layer of the head does, and which
 tokens have similar embeddings. They also serve readers who can't run the model: on paper, or without
 JavaScript.
@@ -29,19 +29,15 @@ def picture(record: Record, name: str) -> Any:
         ) from None
 
 
-def both(record: Record) -> dict[str, Record]:
-    """The two runs, by the names of their schedules."""
-    arms = list(dict.fromkeys(entry["arm"] for entry in reversed(record.data["checkpoints"])))
-    return {arms[0]: record, arms[1]: Record(record.name, record.data["fixed"])}
-
-
 def curves(record: Record) -> Markup:
-    """The held-out loss of both runs, by seconds of training."""
-    lines = [Line(arm, run.curve("valid.loss")) for arm, run in both(record).items()]
+    """The held-out loss of the three runs, by steps of training."""
+    fixed, modern = (Record(record.name, record.data[name]) for name in ("fixed", "modern"))
+    runs = {"BERT, short to long": record, "BERT, fixed length": fixed, "modern encoder": modern}
+    lines = [Line(name, run.curve("valid.loss", "steps")) for name, run in runs.items()]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
-    title = "Held-out loss of the page's two models"
-    caption = f"{title}, by seconds of training. The dotted lines are baselines that only count."
-    return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines, caption)
+    title = "Held-out loss of the page's three models"
+    caption = f"{title}, by steps of training. The dotted lines are baselines that only count."
+    return line_chart(lines, title, "steps of training", "loss, nats per masked token", baselines, caption)
 
 
 def moments(record: Record, full: Record | None) -> str:
@@ -58,7 +54,7 @@ def moments(record: Record, full: Record | None) -> str:
             f"| {ours['steps']:,} | {ours['loss']:.3f} | {ours['accuracy']:.1%} | – |\n"
         )
     return (
-        "| schedule | seconds | steps | held-out loss, nats | accuracy | kB |\n"
+        "| model | seconds | steps | held-out loss, nats | accuracy | kB |\n"
         "|---|---:|---:|---:|---:|---:|\n" + rows
     )
 

@@ -6,7 +6,7 @@
 // Classes, functions and parameters have the same names as in Python and come in the same order, so you can read
 // the two side by side. Each section names its counterpart. What only training needs is left out: dropout, the
 // initial weights, the loss. So is what a single sentence doesn't need: the batch dimension, padding and its mask.
-// Only *What PyTorch provides* and *Half precision* have no counterpart.
+// Only *What PyTorch provides*, *Weights from a file* and *Half precision* have no counterpart.
 //
 // There are no tensors. A matrix is a `Float32Array` with one row after another. The letters in the comments are
 // sizes, as in Python: `T` tokens, `D` hidden size, `H` attention heads, `I` intermediate size, `V` vocabulary,
@@ -20,10 +20,12 @@
 // A dense layer computes $xW^\top + b$, and takes nearly all of the time. So its loop is the one that is written
 // for speed: four rows of `x` go through it together, and each weight is read once for four multiplications. `O`
 // is the number of its outputs. The sums are in double precision, like every number in JavaScript.
+//
+// A layer without a bias adds zeros. Its number of outputs has to be given.
 export class Linear {
-  constructor({ weight, bias }) {
+  constructor({ weight, bias }, out_features) {
     this.weight = weight;
-    this.bias = bias;
+    this.bias = bias ?? new Float32Array(out_features);
   }
 
   forward(x) {
@@ -63,7 +65,7 @@ export class Linear {
 export class LayerNorm {
   constructor({ weight, bias }, eps) {
     this.weight = weight;
-    this.bias = bias;
+    this.bias = bias ?? new Float32Array(weight.length);
     this.eps = eps;
   }
 
@@ -154,35 +156,39 @@ export class BertSelfAttention {
 
   // Takes `(T, D)`. Returns the context vectors, `(T, D)`, and the attention weights, `(H, T, T)`.
   forward(hidden_states) {
-    const D = this.query.bias.length;
-    const H = this.num_attention_heads;
-    const T = hidden_states.length / D;
-    const d = D / H;
     const q = this.query.forward(hidden_states); // (T, D)
     const k = this.key.forward(hidden_states); // (T, D)
     const v = this.value.forward(hidden_states); // (T, D)
-    const weights = new Float32Array(H * T * T); // (H, T, T)
-    for (let h = 0; h < H; h++) {
-      for (let i = 0; i < T; i++) {
-        for (let j = 0; j < T; j++) {
-          let score = 0;
-          for (let c = h * d; c < (h + 1) * d; c++) score += q[i * D + c] * k[j * D + c];
-          weights[(h * T + i) * T + j] = score / Math.sqrt(d);
-        }
-      }
-    }
-    softmax(weights, T);
-    const context = new Float32Array(T * D); // (T, D)
-    for (let h = 0; h < H; h++) {
-      for (let i = 0; i < T; i++) {
-        for (let j = 0; j < T; j++) {
-          const weight = weights[(h * T + i) * T + j];
-          for (let c = h * d; c < (h + 1) * d; c++) context[i * D + c] += weight * v[j * D + c];
-        }
-      }
-    }
-    return [context, weights];
+    return attend(q, k, v, hidden_states.length / this.query.bias.length, this.num_attention_heads);
   }
+}
+
+// From queries, keys and values to the context vectors and the attention weights. A token attends to the tokens up to
+// `reach` positions away. In BERT, that is all of them.
+export function attend(q, k, v, T, H, reach = Infinity) {
+  const D = q.length / T;
+  const d = D / H;
+  const weights = new Float32Array(H * T * T).fill(-Infinity); // (H, T, T)
+  for (let h = 0; h < H; h++) {
+    for (let i = 0; i < T; i++) {
+      for (let j = Math.max(0, i - reach); j < T && j <= i + reach; j++) {
+        let score = 0;
+        for (let c = h * d; c < (h + 1) * d; c++) score += q[i * D + c] * k[j * D + c];
+        weights[(h * T + i) * T + j] = score / Math.sqrt(d);
+      }
+    }
+  }
+  softmax(weights, T);
+  const context = new Float32Array(T * D); // (T, D)
+  for (let h = 0; h < H; h++) {
+    for (let i = 0; i < T; i++) {
+      for (let j = 0; j < T; j++) {
+        const weight = weights[(h * T + i) * T + j];
+        for (let c = h * d; c < (h + 1) * d; c++) context[i * D + c] += weight * v[j * D + c];
+      }
+    }
+  }
+  return [context, weights];
 }
 
 // ## Dense, add, norm
@@ -326,35 +332,44 @@ export class BertForMaskedLM {
   forward(input_ids, positions) {
     const { hidden_size: D } = this.config;
     const { hidden_states, attentions } = this.bert.forward(input_ids);
-    const last = hidden_states.at(-1); // (T, D)
-    const selected = new Float32Array(positions.length * D); // (M, D)
-    positions.forEach((t, m) => selected.set(last.subarray(t * D, (t + 1) * D), m * D));
+    const selected = select_positions(hidden_states.at(-1), positions, D); // (M, D)
     const logits = this.cls.forward(selected, this.bert.embeddings.word_embeddings); // (M, V)
     return { logits, hidden_states, attentions };
   }
 
-  // ### Weights from a file
-  //
-  // The file is one number after another, two bytes each. `metadata` is `model.json`: the sizes, and the names and
-  // shapes of the tensors in the order of the file. Throws if the two don't belong together.
   static from_pretrained(metadata, buffer) {
-    const expected = metadata.tensors.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
-    if (metadata.dtype !== "float16" || buffer.byteLength !== 2 * expected) {
-      throw new Error(`the file has ${buffer.byteLength} bytes, but model.json describes ${2 * expected}`);
-    }
-    const numbers = from_float16(buffer);
-    const state = {};
-    let start = 0;
-    for (const { name, shape } of metadata.tensors) {
-      const path = name.split(".");
-      const leaf = path.pop();
-      const branch = path.reduce((tree, part) => (tree[part] ??= {}), state);
-      const size = shape.reduce((a, b) => a * b, 1);
-      branch[leaf] = numbers.subarray(start, start + size);
-      start += size;
-    }
-    return new BertForMaskedLM(state, metadata.config);
+    return new BertForMaskedLM(load_state(metadata, buffer), metadata.config);
   }
+}
+
+// Returns the rows of `x` at `positions`, each of length `D`.
+export function select_positions(x, positions, D) {
+  const selected = new Float32Array(positions.length * D);
+  positions.forEach((t, m) => selected.set(x.subarray(t * D, (t + 1) * D), m * D));
+  return selected;
+}
+
+// ## Weights from a file
+//
+// The file is one number after another, two bytes each. `metadata` is the entry of the model in `model.json`: the
+// sizes, and the names and shapes of the tensors in the order of the file. Throws if the two don't belong together.
+export function load_state(metadata, buffer) {
+  const size = ({ shape }) => shape.reduce((a, b) => a * b, 1);
+  const expected = metadata.tensors.reduce((sum, tensor) => sum + size(tensor), 0);
+  if (metadata.dtype !== "float16" || buffer.byteLength !== 2 * expected) {
+    throw new Error(`the file has ${buffer.byteLength} bytes, but model.json describes ${2 * expected}`);
+  }
+  const numbers = from_float16(buffer);
+  const state = {};
+  let start = 0;
+  for (const tensor of metadata.tensors) {
+    const path = tensor.name.split(".");
+    const leaf = path.pop();
+    const branch = path.reduce((tree, part) => (tree[part] ??= {}), state);
+    branch[leaf] = numbers.subarray(start, start + size(tensor));
+    start += size(tensor);
+  }
+  return state;
 }
 
 // ## Half precision

@@ -37,7 +37,10 @@ export class Inside {
   moments() {
     // The run of the last checkpoint comes first, because the page starts with it.
     const arms = [...new Set(this.metadata.checkpoints.map(({ arm }) => arm).reverse())];
-    this.lines = arms.map((arm) => [arm, this.metadata.curves[arm] ?? []]);
+    this.lines = arms.map((arm) => {
+      const { config, curve } = this.metadata.arms[arm];
+      return [config.model_type === "bert" ? `BERT, ${arm}` : `${arm} encoder`, curve];
+    });
     this.slider = make("input", { type: "range", min: 0, step: 1, id: "moment" });
     this.slider.addEventListener("input", () => this.go(this.stops()[this.slider.value]));
     this.when = make("output", { htmlFor: "moment" });
@@ -45,17 +48,17 @@ export class Inside {
     // A shortcut for the mouse. The slider does the same.
     this.plot.addEventListener("click", (event) => {
       const box = this.plot.getBoundingClientRect();
-      const seconds = this.at.time((event.clientX - box.left) * (WIDTH / box.width));
-      this.go(this.nearest(this.wanted.arm, seconds));
+      this.go(this.nearest(this.at.steps((event.clientX - box.left) * (WIDTH / box.width))));
     });
     this.scale();
     const sample = (n) => {
       const line = draw("path", { class: `line n${n + 1}`, d: "M0,5H36" });
       return draw("svg", { viewBox: "0 0 36 10", "aria-hidden": "true" }, line);
     };
-    const options = arms.map((arm, n) => [arm, sample(n), arm]);
-    this.toggle = choice("Sequence length", "arm", options, this.wanted.arm, (arm) => {
-      this.go(this.nearest(arm, this.wanted.seconds));
+    const options = arms.map((arm, n) => [arm, sample(n), this.lines[n][0]]);
+    this.toggle = choice("Model", "arm", options, this.wanted.arm, (arm) => {
+      // Runs differ in their numbers of steps. Their moments are the same fractions of the training.
+      this.go(this.stops(arm)[this.stops().indexOf(this.wanted)] ?? this.stops(arm).at(-1));
     });
     this.state = make("div", { className: "state" });
     this.failed = make("p", { className: "note", role: "status" });
@@ -64,42 +67,42 @@ export class Inside {
       "section", { className: "moments chart", ariaLabel: "Earlier points in training" },
       make("div", { className: "controls" }, arms.length > 1 ? this.toggle : ""),
       this.plot,
-      make("label", { className: "slider", htmlFor: "moment" }, "Seconds of training"), this.slider, this.when,
+      make("label", { className: "slider", htmlFor: "moment" }, "Steps of training"), this.slider, this.when,
       this.state, this.failed,
     );
   }
 
   story() {
-    const ends = this.lines.map(([arm, points]) => {
-      return points.length ? `${arm}, from ${points[0][1].toFixed(2)} to ${points.at(-1)[1].toFixed(2)} nats` : arm;
+    const ends = this.lines.map(([name, points]) => {
+      return points.length ? `${name}, from ${points[0][1].toFixed(2)} to ${points.at(-1)[1].toFixed(2)} nats` : name;
     });
-    return `Held-out loss by seconds of training: ${ends.join("; ")}.`;
+    return `Held-out loss by steps of training: ${ends.join("; ")}.`;
   }
 
-  // Maps seconds and losses to coordinates, and draws the axes and the curves.
+  // Maps steps and losses to coordinates, and draws the axes and the curves.
   scale() {
-    const points = [...this.lines.flatMap(([, curve]) => curve), ...this.metadata.checkpoints.map((one) => [one.seconds, one.loss])];
-    const most = Math.max(...points.map(([seconds]) => seconds));
+    const points = [...this.lines.flatMap(([, curve]) => curve), ...this.metadata.checkpoints.map((one) => [one.steps, one.loss])];
+    const most = Math.max(...points.map(([steps]) => steps));
     const low = Math.floor(Math.min(...points.map(([, loss]) => loss)));
     const high = Math.max(...points.map(([, loss]) => loss));
-    const x = (seconds) => LEFT + (seconds / most) * (WIDTH - LEFT - 10);
+    const x = (steps) => LEFT + (steps / most) * (WIDTH - LEFT - 10);
     const y = (loss) => 10 + ((high - loss) / (high - low)) * (HEIGHT - BOTTOM - 10);
-    this.at = { x, y, time: (offset) => ((offset - LEFT) / (WIDTH - LEFT - 10)) * most };
+    this.at = { x, y, steps: (offset) => ((offset - LEFT) / (WIDTH - LEFT - 10)) * most };
     for (let loss = low; loss <= high; loss++) {
       this.plot.append(draw("path", { class: "grid", d: `M${LEFT},${y(loss)}H${WIDTH - 10}` }));
       this.plot.append(draw("text", { x: LEFT - 8, y: y(loss) + 5, "text-anchor": "end" }, loss));
     }
-    const step = most > 120 ? 60 : most > 40 ? 20 : 10;
-    for (let seconds = 0; seconds <= most; seconds += step) {
-      const last = seconds + step > most;
-      const anchor = last ? "end" : "middle";
-      const position = { x: last ? Math.min(x(seconds) + 24, WIDTH) : x(seconds), y: HEIGHT - BOTTOM + 24 };
-      this.plot.append(draw("text", { ...position, "text-anchor": anchor }, last ? `${seconds} s` : seconds));
+    // A label at every 1, 2 or 5 times a power of ten.
+    const unit = 10 ** Math.floor(Math.log10(most));
+    const apart = Math.ceil(unit * (most < 2 * unit ? 0.5 : most < 5 * unit ? 1 : 2));
+    for (let steps = 0; steps <= most; steps += apart) {
+      const position = { x: Math.min(x(steps), WIDTH - 40), y: HEIGHT - BOTTOM + 24, "text-anchor": "middle" };
+      this.plot.append(draw("text", position, steps.toLocaleString("en")));
     }
-    const title = "held-out loss in nats by seconds of training";
+    const title = "held-out loss in nats by steps of training";
     this.plot.append(draw("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle", class: "level" }, title));
     this.lines.forEach(([, curve], n) => {
-      const d = `M${curve.map(([seconds, loss]) => `${x(seconds).toFixed(1)},${y(loss).toFixed(1)}`).join("L")}`;
+      const d = `M${curve.map(([steps, loss]) => `${x(steps).toFixed(1)},${y(loss).toFixed(1)}`).join("L")}`;
       if (curve.length) this.plot.append(draw("path", { class: `line n${n + 1}`, d }));
     });
     this.dots = draw("g", {});
@@ -107,13 +110,13 @@ export class Inside {
   }
 
   // A checkpoint is drawn on its curve. Its own loss is that of the rounded weights and may differ a little.
-  height({ arm, seconds, loss }) {
-    return this.metadata.curves[arm]?.find(([when]) => when === seconds)?.[1] ?? loss;
+  height({ arm, steps, loss }) {
+    return this.metadata.arms[arm].curve.find(([when]) => when === steps)?.[1] ?? loss;
   }
 
-  nearest(arm, seconds) {
-    const far = (one) => Math.abs(one.seconds - seconds);
-    return this.stops(arm).reduce((a, b) => (far(b) < far(a) ? b : a));
+  nearest(steps) {
+    const far = (one) => Math.abs(one.steps - steps);
+    return this.stops().reduce((a, b) => (far(b) < far(a) ? b : a));
   }
 
   showMoment() {
@@ -124,16 +127,16 @@ export class Inside {
     this.slider.value = stops.indexOf(checkpoint);
     // Until its weights have arrived, the predictions are those of another checkpoint.
     this.page.root.classList.toggle("behind", checkpoint !== this.page.checkpoint);
-    const { seconds, steps, loss } = checkpoint;
-    const words = `${Math.round(seconds)} s, ${steps.toLocaleString("en")} steps, loss ${loss.toFixed(2)}`;
+    const { steps, loss } = checkpoint;
+    const words = `${steps.toLocaleString("en")} steps, loss ${loss.toFixed(2)}`;
     this.when.textContent = words;
     this.slider.setAttribute("aria-valuetext", words);
     const { x, y } = this.at;
     this.dots.replaceChildren(
-      draw("path", { class: "now", d: `M${x(seconds)},10V${HEIGHT - BOTTOM}` }),
+      draw("path", { class: "now", d: `M${x(steps)},10V${HEIGHT - BOTTOM}` }),
       ...stops.map((one) => {
         const now = one === checkpoint;
-        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.seconds), cy: y(this.height(one)), r: now ? 8 : 4.5 });
+        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.steps), cy: y(this.height(one)), r: now ? 8 : 4.5 });
       }),
     );
   }
@@ -149,7 +152,7 @@ export class Inside {
     const bar = progress("", () => this.page.model.call("cancel"));
     try {
       for (let next = this.next(); next; next = this.next()) {
-        bar.begin(`Downloading the weights after ${Math.round(next.seconds)} s of training`);
+        bar.begin(`Downloading the weights after ${next.steps.toLocaleString("en")} steps`);
         // One bar for all files: if its button disappeared between two, it would lose the focus.
         if (!bar.element.isConnected) this.state.append(bar.element);
         await this.page.model.call("fetch", { file: next.file }, bar.tell);
@@ -169,7 +172,7 @@ export class Inside {
 
   // What to download next: the wanted checkpoint, then the nearest ones.
   next() {
-    const far = (one) => Math.abs(one.seconds - this.wanted.seconds);
+    const far = (one) => Math.abs(one.steps - this.wanted.steps);
     return this.stops().filter(({ file }) => !this.loaded.has(file)).sort((a, b) => far(a) - far(b))[0];
   }
 
@@ -185,7 +188,7 @@ export class Inside {
   // ## Attention
 
   attention() {
-    const { num_hidden_layers: L, num_attention_heads: H } = this.metadata.config;
+    const { num_hidden_layers: L, num_attention_heads: H } = this.page.config;
     const layers = Array.from({ length: L }, (_, i) => [i, String(i + 1)]);
     const step = choice("Layer", "layer", layers, 0, (layer) => {
       this.layer = layer;

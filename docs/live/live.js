@@ -154,7 +154,9 @@ export class Live {
     // Special tokens have names in brackets and are never shown as a prediction.
     this.special = new Set([...metadata.tokens.keys()].filter((id) => /^\[\w+\]$/.test(metadata.tokens[id])));
     this.frame = metadata.cls_id === null ? [[], []] : [[metadata.cls_id], [metadata.sep_id]];
-    this.limit = metadata.config.max_position_embeddings - this.frame.flat().length;
+    // All arms have the same tokens and the same numbers of positions, layers and heads.
+    this.config = metadata.arms[checkpoint.arm].config;
+    this.limit = this.config.max_position_embeddings - this.frame.flat().length;
     this.masked = new Set();
     this.characters = [];
     this.wholeWords = false;
@@ -418,7 +420,7 @@ export class Live {
   }
 
   ranked(p) {
-    const V = this.metadata.config.vocab_size;
+    const V = this.config.vocab_size;
     const row = this.answer.probabilities.subarray(p * V, (p + 1) * V);
     const order = [...row.keys()].filter((id) => !this.special.has(id)).sort((a, b) => row[b] - row[a]);
     return order.map((id, i) => ({ token: this.metadata.tokens[id], probability: row[id], rank: i + 1 }));

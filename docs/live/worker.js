@@ -2,8 +2,10 @@
 // reply to it: progress, a result, or the reason why there is none.
 
 import { BertForMaskedLM, fill_mask } from "./bert.js";
+import { ModernBertForMaskedLM } from "./modern.js";
 
 const FOLDER = new URL("model/", import.meta.url);
+const CLASSES = { bert: BertForMaskedLM, modernbert: ModernBertForMaskedLM };
 const models = new Map();
 let metadata;
 let fetching = new AbortController();
@@ -55,7 +57,7 @@ const tasks = {
 
   async fetch({ file }, onProgress) {
     if (models.has(file)) return;
-    const { bytes: total, sha256 } = metadata.checkpoints.find((one) => one.file === file);
+    const { arm, bytes: total, sha256 } = metadata.checkpoints.find((one) => one.file === file);
     const address = new URL(file, FOLDER);
     // The cache may hold the weights of another version under the same name.
     address.search = sha256.slice(0, 8);
@@ -64,7 +66,8 @@ const tasks = {
     if (buffer.byteLength !== total || (crypto.subtle && (await checksum(buffer)) !== sha256)) {
       throw new Error(`${file} is damaged: its checksum differs. Reload the page and try again.`);
     }
-    const model = BertForMaskedLM.from_pretrained(metadata, buffer);
+    const described = metadata.arms[arm];
+    const model = CLASSES[described.config.model_type].from_pretrained(described, buffer);
     // The first pass is several times slower than the next, until the engine has compiled the code. So do it now.
     fill_mask(model, Array(32).fill(metadata.mask_id), metadata.mask_id);
     models.set(file, model);

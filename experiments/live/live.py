@@ -2,17 +2,19 @@ r"""
 # What a model knows after a few seconds
 
 What does a masked language model know after ten seconds of training, and what after three minutes? This
-script trains two models for three minutes each. One starts with short sequences, as in `curriculum.py`; the
-other trains at the full length from the start. The script saves the weights of each at four moments. A page
-of the site loads them, so you can try the model as it was at each moment.
+script trains three models for three minutes each. Two are BERTs. One of them starts with short sequences, as
+in `curriculum.py`; the other trains at the full length from the start. The third is the modern encoder of
+`modern.py`, also at the full length. The script saves the weights of each at four moments. A page of the site
+loads them, so you can try the model as it was at each moment.
 
 The weights have to be downloaded before you can use the page, so the model must be small. The weights are
 stored in float16, and one file should have a few hundred kilobytes. So the model is narrower than that of
 `mlm_tiny.py`, and has two layers instead of four. All else is equal. Among the sizes that fit, wider models
-with fewer layers learned more in the same time, because their steps take less time.
+with fewer layers learned more in the same time, because their steps take less time. The modern encoder has as
+many parameters as BERT, and is otherwise trained as in `mlm_modern.py`.
 
-The script also measures four properties of the final weights, which `pictures.py` explains. It measures
-them on the rounded weights, because the page runs those.
+The script also measures four properties of the first model's final weights, which `pictures.py` explains. It
+measures them on the rounded weights, because the page runs those.
 """
 
 import sys
@@ -27,21 +29,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.live.pictures import TEXT, make_pictures
+from labml_bert.checks import check_modern_config
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
-from labml_bert.export import prepare_folder, rounding_error, to_float16, write_web, write_weights
+from labml_bert.export import (
+    describe_weights,
+    prepare_folder,
+    rounding_error,
+    to_float16,
+    write_web,
+    write_weights,
+)
 from labml_bert.files import write_whole
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
@@ -51,11 +62,15 @@ from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
-# The two arms. You can switch between them on the page.
-SHORT, FIXED = "short to long", "fixed length"
+# The three arms. You can switch between them on the page, which starts with the first.
+Arm = Literal["short to long", "fixed length", "modern"]
+SHORT, FIXED, MODERN = ARMS = get_args(Arm)
+# The record is that of the first arm. These are its entries for the others, and what they contain.
+ENTRIES = {FIXED: "fixed", MODERN: "modern"}
+CONTENTS = ("command", "date", "commit", "hardware", "parameters", "history", "result")
 # Fractions of the budget: with three minutes, they are 2, 45, 90 and 180 seconds. At the first moment, the
-# model knows only how frequent each character is. At the second, it uses the neighbors. At the last two, it
-# knows words.
+# first model knows only how frequent each character is. At the second, it uses the neighbors. At the last
+# two, it knows words.
 MOMENTS = (2 / 180, 45 / 180, 90 / 180, 1.0)
 
 
@@ -64,18 +79,19 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The sizes are small enough for a page. The reasons for all other values are in `mlm_tiny.py`.
+    The sizes are small enough for a page. The reasons for all other values are in `mlm_tiny.py`. Where the
+    modern encoder differs, `arm_options` has its values.
     """
 
     schedule: str = "16:3,32:1,64:1,128:3"
-    """Sequence lengths of the first model and their weights in the budget. The second model trains only at
+    """Sequence lengths of the first model and their weights in the budget. The other models train only at
     the last of these lengths."""
     batch_tokens: int = 2048
     """Tokens per step at every length."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 80
-    """Width of the model. With two layers, this gives 182,000 weights, or 364 kB in float16."""
+    """Width of the model. With two layers, this gives 182,000 weights, or 365 kB in float16."""
     num_hidden_layers: int = 2
     """Number of blocks. Among sizes that are small enough, wider models with fewer blocks learned more in
     three minutes."""
@@ -95,14 +111,56 @@ class Options(RunOptions):
     """Weight decay of matrices. Biases and LayerNorms have none."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
+    arm: Arm | Literal["all"] = field(default="all", metadata=OPERATIONAL)
+    """Train only this model, and keep the others that are in --output and --record."""
     output: Path = field(default=Path("logs/live/web"), metadata=OPERATIONAL)
     """Folder for the files that the page loads."""
 
 
-class TrainedModel(NamedTuple):
-    """One of the two models, with its weights at each evaluation during training."""
+def arm_options(arm: str, options: Options) -> Options:
+    """
+    Returns the values of one arm. The first arm has those of the command line. The others train at the full
+    length, the modern encoder with the optimizer and the learning rate of `mlm_modern.py`.
+    """
+    if arm == SHORT:
+        return options
+    options = replace(options, schedule=str(parse_schedule(options.schedule)[-1].length))
+    return replace(options, optimizer="muon", learning_rate=1e-2) if arm == MODERN else options
 
-    model: BertForMaskedLM
+
+def make_model(arm: str, options: Options, vocab_size: int) -> BertForMaskedLM | ModernBertForMaskedLM:
+    """
+    ## Two kinds of model, one size
+
+    BERT's feed-forward network is four times as wide as the hidden states, as in the paper. A gated network
+    of the same width would have half as many parameters again. With a factor of three instead, both models
+    have 182,000 parameters.
+    """
+    D = options.hidden_size
+    if arm != MODERN:
+        return BertForMaskedLM(options.model_config(vocab_size=vocab_size, intermediate_size=4 * D))
+    config = ModernBertConfig(
+        vocab_size=vocab_size,
+        hidden_size=D,
+        num_hidden_layers=options.num_hidden_layers,
+        num_attention_heads=options.num_attention_heads,
+        intermediate_size=3 * D,
+        max_position_embeddings=options.max_position_embeddings,
+        global_attn_every_n_layers=1,  # a local layer would see nearly all of such a short sequence
+        embedding_dropout=options.hidden_dropout_prob,
+        attention_dropout=options.hidden_dropout_prob,
+        mlp_dropout=options.hidden_dropout_prob,
+        initializer_range=options.initializer_range,
+        pad_token_id=0,
+    )
+    check_modern_config(config)
+    return ModernBertForMaskedLM(config)
+
+
+class TrainedModel(NamedTuple):
+    """One of the models, with its weights at each evaluation during training."""
+
+    model: BertForMaskedLM | ModernBertForMaskedLM
     text: MaskedText
     page: Trainer
     """A trainer that computes in float32 on the CPU, as the page does."""
@@ -113,7 +171,7 @@ class TrainedModel(NamedTuple):
     """The number of steps at each of `MOMENTS`."""
 
 
-def train(run: Run, options: Options) -> TrainedModel:
+def train(run: Run, options: Options, arm: str) -> TrainedModel:
     """
     ## One training run
 
@@ -139,14 +197,13 @@ def train(run: Run, options: Options) -> TrainedModel:
             f"the sentence for the pictures has {tokens} tokens but max_position_embeddings is "
             f"{options.max_position_embeddings}; use more positions"
         )
-    config = options.model_config(vocab_size=text.vocab_size, intermediate_size=4 * options.hidden_size)
-    model = BertForMaskedLM(config)
+    model = make_model(arm, options, text.vocab_size)
     details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    trainer = run.trainer(model, text, "a masked language model", details)
+    trainer = run.trainer(model, text, f"a masked language model, {arm}", details)
     weights, moments = {}, []
 
     for step in trainer.steps(evaluate_at=MOMENTS):  # budget, clock, Ctrl-C
@@ -157,7 +214,7 @@ def train(run: Run, options: Options) -> TrainedModel:
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, AdamW, learning rate
+        step.update()  # clip, refuse NaN, optimizer, learning rate
         if step.evaluation_due:
             weights[step.number] = {n: p.detach().cpu().clone() for n, p in model.named_parameters()}
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
@@ -170,7 +227,7 @@ def train(run: Run, options: Options) -> TrainedModel:
     record = run.record(result)
     curves: dict[str, list[list[float]]] = {"valid.loss": [], "valid.accuracy": []}
     for number, state in weights.items():
-        model.load_state_dict(state)
+        set_weights(model, state)
         for name, value in evaluate_masked_lm(trainer, text.held_out).items():
             curves[f"valid.{name}"].append([number, round(value, 6)])
     record["history"] |= curves
@@ -178,19 +235,21 @@ def train(run: Run, options: Options) -> TrainedModel:
     return TrainedModel(model, text, page, record, weights, moments)
 
 
+@torch.no_grad()
+def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Sets each parameter to the tensor with its name. A tied parameter has only one."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns one function for each of the two runs, which computes its fingerprint."""
+    """Returns one function for each of the runs, which computes its fingerprint."""
     values = record["configuration"]
     options = Options(**{f.name: values[f.name] for f in fields(Options) if f.name in values})
-    longest = str(parse_schedule(options.schedule)[-1].length)
-    runs = {SHORT: options, FIXED: replace(options, schedule=longest)}
-    return {arm: partial(take_fingerprint, train, arm_options, "live") for arm, arm_options in runs.items()}
-
-
-def loss_curve(record: dict[str, Any]) -> list[list[float]]:
-    """Returns pairs of seconds and held-out loss."""
-    seconds = dict(record["history"]["seconds"])
-    return [[round(seconds[step], 1), round(loss, 4)] for step, loss in record["history"]["valid.loss"]]
+    return {
+        arm: partial(take_fingerprint, partial(train, arm=arm), arm_options(arm, options), "live")
+        for arm in ARMS
+    }
 
 
 def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[dict[str, Any]]:
@@ -203,8 +262,8 @@ def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[d
     entries = []
     seconds = dict(trained_model.record["history"]["seconds"])
     for number, step in enumerate(trained_model.moments, 1):
-        trained_model.model.load_state_dict(trained_model.weights[step])
-        trained_model.model.load_state_dict(to_float16(trained_model.model))
+        set_weights(trained_model.model, trained_model.weights[step])
+        set_weights(trained_model.model, to_float16(trained_model.model))
         result = evaluate_masked_lm(trained_model.page, trained_model.text.held_out)
         entries.append(
             {
@@ -221,8 +280,8 @@ def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[d
 def print_moments(entries: list[dict[str, Any]]) -> None:
     """Prints the held-out loss of the weights in each file."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("lengths", "seconds", "steps", "loss (nats)", "accuracy", "kilobytes"):
-        table.add_column(column, justify="left" if column == "lengths" else "right")
+    for column in ("model", "seconds", "steps", "loss (nats)", "accuracy", "kilobytes"):
+        table.add_column(column, justify="left" if column == "model" else "right")
     for entry in entries:
         numbers = (f"{entry['seconds']:.0f}", f"{entry['steps']:,}", f"{entry['loss']:.3f}")
         table.add_row(entry["arm"], *numbers, f"{entry['accuracy']:.1%}", f"{entry['bytes'] / 1e3:.0f}")
@@ -230,44 +289,84 @@ def print_moments(entries: list[dict[str, Any]]) -> None:
     console.print()
 
 
+def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    ## Training only one model
+
+    Returns the record and the descriptions of the weights that are already there. The new model replaces its
+    predecessor in both.
+
+    Raises `ValueError` if they can't be read, or if the other models were trained on other text or with other
+    values. Only the budget may differ.
+    """
+    if options.arm == "all":
+        return {}, {}
+    if options.record is None:
+        raise ValueError("--arm adds a model to a record; name the record with --record")
+    try:
+        record: dict[str, Any] = json.loads(options.record.read_text("utf-8"))
+        descriptions = json.loads((folder / "model.json").read_text("utf-8"))["arms"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the other models: {error}; train all models, without --arm") from None
+    saved, values = record["configuration"], options.configuration()
+    saved = {**saved, "corpus": record["corpus"]["sha256"]}
+    values["corpus"] = load_corpus(options.corpus).sha256
+    for name in sorted(saved.keys() & values.keys() - {"minutes", "steps"}):
+        if saved[name] != values[name]:
+            raise ValueError(
+                f"{name} is {values[name]}, but {saved[name]} in {options.record}; use the same value, or "
+                "train all models, without --arm"
+            )
+    record.get("fingerprints", {}).pop(options.arm, None)
+    return record, descriptions
+
+
 def main(run: Run, options: Options) -> None:
-    """Train two models for a web page, and write their weights at several moments to the folder --output."""
+    """Train three models for a web page, and write their weights at several moments to the folder
+    --output."""
     if options.resume:
         raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
     if launcher():
         raise ValueError("this experiment needs a single process; start it without torchrun")
-    longest = parse_schedule(options.schedule)[-1].length
     folder = prepare_folder(options.output)
+    record, descriptions = read_other_arms(options, folder)
     run.is_resumable = False
-    # One record contains both runs, so neither run writes its own.
-    run.options = replace(options, record=None)
-    fixed_options = replace(run.options, schedule=str(longest))
 
-    short = train(run, options)
-    fixed_run = Run(fixed_options, run.experiment)
-    with fixed_run.resources:
-        fixed = train(fixed_run, fixed_options)
+    trained_models: dict[str, TrainedModel] = {}
+    for arm in ARMS if options.arm == "all" else (options.arm,):
+        # One record contains all runs, so no run writes its own.
+        values = replace(arm_options(arm, options), record=None)
+        arm_run = Run(values, run.experiment) if trained_models else run
+        arm_run.options = values
+        with arm_run.resources:
+            trained_models[arm] = train(arm_run, values, arm)
 
-    short.model.load_state_dict(short.weights[short.moments[-1]])
-    short.model.eval()
-    rounding = {
-        "probability": float(f"{rounding_error(short.model):.2g}"),
-        "loss_before": round(evaluate_masked_lm(short.page, short.text.held_out)["loss"], 4),
-    }
-    entries = [*write_moments(folder, FIXED, fixed), *write_moments(folder, SHORT, short)]
-    curves = {SHORT: loss_curve(short.record), FIXED: loss_curve(fixed.record)}
-    write_web(folder, short.model, short.text.tokenizer, entries, curves)
-    record = short.record | {
-        "command": f"{short.record['command']} --output {shlex.quote(display_path(folder))}",
-        "fixed": {name: fixed.record[name] for name in ("history", "result")},
-        "checkpoints": entries,
-        "rounding": rounding,
-        "pictures": make_pictures(short.model, short.text),
-    }
-    record["result"]["wall_seconds"] = time.monotonic() - run.start_time
+    words = ["--output", display_path(folder), *(["--arm", options.arm] if options.arm != "all" else [])]
+    command = f"{next(iter(trained_models.values())).record['command']} {shlex.join(words)}"
+    old = record.get("checkpoints", [])
+    checkpoints = {arm: [entry for entry in old if entry["arm"] == arm] for arm in reversed(ARMS)}
+    for arm, (model, text, page, result, weights, moments) in trained_models.items():
+        checkpoints[arm] = write_moments(folder, arm, trained_models[arm])
+        curve = [[step, round(loss, 4)] for step, loss in result["history"]["valid.loss"]]
+        descriptions[arm] = {**describe_weights(model), "curve": curve}
+        result["command"] = command
+        if arm != SHORT:
+            record[ENTRIES[arm]] = {name: result[name] for name in CONTENTS}
+            continue
+        assert isinstance(model, BertForMaskedLM)
+        result["pictures"] = make_pictures(model, text)
+        set_weights(model, weights[moments[-1]])
+        result["rounding"] = {
+            "probability": float(f"{rounding_error(model):.2g}"),
+            "loss_before": round(evaluate_masked_lm(page, text.held_out)["loss"], 4),
+        }
+        result["result"]["wall_seconds"] = time.monotonic() - run.start_time
+        record |= result
+    record["checkpoints"] = [entry for entries in checkpoints.values() for entry in entries]
+    write_web(folder, text.tokenizer, descriptions, record["checkpoints"])
     if options.record is not None:
         write_whole(options.record, json.dumps(record, separators=(",", ":")))
-    print_moments(entries)
+    print_moments(record["checkpoints"])
     console.print(f"  for a page  {display_path(folder)}\n")
 
 

@@ -45,7 +45,9 @@ def launch(
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single
             with console.status("taking the fingerprint of the record"):
-                record["fingerprints"] = {
-                    name: take() | {"checked": origin()} for name, take in takers.items()
-                }
+                # A run that is already in the record keeps its fingerprint.
+                taken = record.setdefault("fingerprints", {})
+                for name, take in takers.items():
+                    if name not in taken:
+                        taken[name] = take() | {"checked": origin()}
             write_whole(options.record, json.dumps(record, indent=1))

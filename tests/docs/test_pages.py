@@ -17,7 +17,7 @@ from bs4 import BeautifulSoup
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for files in ("labml_bert/**/*.py", "experiments/**/*.py", "docs/live/bert.js")
+    for files in ("labml_bert/**/*.py", "experiments/**/*.py", "docs/live/bert.js", "docs/live/modern.js")
     for path in ROOT.glob(files)
     if path.stat().st_size
 )

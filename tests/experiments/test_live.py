@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.launch import launch
 from tests.support.runs import small_text, stop_with_ctrl_c
 
@@ -64,55 +66,66 @@ def output_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def model_of(folder: Path, number: int) -> tuple[dict[str, Any], BertForMaskedLM]:
+def model_of(folder: Path, number: int) -> tuple[dict[str, Any], Any]:
     """The metadata in `model.json`, and the model from one of the files, read as the page reads it."""
     metadata = json.loads((folder / "model.json").read_text("utf-8"))
-    data = (folder / metadata["checkpoints"][number]["file"]).read_bytes()
-    assert hashlib.sha256(data).hexdigest() == metadata["checkpoints"][number]["sha256"]
+    checkpoint = metadata["checkpoints"][number]
+    data = (folder / checkpoint["file"]).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == checkpoint["sha256"]
+    arm = metadata["arms"][checkpoint["arm"]]
     tensors, offset = {}, 0
-    for tensor in metadata["tensors"]:
+    for tensor in arm["tensors"]:
         size = int(np.prod(tensor["shape"]))
         values = np.frombuffer(data, "<f2", size, offset).astype(np.float32).reshape(tensor["shape"])
         tensors[tensor["name"]], offset = torch.from_numpy(values), offset + 2 * size
     assert offset == len(data)
-    config = {key: value for key, value in metadata["config"].items() if key != "hidden_act"}
-    model = BertForMaskedLM(BertConfig(**config)).eval()
+    config = dict(arm["config"])
+    model: Any
+    if config.pop("model_type") == "bert":
+        model = BertForMaskedLM(BertConfig(**config))
+    else:
+        model = ModernBertForMaskedLM(ModernBertConfig(**config))
+        tensors["decoder.weight"] = tensors["model.embeddings.tok_embeddings.weight"]
     model.load_state_dict(tensors)
-    return metadata, model
+    return metadata, model.eval()
 
 
 @pytest.mark.processes
-def test_each_checkpoint_of_both_runs_is_a_file(output_folder: Path) -> None:
+def test_each_checkpoint_of_the_runs_is_a_file(output_folder: Path) -> None:
     metadata = json.loads((output_folder / "web" / "model.json").read_text("utf-8"))
     record = json.loads((output_folder / "record.json").read_text())
     assert metadata["checkpoints"] == record["checkpoints"]
-    assert [entry["arm"] for entry in metadata["checkpoints"]] == ["fixed length"] * 4 + ["short to long"] * 4
-    assert [entry["steps"] for entry in metadata["checkpoints"]] == [4, 90, 180, 360] * 2
+    arms = [arm for arm in ("modern", "fixed length", "short to long") for _ in range(4)]
+    assert [entry["arm"] for entry in metadata["checkpoints"]] == arms
+    assert [entry["steps"] for entry in metadata["checkpoints"]] == [4, 90, 180, 360] * 3
     assert {path.name for path in (output_folder / "web").iterdir()} == {
         "model.json",
         *(entry["file"] for entry in metadata["checkpoints"]),
     }
-    assert len({entry["sha256"] for entry in metadata["checkpoints"]}) == 8
-    assert record["result"]["steps"] == record["fixed"]["result"]["steps"] == 360
-    for arm, history in (("short to long", record["history"]), ("fixed length", record["fixed"]["history"])):
-        assert [loss for _, loss in metadata["curves"][arm]] == [
-            round(loss, 4) for _, loss in history["valid.loss"]
-        ]
-    assert str(output_folder) not in json.dumps({**record, "command": ""})
+    assert len({entry["sha256"] for entry in metadata["checkpoints"]}) == 12
+    assert set(record["fingerprints"]) == {*arms}
+    for arm, part in {
+        "short to long": record,
+        "fixed length": record["fixed"],
+        "modern": record["modern"],
+    }.items():
+        assert part["result"]["steps"] == 360
+        points = [[step, round(loss, 4)] for step, loss in part["history"]["valid.loss"]]
+        assert metadata["arms"][arm]["curve"] == points
+    assert str(output_folder) not in json.dumps(record).replace(record["command"], "")
 
 
 @pytest.mark.processes
 def test_the_losses_of_the_checkpoints_are_on_the_curves(output_folder: Path) -> None:
     metadata = json.loads((output_folder / "web" / "model.json").read_text("utf-8"))
     for entry in metadata["checkpoints"]:
-        # Short runs are evaluated several times within a tenth of a second.
-        losses = [loss for seconds, loss in metadata["curves"][entry["arm"]] if seconds == entry["seconds"]]
+        loss = dict(metadata["arms"][entry["arm"]]["curve"])[entry["steps"]]
         # The file's weights are rounded to 16 bits; the curve comes from the run's own precision.
-        assert min(abs(loss - entry["loss"]) for loss in losses) < 1e-2
+        assert abs(loss - entry["loss"]) < 1e-2
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [0, 3, 5, 7])
+@pytest.mark.parametrize("number", [0, 3, 7, 11])
 def test_the_loss_in_the_metadata_is_that_of_the_file(output_folder: Path, number: int) -> None:
     metadata, model = model_of(output_folder / "web", number)
     held_out = held_out_of(output_folder)
@@ -191,8 +204,42 @@ def test_the_site_has_the_weights_of_the_record() -> None:
         assert hashlib.sha256(files[entry["file"]]).hexdigest() == entry["sha256"]
         first_download = (files["model.json"], files[entry["file"]])
         assert sum(len(gzip.compress(data)) for data in first_download) < 1_000_000
-    assert sum(map(len, files.values())) < 3_000_000
+    assert sum(map(len, files.values())) < 4_500_000
+    # The page draws as many maps for each model, and shares one vocabulary and one limit.
+    shared = ("num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+    assert len({tuple(arm["config"][name] for name in shared) for arm in metadata["arms"].values()}) == 1
     check_pictures(folder, record)
+
+
+@pytest.mark.processes
+def test_one_model_can_be_trained_again(
+    output_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(output_folder / "web", tmp_path / "web")
+    record_path = Path(shutil.copy(output_folder / "record.json", tmp_path))
+    before = json.loads(record_path.read_text())
+    words = command_line(output_folder / "text.txt", SIZES | {"steps": 20, "runs": tmp_path / "logs"})
+    words += ["--arm", "modern", "--output", str(tmp_path / "web")]
+    for more, message in (
+        ([], "name the record with --record"),
+        (["--record", str(tmp_path / "none.json")], "cannot read the other models"),
+        (["--record", str(record_path), "--hidden-size", "32"], "hidden_size is 32, but 16 in"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, *more])
+        assert message in capsys.readouterr().err
+    main([*words, "--record", str(record_path)])
+    after, metadata = json.loads(record_path.read_text()), model_of(tmp_path / "web", 0)[0]
+    assert [entry["steps"] for entry in after["checkpoints"][:4]] == [1, 5, 10, 20]
+    assert after["checkpoints"] == metadata["checkpoints"]
+    assert after["checkpoints"][4:] == before["checkpoints"][4:]
+    assert after["modern"]["result"]["steps"] == metadata["arms"]["modern"]["curve"][-1][0] == 20
+    assert "--arm modern" in after["modern"]["command"]
+    other_record = {name for name in before if after[name] != before[name]}
+    assert other_record == {"modern", "checkpoints"}, "a fingerprint doesn't depend on the number of steps"
+    for entry in after["checkpoints"]:
+        data = (tmp_path / "web" / entry["file"]).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
 
 
 @pytest.mark.processes

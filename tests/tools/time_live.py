@@ -22,7 +22,7 @@ PASS = """async ([length, times]) => {
   const { BertForMaskedLM, fill_mask } = await import("/docs/live/bert.js");
   const card = await (await fetch("/docs/live/model/model.json")).json();
   const weights = await (await fetch(`/docs/live/model/${card.checkpoints.at(-1).file}`)).arrayBuffer();
-  const model = BertForMaskedLM.from_pretrained(card, weights);
+  const model = BertForMaskedLM.from_pretrained(card.arms[card.checkpoints.at(-1).arm], weights);
   const ids = Array.from({ length }, (_, i) => (i % 7 ? 20 + (i % 50) : card.mask_id));
   return Array.from({ length: times }, () => {
     const began = performance.now();
