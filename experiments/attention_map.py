@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
-from labml_bert.run import script  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import json
 import os

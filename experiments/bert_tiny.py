@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
-from labml_bert.run import script  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
 from typing import Literal
 
 import torch
@@ -61,6 +61,8 @@ class Options(RunOptions):
     pairs, but in ten minutes, a tenth is too little to learn the positions from 32 on."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths, including padding."""
+    dupe_factor: int = 10
+    """Passes over the text that make pairs, as in the paper. Each pass makes different ones."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
     """New masks for each batch (dynamic), masks drawn only once, as in the original (static), or masks of
     whole words (whole-word)."""
@@ -107,6 +109,7 @@ def main(run: Run, options: Options) -> None:
             options.masking,
             run.generator,
             options.mlm_probability,
+            options.dupe_factor,
         )
     config = options.model_config(
         vocab_size=text.vocab_size,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
-from labml_bert.run import script  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 from labml_bert.checks import check_modern_config
 from labml_bert.data.corpora import load_corpus

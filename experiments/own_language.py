@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
-from labml_bert.run import script  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 from labml_bert.data.corpora import Corpus, load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends

@@ -15,7 +15,7 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` voc
 """
 
 if __name__ == "__main__":
-    from labml_bert.run import script  # noqa: F401
+    from labml_bert.run import preflight  # noqa: F401
 
 import contextlib
 import hashlib

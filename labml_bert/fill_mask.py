@@ -11,7 +11,7 @@ pairs of answers: for every masked position, it computes the probability of ever
 """
 
 if __name__ == "__main__":
-    from labml_bert.run import script  # noqa: F401
+    from labml_bert.run import preflight  # noqa: F401
 
 from pathlib import Path
 from typing import Any, NamedTuple

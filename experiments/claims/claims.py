@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
-from labml_bert.run import script  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import subprocess
 from textwrap import fill

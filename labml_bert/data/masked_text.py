@@ -6,6 +6,8 @@ consists of random windows of this row. Evaluations use a fixed set of windows f
 the same masks in every run.
 """
 
+from typing import Any
+
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -61,32 +63,22 @@ class MaskedText:
         self.windows = put_cls_sep(windows, self.cls_sep)
         self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
         # Two held-out windows to print during training. In them, every chosen token becomes `[MASK]`.
-        masker = self.make_masker(torch.Generator().manual_seed(2), mask_replace_prob=1.0)
+        rule = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
+        masker = self.make_masker(torch.Generator().manual_seed(2), **rule)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
         self.samples: MaskedTokens = masker(self.windows[rows])
 
     def make_masker(
-        self,
-        generator: torch.Generator,
-        mlm_probability: float = HELD_OUT_MLM_PROBABILITY,
-        mask_replace_prob: float = 0.8,
-        max_predictions_per_seq: int | None = None,
+        self, generator: torch.Generator, mlm_probability: float = HELD_OUT_MLM_PROBABILITY, **options: Any
     ) -> TokenMasker:
         """
-        Returns a masker for this vocabulary that follows the paper's rule. Of the chosen tokens that don't
-        become `[MASK]`, half are replaced with random tokens and half are kept.
+        Returns a masker for this vocabulary. `options` are further arguments of `TokenMasker`, which follows
+        the paper's rule by default.
         """
-        arguments = (
-            self.vocab_size,
-            self.special_ids[SPECIAL_TOKENS.index("[MASK]")],
-            self.special_ids,
-            mlm_probability,
-            mask_replace_prob,
-            (1 - mask_replace_prob) / 2,
-            max_predictions_per_seq,
-        )
-        check_masking(*arguments)
-        return TokenMasker(*arguments, generator=generator)
+        mask_token_id = self.special_ids[SPECIAL_TOKENS.index("[MASK]")]
+        arguments = (self.vocab_size, mask_token_id, self.special_ids, mlm_probability)
+        check_masking(*arguments, **options)
+        return TokenMasker(*arguments, **options, generator=generator)
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """

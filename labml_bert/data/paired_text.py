@@ -21,9 +21,6 @@ from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, special_token_ids
 from labml_bert.mlm import IGNORE
 
-# Passes over the text, each with different pairs and, if masks are static, different masks.
-DUPE_FACTOR = 10
-
 
 class PairedText:
     """
@@ -31,7 +28,8 @@ class PairedText:
 
     `lengths` are all sequence lengths of the training in tokens, shortest first. The held-out pairs have the
     last of them. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in the
-    original) or `whole-word` (dynamic, all subwords of a word together).
+    original) or `whole-word` (dynamic, all subwords of a word together). The text is made into pairs
+    `dupe_factor` times, each time into different ones.
 
     Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
     """
@@ -45,9 +43,11 @@ class PairedText:
         masking: str,
         generator: torch.Generator,
         mlm_probability: float = 0.15,
+        dupe_factor: int = 10,
     ):
         self.corpus, self.tokenizer, self.generator = corpus, tokenizer, generator
         self.batch_tokens, self.mlm_probability = batch_tokens, mlm_probability
+        self.dupe_factor = dupe_factor
         self.vocab_size: int = tokenizer.get_vocab_size()
         if lengths[-1] > batch_tokens:
             raise ValueError(
@@ -71,7 +71,10 @@ class PairedText:
         # A chunk of one sentence would always get a random second part, and about 60% of all pairs would be
         # random.
         arguments = DatasetArguments(
-            length, dupe_factor=DUPE_FACTOR, lone_sentence_is_random=False, static_masking=static
+            length,
+            dupe_factor=self.dupe_factor,
+            lone_sentence_is_random=False,
+            static_masking=static,
         )
         folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{length}-{masking}")
         build_dataset(self.corpus.train, self.tokenizer, folder, arguments)

@@ -14,6 +14,9 @@ On the same processor with the same versions, the losses must be equal bit for b
 within a tolerance. If a change in the code matters, it shows in the first steps: another mask, another
 initial weight, another learning rate."""
 
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
 import contextlib
 import importlib.util
 import json

@@ -42,8 +42,8 @@ def exit_on_bad_input() -> Iterator[None]:
     system raises `OSError`. In this block, either one prints one line and exits with code 2.
     """
     # This must not import the module: how another program handles Ctrl-C is its own business.
-    script = sys.modules.get("labml_bert.run.script")
-    if script is not None and signal.getsignal(signal.SIGINT) is script.stop_before_it_began:
+    preflight = sys.modules.get("labml_bert.run.preflight")
+    if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labml_bert.run.script import REQUIRED
+from labml_bert.run.preflight import REQUIRED
 from tests.support.runs import ROOT, SMALL, script
 
 pytestmark = pytest.mark.processes
