@@ -12,9 +12,10 @@ pairs of texts. Compared with the original, every size is scaled down:
 | tokens per step | 32,768, then 131,072 | 2,048 |
 | text | 3.3 billion words | 2 million characters |
 | passes over the text, each with different pairs | 10 | 10 |
+| peak learning rate | 1e-4 | 5e-3 |
 
 With the rest of the recipe as published, a run of ten minutes ends at 4.85 nats. Counting does better: the
-two-neighbor n-gram model is at 4.22. Four changes get this model below that. Muon trains the matrices of the
+two-neighbor n-gram model is at 4.22. Four changes bring the loss down to 3.37. Muon trains the matrices of the
 blocks, half of the budget goes to the full length instead of a tenth, twice as many tokens are masked, and
 there is no dropout. The model, both tasks, the weight decay and the linear decay of the learning rate are
 those of the paper.
