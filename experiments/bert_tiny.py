@@ -15,9 +15,9 @@ pairs of texts. Compared with the original, every size is scaled down:
 | peak learning rate | 1e-4 | 5e-3 |
 
 With the rest of the recipe as published, a run of ten minutes ends at 4.85 nats. Counting does better: the
-two-neighbor n-gram model is at 4.22. Four changes bring the loss down to 3.37. Muon trains the matrices of the
-blocks, half of the budget goes to the full length instead of a tenth, twice as many tokens are masked, and
-there is no dropout. The model, both tasks, the weight decay and the linear decay of the learning rate are
+two-neighbor n-gram model is at 4.22. Four changes bring the loss down to 3.37. Muon trains the matrices of
+the blocks, half of the budget goes to the full length instead of a tenth, twice as many tokens are masked,
+and there is no dropout. The model, both tasks, the weight decay and the linear decay of the learning rate are
 those of the paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
