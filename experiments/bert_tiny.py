@@ -59,7 +59,9 @@ class Options(RunOptions):
     """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
     schedule: str = "32:1,128:1"
     """Lengths of the pairs, each with its weight in the training budget. The paper gives nine tenths to short
-    pairs, but in ten minutes, a tenth is too little to learn the positions from 32 on."""
+    pairs, but in ten minutes, a tenth is too little to learn the positions from 32 on. In trials of 2,000
+    steps, a model with half of its budget at the full length ended at 4.38 nats, and one with a quarter at
+    4.95."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths, including padding."""
     dupe_factor: int = 10
