@@ -2,7 +2,7 @@ r"""
 # All of BERT in ten minutes
 
 Does the recipe of the paper work on a laptop? This script trains on both tasks at once, with subwords and
-pairs of texts. Compared with the original, every size is scaled down:
+pairs of texts. Here are the main settings, next to those of the original:
 
 | size | BERT base | here |
 |---|---|---|
@@ -65,7 +65,7 @@ class Options(RunOptions):
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths, including padding."""
     dupe_factor: int = 10
-    """Passes over the text that make pairs, as in the paper. Each pass makes different ones."""
+    """How many times the text is made into pairs, as in the paper. Each time, the pairs are different."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
     """New masks for each batch (dynamic), masks drawn only once, as in the original (static), or masks of
     whole words (whole-word)."""
@@ -84,7 +84,7 @@ class Options(RunOptions):
     """Dropout probability, also for attention weights. The paper has 0.1, but a run this short doesn't
     overfit."""
     optimizer: OptimizerName = "muon"
-    """Muon for the matrices of the blocks, AdamW for everything else. The paper has only AdamW."""
+    """Muon for the matrices of the blocks, AdamW for everything else. The paper uses only Adam."""
     learning_rate: float = 5e-3
     """Peak learning rate, for both optimizers. A narrow model tolerates a higher one than a wide model."""
     warmup_ratio: float = 0.05

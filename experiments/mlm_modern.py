@@ -60,7 +60,8 @@ class Options(RunOptions):
     """Number of layers from one global layer to the next. A global layer sees the whole sequence; the others
     see 64 tokens on each side. Local layers save little at length 128, so here all layers are global."""
     max_position_embeddings: int = 128
-    """Longest sequence in training. The model has no table of positions, so it can also read longer ones."""
+    """Longest sequence in training. The model has no table of positions, so it can also read longer
+    sequences."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights, as in `mlm_tiny.py`."""
     optimizer: OptimizerName = "muon"

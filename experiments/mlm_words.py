@@ -76,7 +76,7 @@ class Options(RunOptions):
 
 
 def main(run: Run, options: Options) -> None:
-    """Train a masked language model of words in three minutes."""
+    """Train a word-level masked language model in three minutes."""
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         corpus = load_corpus(options.corpus)

@@ -1,5 +1,5 @@
 r"""
-# Pretrain your own language
+# Pretrain a model for your own language
 
 What do you do if you have text in a language, but no model for it? Put the text into a folder as UTF-8 files,
 and run one command:

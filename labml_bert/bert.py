@@ -59,7 +59,7 @@ class BertEmbeddings(nn.Module):
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The rows and their sum have width $D$. The tables share one space and learn not to interfere.
+    The rows and their sum have width $D$. Training decides how the tables share one space.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """

@@ -81,7 +81,7 @@ class PairMaker:
         """
         ### One document
 
-        Uses every sentence of the document once, in an A or in the B that follows it. If B is random, the
+        Uses each sentence at most once, in an A or in the B that follows it. If B is random, the
         next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
