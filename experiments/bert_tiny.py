@@ -17,11 +17,11 @@ pairs of texts. Here are the main settings, next to those of the original:
 With the rest of the recipe as published, a run of ten minutes ends at 4.85 nats. Counting does better: the
 two-neighbor n-gram model is at 4.22. Four changes bring the loss down to 3.37. Muon trains the matrices of
 the blocks, half of the budget goes to the full length instead of a tenth, twice as many tokens are masked,
-and there is no dropout. The model, both tasks, the weight decay and the linear decay of the learning rate are
-those of the paper.
+and there is no dropout. The architecture, both tasks, the weight decay and the linear decay of the learning
+rate are those of the paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
-accuracy on pairs. Compare this accuracy with that of always predicting the majority class."""
+accuracy of next sentence prediction. Compare it with the accuracy of always predicting the majority class."""
 
 import sys
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Options(RunOptions):
     steps, a model with half of its budget at the full length ended at 4.38 nats, and one with a quarter at
     4.95."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths, including padding."""
+    """Tokens per step, including padding. The same for all lengths."""
     dupe_factor: int = 10
     """How many times the text is made into pairs, as in the paper. Each time, the pairs are different."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
@@ -168,7 +168,7 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
 
 
 def conclusion(result: dict[str, float]) -> str:
-    """Compares the accuracy on pairs with that of always predicting the majority class."""
+    """Compares the accuracy of next sentence prediction with that of always predicting the majority class."""
     above = result["next_sentence_accuracy"] - result["next_sentence_chance"]
     return (
         f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "
