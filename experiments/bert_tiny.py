@@ -65,7 +65,8 @@ class Options(RunOptions):
     batch_tokens: int = 2048
     """Tokens per step, including padding. The same for all lengths."""
     dupe_factor: int = 10
-    """How many times the text is made into pairs. The paper also uses 10. Each time, the pairs are different."""
+    """How many times the text is made into pairs. The paper also uses 10. Each time, the pairs are
+    different."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"
     """New masks for each batch (dynamic), masks drawn only once, as in the original (static), or masks of
     whole words (whole-word)."""
