@@ -51,6 +51,7 @@ INTENDED = {
     "bert_tiny": "Muon, more masks, no dropout, and more time at the full length",
     "live": "it trains a third model, the modern encoder",
     "mlm_modern": "older commits have no such script",
+    "mlm_tiny, Muon": "older commits have no such option",
 }
 # Keys of a record that were renamed in the newer commit.
 RENAMED = {"floors": "baselines", "floor": "unigram_loss", "neighbours": "neighbors"}
