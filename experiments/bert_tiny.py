@@ -21,7 +21,7 @@ and there is no dropout. The architecture, both tasks, the weight decay and the 
 rate are those of the paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
-accuracy of next sentence prediction. Compare it with the accuracy of always predicting the majority class."""
+accuracy of next sentence prediction. Its baseline is to predict the majority class every time."""
 
 import sys
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The hidden size divided by this number is the width of a head, which must be even."""
+    """Heads per block. The width of a head is the hidden size divided by this number. It must be even."""
     intermediate_size: int = 256
     """Width of the feed-forward network: twice the hidden size, compared with four times in BERT. The gate
     needs a matrix of its own, so this network costs three quarters as much as BERT's, not half."""

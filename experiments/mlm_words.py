@@ -54,7 +54,7 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The width of a head, which is the hidden size divided by this number, must be even."""
+    """Heads per block. The width of a head is the hidden size divided by this number. It must be even."""
     intermediate_size: int = 256
     """Width of the feed-forward network."""
     global_attn_every_n_layers: int = 1

@@ -2,8 +2,8 @@ r"""
 # What a model knows after a few seconds
 
 What does a masked language model know after ten seconds of training, and what after three minutes? This
-script trains three models for three minutes each. Two are BERTs. One of them starts with short sequences, as
-in `curriculum.py`; the other trains at the full length from the start. The third is the modern encoder of
+script trains three models for three minutes each. Two are BERTs: one starts with short sequences, as in
+`curriculum.py`, and one trains at the full length from the start. The third is the modern encoder of
 `modern.py`, also at the full length. The script saves the weights of each at four moments. A page of the site
 loads them, so you can try the model as it was at each moment.
 
@@ -237,13 +237,13 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
 
 @torch.no_grad()
 def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Sets each parameter to the tensor with its name. A tied parameter has only one."""
+    """Sets each parameter to the tensor with its name. A tied parameter is set once."""
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns one function for each of the runs, which computes its fingerprint."""
+    """Returns a function for each run that computes its fingerprint."""
     values = record["configuration"]
     options = Options(**{f.name: values[f.name] for f in fields(Options) if f.name in values})
     return {
