@@ -293,7 +293,7 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
     """
     ## Training only one model
 
-    Returns the record and the descriptions of the weights that are already there. The new model replaces its
+    Returns the existing record and the descriptions of the existing weights. The new model replaces its
     predecessor in both.
 
     Raises `ValueError` if they can't be read, or if the other models were trained on other text or with other
