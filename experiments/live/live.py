@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
 from labml_bert.checks import check_modern_config
@@ -58,6 +58,7 @@ from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.stdout import console, display_path
+from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.distributed import launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
@@ -216,7 +217,7 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
             step.backward(output.loss, accuracy=accuracy)
         step.update()  # clip, refuse NaN, optimizer, learning rate
         if step.evaluation_due:
-            weights[step.number] = {n: p.detach().cpu().clone() for n, p in model.named_parameters()}
+            weights[step.number] = {n: w.detach().cpu().clone() for n, w in named_weights(model).items()}
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:
             moments.append(step.number)
@@ -227,19 +228,12 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
     record = run.record(result)
     curves: dict[str, list[list[float]]] = {"valid.loss": [], "valid.accuracy": []}
     for number, state in weights.items():
-        set_weights(model, state)
+        load_named_weights(model, state)
         for name, value in evaluate_masked_lm(trainer, text.held_out).items():
             curves[f"valid.{name}"].append([number, round(value, 6)])
     record["history"] |= curves
     page = Trainer(model, options.training_arguments(), text.generator, torch.device("cpu"), bfloat16=False)
     return TrainedModel(model, text, page, record, weights, moments)
-
-
-@torch.no_grad()
-def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Sets each parameter to the tensor with its name. A tied parameter is set once."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
@@ -262,8 +256,8 @@ def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[d
     entries = []
     seconds = dict(trained_model.record["history"]["seconds"])
     for number, step in enumerate(trained_model.moments, 1):
-        set_weights(trained_model.model, trained_model.weights[step])
-        set_weights(trained_model.model, to_float16(trained_model.model))
+        load_named_weights(trained_model.model, trained_model.weights[step])
+        load_named_weights(trained_model.model, to_float16(trained_model.model))
         result = evaluate_masked_lm(trained_model.page, trained_model.text.held_out)
         entries.append(
             {
@@ -355,7 +349,7 @@ def main(run: Run, options: Options) -> None:
             continue
         assert isinstance(model, BertForMaskedLM)
         result["pictures"] = make_pictures(model, text)
-        set_weights(model, weights[moments[-1]])
+        load_named_weights(model, weights[moments[-1]])
         result["rounding"] = {
             "probability": float(f"{rounding_error(model):.2g}"),
             "loss_before": round(evaluate_masked_lm(page, text.held_out)["loss"], 4),
