@@ -16,13 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-from labml_bert.checks import check_modern_config
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.mlm import masked_accuracy
-from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
@@ -92,19 +91,7 @@ def main(run: Run, options: Options) -> None:
             mlm_probability=options.mlm_probability,
             generator=run.generator,
         )
-    config = ModernBertConfig(
-        vocab_size=text.vocab_size,
-        hidden_size=options.hidden_size,
-        num_hidden_layers=options.num_hidden_layers,
-        num_attention_heads=options.num_attention_heads,
-        intermediate_size=options.intermediate_size,
-        max_position_embeddings=options.max_position_embeddings,
-        global_attn_every_n_layers=options.global_attn_every_n_layers,
-        initializer_range=options.initializer_range,
-        pad_token_id=0,
-    )
-    check_modern_config(config)
-    model = ModernBertForMaskedLM(config)
+    model = ModernBertForMaskedLM(options.modern_config(vocab_size=text.vocab_size))
     details = {
         "vocabulary": f"{text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " characters",

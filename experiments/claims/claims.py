@@ -13,6 +13,8 @@ verdicts.
 The second command runs a claim, or continues it if it was stopped: each result is recorded as soon as it is
 known. The third command repeats one row of the record and records nothing.
 
+A study, an entry of `studies.toml`, is run in the same way. It has arms but no tests, so it gets no verdict.
+
 An arm is one side of a comparison. `options.py` and `variants.py` define what an arm can change,
 `training.py` trains it, `scores.py` measures it afterwards, and `results.py` records the results. After the
 runs of a claim, we time a training step of each arm, all arms in turn. The time to reach a loss is then the
@@ -35,6 +37,7 @@ from labml_bert.stdout import console, display_path
 from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")
+STUDIES = Path(__file__).with_name("studies.toml")
 EXPERIMENTS = Path(__file__).parents[1]
 RECORDS = Path(__file__).parents[2] / "docs" / "runs"
 
@@ -42,7 +45,7 @@ RECORDS = Path(__file__).parents[2] / "docs" / "runs"
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line and lists claims, runs them, or repeats a row of one."""
     parser = OneLineParser(description="Test claims about masked language models.")
-    parser.add_argument("claim", nargs="*", help="the claims to run; see --list")
+    parser.add_argument("claim", nargs="*", help="the claims or studies to run; see --list")
     parser.add_argument("--all", action="store_true", help="run all claims; recorded runs are not repeated")
     parser.add_argument("--list", action="store_true", help="print the claims with their arms and times")
     parser.add_argument("--arm", help="repeat the recorded runs of this arm and --seed; records nothing")
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     arguments = parser.parse_args(argv)
-    claims = read_claims(CLAIMS)
+    claims = read_claims(CLAIMS) | read_claims(STUDIES)
     with exit_on_bad_input():
         unknown_names = [name for name in arguments.claim if name not in claims]
         if unknown_names:

@@ -10,7 +10,7 @@ from typing import Any
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
 # Options by name, as in `claims.toml` and in the records.
 OptionValues = dict[str, Any]
@@ -40,6 +40,8 @@ class Options:
     # Adam with its bias correction (`corrected`), as in PyTorch, or without it (`published`), as in the
     # original.
     adam: str = "corrected"
+    # `adamw`, or `muon` for the matrices of the blocks.
+    optimizer: OptimizerName = "adamw"
     # `bfloat16`, `float32`, or `auto`: bfloat16 if the machine has fast instructions for it.
     precision: str = "auto"
 
@@ -63,10 +65,15 @@ class Options:
         check_config(config)
         return config
 
+    def mean_batch_tokens(self) -> float:
+        """Tokens per step, averaged over the run."""
+        return self.batch_tokens
+
     def training_arguments(self) -> TrainingArguments:
         """The training arguments. Raises `ValueError` if a value is out of range."""
         return TrainingArguments(
-            steps=max(1, self.tokens // self.batch_tokens),
+            steps=max(1, int(self.tokens / self.mean_batch_tokens())),
+            optimizer=self.optimizer,
             learning_rate=self.learning_rate,
             warmup_ratio=self.warmup_ratio,
             weight_decay=self.weight_decay,
@@ -102,6 +109,22 @@ class WindowOptions(Options):
     head_norm: bool = True
     # The initial standard deviation of the embeddings. `None` means that of all other weights.
     embedding_std: float | None = None
+    # Changes on the way from BERT to ModernBERT; see `blocks.py`.
+    pre_norm: bool = False
+    gated: bool = False
+    biases: bool = True
+    local_attention: int | None = None
+    # Whether the batch grows: a quarter of `batch_tokens` in the first third of the steps, and half in the
+    # second.
+    batch_ramp: bool = False
+
+    def mean_batch_tokens(self) -> float:
+        """Tokens per step, averaged over the run."""
+        return self.batch_tokens * 7 / 12 if self.batch_ramp else self.batch_tokens
+
+    def batch_tokens_at(self, progress: float) -> int:
+        """Tokens per step, once the fraction `progress` of the steps is done."""
+        return self.batch_tokens // (4, 2, 1)[int(3 * progress)] if self.batch_ramp else self.batch_tokens
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class PositionedSelfAttention(nn.Module):
         attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Works like `BertSelfAttention.forward`, but computes all queries and doesn't support padding."""
+        """Works like `BertSelfAttention.forward`, but computes all queries."""
         original, positions = self.original, self.bias.positions
         q, k, v = original.project(hidden_states, original.query, original.key, original.value)
         T, d = q.size(2), q.size(3)
@@ -123,6 +123,8 @@ class PositionedSelfAttention(nn.Module):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # (B, H, T, d)
         scale = math.sqrt(2 * d if positions == "untied" else d)
         scores = (q / scale) @ k.transpose(-1, -2) + self.bias(T)  # (B, H, T, T)
+        if attention_mask is not None:
+            scores = scores.masked_fill(~attention_mask, -math.inf)
         weights = scores.to(q.dtype).softmax(dim=-1)  # (B, H, T, T)
         context = original.dropout(weights) @ v  # (B, H, T, d)
         return context.transpose(1, 2).flatten(2), weights if output_attentions else None

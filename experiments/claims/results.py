@@ -22,7 +22,7 @@ import torch
 
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
-from experiments.claims.training import Run, prepare, take_step, train
+from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
 from labml_bert.files import lock, write_whole
 from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
@@ -54,6 +54,7 @@ class Claim:
     tests: list[dict[str, Any]] | None = None
     record: str | None = None
     experiments: list[str] | None = None
+    evaluations: int = EVALUATIONS
 
     def grid_points(self) -> list[OptionValues]:
         """Returns all combinations of the grid's values. Without a grid, this is one empty combination."""
@@ -75,9 +76,9 @@ class Claim:
 
 
 def read_claims(path: Path) -> dict[str, Claim]:
-    """Reads all claims, by name."""
+    """Reads all claims, or all studies, by name."""
     names = {field.name for field in fields(Claim)}
-    entries = tomllib.loads(path.read_text("utf-8"))["claim"]
+    (entries,) = tomllib.loads(path.read_text("utf-8")).values()
     claims = [Claim(**{key: value for key, value in entry.items() if key in names}) for entry in entries]
     return {claim.name: claim for claim in claims}
 
@@ -183,7 +184,7 @@ class Results:
         """Trains one run and measures its scores. The search for a learning rate needs only the loss."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
-        outcome = train(run)
+        outcome = train(run, evaluations=self.claim.evaluations)
         if seed != TUNING_SEED and outcome["result"]["loss"] is not None:
             outcome["result"] |= measure_scores(run, self.claim.scores or [], seed)
         # The sum over all cores, which hardly depends on how busy the machine is.

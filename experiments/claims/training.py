@@ -173,9 +173,10 @@ def train(
     """
     ## The loop
 
-    Returns the held-out loss by step (`curve`), the step at which each length starts (`lengths`), and the
-    final loss (`result`). If a loss isn't finite, the run ends at the next evaluation. `on_step` is called
-    after each step with its number and its loss, a scalar on the device.
+    Returns the held-out loss by step (`curve`) and the tokens up to each of these steps (`curve_tokens`), the
+    step at which each length starts (`lengths`), and the final loss (`result`). If a loss isn't finite, the
+    run ends at the next evaluation. `on_step` is called after each step with its number and its loss, a
+    scalar on the device.
     """
     trainer, options = run.trainer, run.options
     growth = options.growth if isinstance(options, WindowOptions) else "stages"
@@ -185,11 +186,16 @@ def train(
     curve = [[0, rounded(held_out_loss(run, quick=True))]]
     lengths: list[list[int]] = []
     losses: list[float] = []
+    tokens, curve_tokens = 0, [0]
     for step in trainer.steps() if curve[0][1] is not None else ():
         length = sequence_length(growth, run.stages, step.progress, losses)
         if not lengths or lengths[-1][1] != length:
             lengths.append([step.number, length])
+        batch_tokens = options.batch_tokens
+        if isinstance(options, WindowOptions) and isinstance(run.text, MaskedText):
+            batch_tokens = run.text.batch_tokens = options.batch_tokens_at(step.progress)
         take_step(run, step, length)
+        tokens += batch_tokens
         if growth == "plateau":
             losses.append(step.loss.item())
         if on_step is not None:
@@ -198,6 +204,7 @@ def train(
             # After a failed step the weights no longer change, and their loss means nothing.
             loss = math.nan if trainer.has_failed else held_out_loss(run, quick=True)
             curve.append([step.number, rounded(loss)])
+            curve_tokens.append(tokens)
             if curve[-1][1] is None:
                 break
     final_loss = None if trainer.has_failed else rounded(held_out_loss(run))
@@ -205,6 +212,7 @@ def train(
     has_failed = final_loss is None or final_loss > unigram - LEAST_GAIN
     return {
         "curve": curve,
+        "curve_tokens": curve_tokens,
         "lengths": lengths,
         "unigram_loss": unigram,
         "batch_tokens": options.batch_tokens,

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
+from experiments.claims.blocks import change_blocks
 from experiments.claims.options import WindowOptions
 from experiments.claims.positions import FullEncoder, set_positions
 from labml_bert.bert import BertConfig
@@ -170,6 +171,10 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     if options.positions != "learned":
         assert isinstance(model, BertForMaskedLM)
         set_positions(model, options.positions)
+    changes = (options.pre_norm, options.gated, options.biases, options.local_attention)
+    if changes != (False, False, True, None):
+        assert isinstance(model, BertForMaskedLM)
+        change_blocks(model, *changes)
     if options.causal:
         model.bert.encoder = FullEncoder(model.bert.encoder, is_causal=True)  # type: ignore[assignment]
     remove_head_parts(model, options.head_dense, options.head_norm)

@@ -36,7 +36,6 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
-from labml_bert.checks import check_modern_config
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
@@ -52,7 +51,7 @@ from labml_bert.export import (
 from labml_bert.files import write_whole
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
-from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
@@ -140,21 +139,13 @@ def make_model(arm: str, options: Options, vocab_size: int) -> BertForMaskedLM |
     D = options.hidden_size
     if arm != MODERN:
         return BertForMaskedLM(options.model_config(vocab_size=vocab_size, intermediate_size=4 * D))
-    config = ModernBertConfig(
+    dropouts = ("embedding_dropout", "attention_dropout", "mlp_dropout")
+    config = options.modern_config(
         vocab_size=vocab_size,
-        hidden_size=D,
-        num_hidden_layers=options.num_hidden_layers,
-        num_attention_heads=options.num_attention_heads,
         intermediate_size=3 * D,
-        max_position_embeddings=options.max_position_embeddings,
         global_attn_every_n_layers=1,  # a local layer would see nearly all of such a short sequence
-        embedding_dropout=options.hidden_dropout_prob,
-        attention_dropout=options.hidden_dropout_prob,
-        mlp_dropout=options.hidden_dropout_prob,
-        initializer_range=options.initializer_range,
-        pad_token_id=0,
+        **dict.fromkeys(dropouts, options.hidden_dropout_prob),
     )
-    check_modern_config(config)
     return ModernBertForMaskedLM(config)
 
 

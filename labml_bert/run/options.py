@@ -19,7 +19,8 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import tyro
 
 from labml_bert.bert import BertConfig
-from labml_bert.checks import check_config
+from labml_bert.checks import check_config, check_modern_config
+from labml_bert.modern import ModernBertConfig
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
@@ -88,6 +89,19 @@ class RunOptions:
         values["attention_probs_dropout_prob"] = values["hidden_dropout_prob"]
         config = BertConfig(**values)
         check_config(config)
+        return config
+
+    def modern_config(self, **values: Any) -> ModernBertConfig:
+        """
+        The configuration of a modern model: the options that are named as in `ModernBertConfig`, and
+        `values`. Token 0 is the padding.
+
+        Raises `ValueError` if no model can have these sizes.
+        """
+        names = {f.name for f in fields(ModernBertConfig)}
+        named = {k: v for k, v in vars(self).items() if k in names}
+        config = ModernBertConfig(**named | {"pad_token_id": 0} | values)
+        check_modern_config(config)
         return config
 
 
