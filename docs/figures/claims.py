@@ -308,10 +308,11 @@ def rows_of_comparison(record: Record) -> list[Row]:
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` if there is no such claim, or if its record isn't one."""
     path = claims or CLAIMS
-    entries = {entry["name"]: entry for entry in tomllib.loads(path.read_text("utf-8"))["claim"]}
-    if name not in entries:
-        raise PageError(f"{path.name} has no claim {name!r}; it has {', '.join(entries)}")
-    entry = entries[name]
+    (entries,) = tomllib.loads(path.read_text("utf-8")).values()
+    named = {entry["name"]: entry for entry in entries}
+    if name not in named:
+        raise PageError(f"{path.name} has no entry {name!r}; it has {', '.join(named)}")
+    entry = named[name]
     record = runs / (f"{entry['record']}.json" if "record" in entry else f"claims/{name}.json")
     if not record.is_file():
         return Claim(entry, None)

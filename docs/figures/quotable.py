@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, budget, claims, derived, live, recipe
+from docs.figures import attention, budget, claims, derived, live, recipe, studies
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.example import example, example_value
@@ -256,6 +256,10 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "example": example,
         "example_value": example_value,
         "claims_overview": claims.overview,
+        "study_table": studies.study_table,
+        "study_chart": studies.study_chart,
+        "study_value": studies.study_value,
+        "study_gain": studies.study_gain,
         "ln": math.log,
         "exp": math.exp,
         "sqrt": math.sqrt,

@@ -411,5 +411,5 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
 
 
 def test_no_such_claim() -> None:
-    with pytest.raises(claims.PageError, match="no claim 'x'; it has short-to-long"):
+    with pytest.raises(claims.PageError, match="no entry 'x'; it has short-to-long"):
         read_claim("x")

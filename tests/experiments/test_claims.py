@@ -25,6 +25,7 @@ from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
 CLAIMS = read_claims(claims.CLAIMS)
+STUDIES = read_claims(claims.STUDIES)
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -63,10 +64,10 @@ def test_thirteen_claims_take_less_than_eight_hours() -> None:
     assert CLAIMS["short-to-long"].seeds >= 5
 
 
-@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.job])
+@pytest.mark.parametrize("name", [*(name for name, claim in CLAIMS.items() if claim.job), *STUDIES])
 def test_every_option_of_a_claim_is_valid(name: str) -> None:
     """`read_options` rejects unknown options. Nothing is trained."""
-    claim = CLAIMS[name]
+    claim = (CLAIMS | STUDIES)[name]
     options = [
         read_options(claim.job, claim.options_of(arm, point))
         for arm in claim.arms
@@ -166,6 +167,32 @@ def test_each_growth_gives_its_lengths(options: dict[str, Any]) -> None:
         "linear": [[0, 8], [3, 16], [6, 24], [8, 32]],
         "plateau": [[0, 8], [8, 32]],
     }
+
+
+def test_a_batch_that_grows_sees_as_many_tokens(options: dict[str, Any]) -> None:
+    """A third of the steps each at a quarter, a half and all of the batch."""
+    tokens = 64 * 21
+    fixed, growing = (
+        train(
+            prepare("masked", {**options, "schedule": "8", "tokens": tokens, "batch_ramp": ramp}, 0, CPU),
+            evaluations=3,
+        )
+        for ramp in (False, True)
+    )
+    assert [step for step, _ in fixed["curve"]] == [0, 7, 14, 21]
+    assert fixed["curve_tokens"] == [0, 7 * 64, 14 * 64, tokens]
+    assert [step for step, _ in growing["curve"]] == [0, 12, 24, 36]
+    assert growing["curve_tokens"] == [0, 12 * 16, 12 * 16 + 12 * 32, tokens]
+
+
+def test_muon_trains_the_matrices_of_the_blocks(options: dict[str, Any]) -> None:
+    for changes in ({}, {"positions": "rotary", "pre_norm": True, "gated": True, "local_attention": 4}):
+        run = prepare("masked", {**options, **changes, "optimizer": "muon"}, 0, CPU)
+        _, muon = run.trainer.optimizers
+        trained = {id(p) for group in muon.param_groups for p in group["params"]}
+        blocks = [m for m in run.model.modules() if isinstance(m, nn.ModuleList)]
+        expected = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
+        assert trained == expected and len(trained) == 2 * 6
 
 
 def test_an_untied_model_has_a_separate_output_matrix(options: dict[str, Any]) -> None:

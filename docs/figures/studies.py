@@ -1,0 +1,154 @@
+"""
+# Studies
+
+A study in `experiments/claims/studies.toml` compares variants as a claim does, but it has no tests and so no
+verdict. A page shows its table and its chart, computed from the record under `docs/runs/claims`.
+"""
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from docs.figures.claims import (
+    CLAIMS,
+    Claim,
+    Interval,
+    Row,
+    cost,
+    difference,
+    format_signed,
+    mean,
+    read_claim,
+)
+from docs.figures.records import RUNS, describe_check
+from docs.literate.chart import Bar, bar_chart
+from docs.literate.prose import cell, wide
+from docs.literate.rows import PageError
+
+STUDIES = CLAIMS.with_name("studies.toml")
+
+
+def read_study(name: str, studies: Path = STUDIES, runs: Path = RUNS) -> Claim:
+    """Raises `PageError` if there is no such study, if its record isn't one, or if runs are missing."""
+    study = read_claim(name, studies, runs)
+    if not study.is_finished():
+        raise PageError(f"the study {name} is not finished; run python experiments/claims/claims.py {name}")
+    return study
+
+
+class Arrivals(NamedTuple):
+    """When the runs of a variant reached the loss of the study, averaged over those that did."""
+
+    runs: int
+    tokens: float
+    seconds: float
+
+
+def tokens_until(row: Row, goal: float) -> float | None:
+    """Tokens until the held-out loss of a run reached `goal`, interpolated between two evaluations."""
+    points = [(tokens, loss) for tokens, (_, loss) in zip(row["curve_tokens"], row["curve"], strict=True)]
+    for (x, above), (y, below) in pairwise(points):
+        if above is None or below is None:
+            return None
+        if below <= goal:
+            return float(x + (y - x) * (above - goal) / (above - below))
+    return None
+
+
+def arrivals(study: Claim, arm: str) -> Arrivals:
+    """
+    When a variant reached the loss of the study. The time is the number of tokens times the time per token of
+    a step at full batch size.
+    """
+    assert study.record is not None
+    rows = study.of(arm)
+    goal = rows[0]["unigram_loss"] - study.entry["below"]
+    tokens = [value for row in rows if (value := tokens_until(row, goal)) is not None]
+    if not tokens:
+        return Arrivals(0, 0.0, 0.0)
+    (per_step,) = study.record.data["step_seconds"][arm].values()
+    middle = statistics.mean(tokens)
+    return Arrivals(len(tokens), middle, middle / rows[0]["batch_tokens"] * per_step)
+
+
+def final_losses(study: Claim, arm: str) -> list[float]:
+    """The held-out losses of a variant after its last step. Raises `PageError` if one of them is NaN."""
+    losses = study.values(arm, "loss")
+    if None in losses:
+        raise PageError(f"a run of {arm!r} in the study {study.entry['name']} ended in NaN")
+    return [loss for loss in losses if loss is not None]
+
+
+def with_interval(interval: Interval, digits: int = 3) -> str:
+    """A mean and half the width of its 95% interval."""
+    return f"{interval.middle:.{digits}f} ± {interval.high - interval.middle:.{digits}f}"
+
+
+def compared_with(study: Claim, arm: str) -> str | None:
+    """The variant that this one is compared with: the one before it in a ladder, or else the first."""
+    arms = list(study.arms)
+    i = arms.index(arm)
+    return None if i == 0 else arms[i - 1] if study.entry["is_ladder"] else arms[0]
+
+
+def study_table(name: str) -> str:
+    """The variants of a study, with the tokens and seconds to its loss and the final loss, as Markdown."""
+    study = read_study(name)
+    other = "the row above" if study.entry["is_ladder"] else study.label(study.arms[0])
+    table = (
+        f"| variant | learning rate | tokens to the goal | seconds to the goal | final loss | "
+        f"compared with {other} |\n|---|---:|---:|---:|---:|---:|\n"
+    )
+    for arm in study.arms:
+        rows, at, losses = study.of(arm), arrivals(study, arm), final_losses(study, arm)
+        before = compared_with(study, arm)
+        gain = "–"
+        if before is not None:
+            change = difference(losses, final_losses(study, before))
+            gain = (
+                f"{format_signed(change.middle)} [{format_signed(change.low)}, {format_signed(change.high)}]"
+            )
+        few = "" if at.runs in (0, len(rows)) else f" ({at.runs} of {len(rows)} runs)"
+        table += f"| {cell(study.label(arm))} | {rows[0]['options']['learning_rate']:g} |"
+        if at.runs:
+            table += f" {at.tokens / 1e6:.2f} M{few} | {at.seconds:.0f} |"
+        else:
+            table += " not reached | – |"
+        table += f" {with_interval(mean(losses))} | {gain} |\n"
+    assert study.record is not None
+    return (
+        f"{wide(table)}\n{len(study.of(study.arms[0]))} seeds per variant, "
+        f"{study.entry['options']['tokens']:,} tokens per run. Cost: {cost(study)}. "
+        f"{describe_check(study.record)}\n\n```sh\npython experiments/claims/claims.py {name}\n```"
+    )
+
+
+def study_chart(name: str, caption: str) -> str:
+    """A bar for the final loss of each variant."""
+    study = read_study(name)
+    bars = []
+    for arm in study.arms:
+        losses = final_losses(study, arm)
+        middle = statistics.mean(losses)
+        bars.append(Bar(study.label(arm), middle, f"{middle:.2f}", 1, min(losses), max(losses)))
+    return bar_chart(bars, study.entry["title"], caption)
+
+
+def study_value(name: str, arm: str, what: str = "loss") -> float:
+    """The mean final `loss`, or the mean number of `tokens` or `seconds` to the study's loss."""
+    study = read_study(name)
+    if arm not in study.arms:
+        raise PageError(f"the study {name} has no variant {arm!r}; it has {', '.join(study.arms)}")
+    if what == "loss":
+        return statistics.mean(final_losses(study, arm))
+    at = arrivals(study, arm)
+    if at.runs < len(study.of(arm)):
+        raise PageError(f"{at.runs} of {len(study.of(arm))} runs of {arm!r} reached the loss of {name}")
+    return {"tokens": at.tokens, "seconds": at.seconds}[what]
+
+
+def study_gain(name: str, arm: str, than: str) -> Interval:
+    """How much lower the final loss of `arm` is: the difference of the means, with its 95% interval."""
+    study = read_study(name)
+    return difference(final_losses(study, than), final_losses(study, arm))
