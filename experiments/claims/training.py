@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from experiments.claims.heads import neighbor_attention, order_gain
 from experiments.claims.options import OptionValues, PairOptions, WindowOptions, read_options
 from experiments.claims.variants import (
     GROWTHS,
@@ -167,6 +168,18 @@ def held_out_loss(run: Run, quick: bool = False) -> float:
     return result["loss"]
 
 
+def probe_order(run: Run) -> list[float]:
+    """
+    The attention to neighbors and the gain from the order of the tokens, if the run is to measure them.
+    Otherwise, an empty list.
+    """
+    if not (isinstance(run.options, WindowOptions) and run.options.probe_order):
+        return []
+    assert isinstance(run.model, BertForMaskedLM) and isinstance(run.held_out, MaskedTokens)
+    attention = neighbor_attention(run.model, run.held_out.input_ids)
+    return [round(attention, 4), round(order_gain(run.trainer, run.held_out, QUICK_TOKENS), 4)]
+
+
 def train(
     run: Run, on_step: Callable[[int, Tensor], None] | None = None, evaluations: int = EVALUATIONS
 ) -> dict[str, Any]:
@@ -174,7 +187,8 @@ def train(
     ## The loop
 
     Returns the held-out loss by step (`curve`) and the tokens up to each of these steps (`curve_tokens`), the
-    step at which each length starts (`lengths`), and the final loss (`result`). If a loss isn't finite, the
+    step at which each length starts (`lengths`), the results of `probe_order` (`probes`, if it measures
+    anything), and the final loss (`result`). If a loss isn't finite, the
     run ends at the next evaluation. `on_step` is called after each step with its number and its loss, a
     scalar on the device.
     """
@@ -186,7 +200,7 @@ def train(
     curve = [[0, rounded(held_out_loss(run, quick=True))]]
     lengths: list[list[int]] = []
     losses: list[float] = []
-    tokens, curve_tokens = 0, [0]
+    tokens, curve_tokens, probes = 0, [0], [probe_order(run)]
     for step in trainer.steps() if curve[0][1] is not None else ():
         length = sequence_length(growth, run.stages, step.progress, losses)
         if not lengths or lengths[-1][1] != length:
@@ -205,6 +219,7 @@ def train(
             loss = math.nan if trainer.has_failed else held_out_loss(run, quick=True)
             curve.append([step.number, rounded(loss)])
             curve_tokens.append(tokens)
+            probes.append(probe_order(run))
             if curve[-1][1] is None:
                 break
     final_loss = None if trainer.has_failed else rounded(held_out_loss(run))
@@ -213,6 +228,7 @@ def train(
     return {
         "curve": curve,
         "curve_tokens": curve_tokens,
+        **({"probes": probes} if any(probes) else {}),
         "lengths": lengths,
         "unigram_loss": unigram,
         "batch_tokens": options.batch_tokens,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.claims.blocks import change_blocks
+from experiments.claims.heads import attend_to_neighbors
 from experiments.claims.options import WindowOptions
 from experiments.claims.positions import FullEncoder, set_positions
 from labml_bert.bert import BertConfig
@@ -168,6 +169,9 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     if not options.tied:
         # Build the tied model first all the same: the recorded runs used its random numbers too.
         model = UntiedMaskedLM(config)
+    if options.neighbor_heads:
+        assert isinstance(model, BertForMaskedLM)
+        attend_to_neighbors(model, options.neighbor_heads)
     if options.positions != "learned":
         assert isinstance(model, BertForMaskedLM)
         set_positions(model, options.positions)
