@@ -10,9 +10,8 @@ The command trains a subword vocabulary, chooses sizes that suit the amount of t
 encoder of `modern.py`. Then `transformers` can load the model from the folder `model` of the run, as a
 ModernBERT.
 
-Why not the original BERT? It spends most of a short run on a [plateau](../stuck.md): on the German text of
-[this page](../own-language.md), 2,900 steps pass before its loss is below 4 nats. The modern encoder needs
-PLATEAU.
+Why not the original BERT? It spends most of a short run on a [plateau](../stuck.md). [The chapter on this
+script](../own-language.md) compares the two on a German text.
 
 The script works the same for every language, because it learns the subwords from the text itself. It keeps
 case and accents, which many languages use to tell words apart."""

@@ -85,6 +85,13 @@ def with_interval(interval: Interval, digits: int = 3) -> str:
     return f"{interval.middle:.{digits}f} ± {interval.high - interval.middle:.{digits}f}"
 
 
+def core_minutes(study: Claim, arm: str) -> float:
+    """Minutes on one core for all runs of a variant, its search for a learning rate included."""
+    assert study.record is not None
+    rows = [row for row in study.record.data["table"] if row["arm"] == arm]
+    return sum(row["core_seconds"] for row in rows) / 60
+
+
 def compared_with(study: Claim, arm: str) -> str | None:
     """The variant that this one is compared with: the one before it in a ladder, or else the first."""
     arms = list(study.arms)
@@ -98,7 +105,7 @@ def study_table(name: str) -> str:
     other = "the row above" if study.entry["is_ladder"] else study.label(study.arms[0])
     table = (
         f"| variant | learning rate | tokens to the goal | seconds to the goal | final loss | "
-        f"compared with {other} |\n|---|---:|---:|---:|---:|---:|\n"
+        f"compared with {other} | cost |\n|---|---:|---:|---:|---:|---:|---:|\n"
     )
     for arm in study.arms:
         rows, at, losses = study.of(arm), arrivals(study, arm), final_losses(study, arm)
@@ -115,7 +122,7 @@ def study_table(name: str) -> str:
             table += f" {at.tokens / 1e6:.2f} M{few} | {at.seconds:.0f} |"
         else:
             table += " not reached | – |"
-        table += f" {with_interval(mean(losses))} | {gain} |\n"
+        table += f" {with_interval(mean(losses))} | {gain} | {core_minutes(study, arm):.1f} min |\n"
     assert study.record is not None
     return (
         f"{wide(table)}\n{len(study.of(study.arms[0]))} seeds per variant, "

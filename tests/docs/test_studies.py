@@ -80,13 +80,14 @@ def test_a_ladder_compares_each_row_with_the_one_above(write: Any) -> None:
     # From 3.0 at 1,000 tokens to 1.5 at 2,000, and to 1.6 with the other seed: two thirds and 1/1.4.
     assert float(cells[1][2].split()[0]) * 1e6 == pytest.approx(1000 + 1000 * (2 / 3 + 1 / 1.4) / 2, abs=5000)
     assert [row[5].split()[0] for row in cells[1:]] == ["−1.500", "−0.500"]
+    assert [row[6] for row in cells] == ["2.0 min"] * 3
     assert "compared with the row above" in study_table("small")
 
 
 def test_otherwise_each_row_is_compared_with_the_first(write: Any) -> None:
     write(is_ladder=False)
     rows = [line for line in study_table("small").splitlines() if line.startswith("| ")][1:]
-    assert [row.strip("| ").split("|")[-1].split()[0] for row in rows[1:]] == ["−1.500", "−2.000"]
+    assert [row.split("|")[-3].split()[0] for row in rows[1:]] == ["−1.500", "−2.000"]
     assert "compared with first" in study_table("small")
 
 

@@ -189,10 +189,10 @@ def test_muon_trains_the_matrices_of_the_blocks(options: dict[str, Any]) -> None
     for changes in ({}, {"positions": "rotary", "pre_norm": True, "gated": True, "local_attention": 4}):
         run = prepare("masked", {**options, **changes, "optimizer": "muon"}, 0, CPU)
         _, muon = run.trainer.optimizers
-        trained = {id(p) for group in muon.param_groups for p in group["params"]}
+        muon_ids = {id(p) for group in muon.param_groups for p in group["params"]}
         blocks = [m for m in run.model.modules() if isinstance(m, nn.ModuleList)]
         expected = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
-        assert trained == expected and len(trained) == 2 * 6
+        assert muon_ids == expected and len(muon_ids) == 2 * 6
 
 
 def test_an_untied_model_has_a_separate_output_matrix(options: dict[str, Any]) -> None:
