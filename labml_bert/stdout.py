@@ -21,7 +21,7 @@ for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")
 
 
-def plain() -> bool:
+def is_ascii_only() -> bool:
     """Whether the terminal can only show ASCII."""
     return not (console.encoding or "ascii").lower().startswith("utf")
 
@@ -36,7 +36,7 @@ def display_path(path: Path) -> str:
 def printable(token: str | None) -> str:
     """A token in printable characters: line ends become visible, and what can't be shown becomes `?`."""
     token = "?" if token is None else token
-    if plain():
+    if is_ascii_only():
         token = token.encode("ascii", "replace").decode()
-    line_end = "|" if plain() else "⏎"
+    line_end = "|" if is_ascii_only() else "⏎"
     return "".join(c if c.isprintable() else line_end if c == "\n" else "?" for c in token)

@@ -47,7 +47,7 @@ def take_arm_fingerprint(kind: str, values: OptionValues, steps: int = STEPS) ->
     def record_step(number: int, loss: Tensor) -> None:
         losses.append(loss.item())
         if number == steps:
-            evaluation["loss"] = held_out_loss(run, quick=True)
+            evaluation["loss"] = held_out_loss(run, is_quick=True)
             raise FingerprintComplete
 
     with single_thread(), quiet(), suppress(FingerprintComplete):

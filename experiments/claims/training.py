@@ -159,12 +159,12 @@ def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
     return batch
 
 
-def held_out_loss(run: Run, quick: bool = False) -> float:
-    """Returns the loss in nats per masked token on the held-out text, or if `quick` on its first part."""
+def held_out_loss(run: Run, is_quick: bool = False) -> float:
+    """Returns the loss in nats per masked token on the held-out text, or if `is_quick` on its first part."""
     if isinstance(run.held_out, MaskedTokens):
-        result = evaluate_masked_lm(run.trainer, run.held_out, QUICK_TOKENS if quick else None)
+        result = evaluate_masked_lm(run.trainer, run.held_out, QUICK_TOKENS if is_quick else None)
     else:
-        result = evaluate_pretraining(run.trainer, run.held_out, QUICK_BATCHES if quick else None)
+        result = evaluate_pretraining(run.trainer, run.held_out, QUICK_BATCHES if is_quick else None)
     return result["loss"]
 
 
@@ -197,7 +197,7 @@ def train(
     steps = trainer.arguments.steps
     assert steps is not None
     evaluation_steps = {round(steps * i / evaluations) for i in range(1, evaluations + 1)}
-    curve = [[0, rounded(held_out_loss(run, quick=True))]]
+    curve = [[0, rounded(held_out_loss(run, is_quick=True))]]
     lengths: list[list[int]] = []
     losses: list[float] = []
     tokens, curve_tokens, probes = 0, [0], [probe_order(run)]
@@ -216,7 +216,7 @@ def train(
             on_step(step.number, step.loss)
         if step.number in evaluation_steps:
             # After a failed step the weights no longer change, and their loss means nothing.
-            loss = math.nan if trainer.has_failed else held_out_loss(run, quick=True)
+            loss = math.nan if trainer.has_failed else held_out_loss(run, is_quick=True)
             curve.append([step.number, rounded(loss)])
             curve_tokens.append(tokens)
             probes.append(probe_order(run))

@@ -140,7 +140,7 @@ def loss_from_parts(
     model: BertForMaskedLM,
     input_ids: Tensor,  # (B, T)
     labels: Tensor,  # (B, T)
-    cast: bool = True,
+    casts_once: bool = True,
     whole_last_layer: bool = False,
     all_logits: bool = False,
     in_chunks: bool = False,
@@ -148,13 +148,13 @@ def loss_from_parts(
     """
     Does the same forward pass with the model's parts. With the defaults, it does exactly what the model does.
 
-    - `cast`: one cast to bfloat16 after the embeddings.
+    - `casts_once`: one cast to bfloat16 after the embeddings.
     - `whole_last_layer`: the last layer computes all positions.
     - `all_logits`: the head computes all positions too, as in most code.
     - `in_chunks`: one function does the last matmul and the cross-entropy, with the logits in chunks.
     """
     x = model.bert.embeddings(input_ids)  # (B, T, D)
-    if cast:
+    if casts_once:
         x = cast_once(x)  # (B, T, D)
     positions = None
     if not (whole_last_layer or all_logits):
@@ -229,7 +229,7 @@ TRICKS = [
     Trick(
         "attention in two products", True, {BertSelfAttention: partial(SelfAttention, attend=attend_fused)}
     ),
-    Trick("one cast after the embeddings", True, loss=partial(loss_from_parts, cast=False)),
+    Trick("one cast after the embeddings", True, loss=partial(loss_from_parts, casts_once=False)),
     Trick("as many masks in every row", True, fixed_mask_count=False),
     Trick("fused AdamW", True, fused_adamw=False),
     Trick("sum in place", False, {BertOutput: InPlaceOutput}),

@@ -14,7 +14,7 @@ from pathlib import Path
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
-from labml_bert.run.options import Options, parse_options
+from labml_bert.run.options import OptionsType, parse_options
 from labml_bert.run.record import origin
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console
@@ -22,7 +22,7 @@ from labml_bert.training.distributed import rank
 
 
 def launch(
-    main: Callable[[Run, Options], None], options_type: type[Options], argv: list[str] | None = None
+    main: Callable[[Run, OptionsType], None], options_type: type[OptionsType], argv: list[str] | None = None
 ) -> None:
     """
     Calls `main(run, options)`. Bad input prints one line and exits with code 2. A run that you stop prints

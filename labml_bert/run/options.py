@@ -105,13 +105,13 @@ class RunOptions:
         return config
 
 
-Options = TypeVar("Options", bound=RunOptions)
+OptionsType = TypeVar("OptionsType", bound=RunOptions)
 Values = TypeVar("Values")
 
 
 def parse_options(
-    options_type: type[Options], experiment: str, description: str, argv: Sequence[str] | None = None
-) -> Options:
+    options_type: type[OptionsType], experiment: str, description: str, argv: Sequence[str] | None = None
+) -> OptionsType:
     """
     ## From the command line
 
@@ -140,7 +140,9 @@ def parse_options(
     return options
 
 
-def restore_options(defaults: Options, values: dict[str, Any], experiment: str, run_path: Path) -> Options:
+def restore_options(
+    defaults: OptionsType, values: dict[str, Any], experiment: str, run_path: Path
+) -> OptionsType:
     """
     Returns `defaults` with the values of a saved run.
 

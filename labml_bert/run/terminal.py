@@ -28,7 +28,7 @@ from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
-from labml_bert.stdout import console, display_path, plain, printable
+from labml_bert.stdout import console, display_path, is_ascii_only, printable
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
@@ -228,7 +228,7 @@ def filled_lines(
     the gaps, and a symbol below each prediction. Right and wrong predictions differ in their symbol and in
     their color. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
-    gap, space, right, wrong = "_~+x" if plain() else "▁␣✓✗"
+    gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
     # A character tokenizer keeps the spaces of the text; the others lose them.
     loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
