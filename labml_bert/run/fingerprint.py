@@ -164,7 +164,9 @@ def load_script(experiment: str) -> ModuleType:
     """
     path = next((ROOT / "experiments").rglob(f"{experiment}.py"), None)
     if path is None:
-        raise ValueError(f"no script {experiment}.py under experiments; if you renamed it, rename its records too")
+        raise ValueError(
+            f"no script {experiment}.py under experiments; if it was renamed, rename it in its records"
+        )
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
