@@ -137,5 +137,5 @@ def test_the_command_checks_and_writes_records(
 def test_a_script_may_move_to_another_folder() -> None:
     """A script is looked up by name, in any folder under `experiments`."""
     assert load_script("claims").__name__.endswith("claims")
-    with pytest.raises(ValueError, match="no script nothing.py under experiments; if it was renamed"):
+    with pytest.raises(ValueError, match="if it was renamed, rename it in its records"):
         load_script("nothing")
