@@ -48,6 +48,7 @@ ROOT = Path(__file__).parents[2]
 INTENDED = {
     "finetune_docstrings": "the bag of words is fitted by scikit-learn; the networks have equal losses",
     "mlm_words": "the script trains the modern encoder",
+    "own_language": "the script trains the modern encoder",
     "bert_tiny": "Muon, more masks, no dropout, and more time at the full length",
     "live": "it trains a third model, the modern encoder",
     "mlm_modern": "older commits have no such script",
