@@ -2,33 +2,30 @@ r"""
 # Verdicts on the claims
 
 The page *Claims* shows what is in `experiments/claims/claims.toml` and in the records under
-`docs/runs/claims`. The verdicts are computed here, from the records and from the tests in that file.
+`docs/runs/claims`. The verdicts are computed here, from the records, by [the rule](decision.py).
 
-Each test compares two variants. It takes the mean of each over the seeds, and Welch's 95% confidence interval
-of the difference:
-
-$$\bar x - \bar y \pm t_\nu \sqrt{\frac{s_x^2}{n_x} + \frac{s_y^2}{n_y}}$$
-
-For times and numbers of tokens it uses their logarithms, so the interval is one of a ratio. The answer is
-*yes* if the whole interval is above the margin, *no* if the whole interval is below it, and *inconclusive*
-otherwise.
-
-Two cases need another interval. If some runs never reached a loss, their standard deviation is unknown, so
-the ratio gets a lower bound from a rank test. Failed runs are counted, and the difference of two proportions
-has Newcombe's interval.
+Every claim has tests, which compare two variants. One of them is the primary endpoint and decides. The others
+are exploratory: the page shows their effects and decides nothing.
 """
 
 import json
 import math
 import statistics
 import tomllib
-from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy import stats
-
+from docs.figures.decision import (
+    LEVEL,
+    RULE_LEVEL,
+    Interval,
+    decide,
+    difference,
+    mean,
+    proportion_difference,
+    ratio_lower_bound,
+    seeds_needed,
+)
 from docs.figures.records import ROOT, RUNS, Record, describe_check
 from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.prose import cell, wide
@@ -55,108 +52,15 @@ NAMES = {
 Row = dict[str, Any]
 
 
-class Interval(NamedTuple):
-    """A mean, or the difference of two, and the ends of its 95% interval."""
-
-    middle: float
-    low: float
-    high: float
-
-
-def student(freedom: float) -> float:
-    """
-    The 97.5% quantile of Student's t as in a printed table: to four digits, and for whole degrees of freedom
-    up to ten. A fraction is rounded down, and more than ten count as ten, so the intervals are a little too
-    wide.
-    """
-    return float(f"{stats.t.ppf(0.975, min(max(int(freedom), 1), 10)):.4g}")
-
-
-def mean(values: Sequence[float]) -> Interval:
-    """The mean of one variant. A single seed has no interval."""
-    middle = statistics.mean(values)
-    if len(values) < 2:
-        return Interval(middle, -math.inf, math.inf)
-    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(middle, middle - half, middle + half)
-
-
-def difference(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """The difference of two means, with the degrees of freedom of Welch and Satterthwaite."""
-    middle = statistics.mean(x) - statistics.mean(y)
-    if min(len(x), len(y)) < 2:
-        return Interval(middle, -math.inf, math.inf)
-    parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (x, y)]
-    square = sum(part for part, _ in parts)
-    if square == 0:
-        return Interval(middle, middle, middle)
-    half = student(square**2 / sum(part**2 / n for part, n in parts)) * math.sqrt(square)
-    return Interval(middle, middle - half, middle + half)
-
-
-def ratio_lower_bound(worse: Sequence[float], better: Sequence[float]) -> float:
-    """
-    A lower bound, at 95% confidence, of the ratio of the times in `worse` to those in `better`, or 0 if there
-    are too few runs for a bound.
-
-    The bound is one of the observed ratios, and the Mann-Whitney rank test says which: the smallest of 3 x 3,
-    the fifth of 5 x 5. A run that never reached the loss counts with the time it lasted. Had it lasted
-    longer, the bound could only rise.
-    """
-    n, m = len(worse), len(better)
-    # For every order in which the runs could have come: how many of the ratios are below one.
-    below = [sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n)]
-    rank = 0
-    while sum(count <= rank for count in below) <= 0.05 * len(below):
-        rank += 1
-    ratios = sorted(x / y for x in worse for y in better)
-    return ratios[rank - 1] if rank else 0.0
-
-
-def proportion_difference(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """
-    The difference of two proportions of runs, each run being 0 or 1. Newcombe's interval combines Wilson's
-    two (Newcombe 1998, method 10). It has a width even if all runs of a variant ended alike.
-    """
-
-    p, q = statistics.mean(x), statistics.mean(y)
-    (p_low, p_high), (q_low, q_high) = (
-        stats.binomtest(round(sum(runs)), len(runs)).proportion_ci(0.95, "wilson") for runs in (x, y)
-    )
-    low = p - q - math.hypot(p - p_low, q_high - q)
-    return Interval(p - q, low, p - q + math.hypot(p_high - p, q - q_low))
-
-
-class Answer(NamedTuple):
+class Effect(NamedTuple):
     """The result of a test."""
 
-    says: str
-    """`yes`, `no` or `inconclusive`."""
     gain: Interval | None
     """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
     at_least: bool = False
     """Whether a run of the variant that should be worse never reached the loss: the true ratio is larger."""
     at_most: bool = False
     """Whether a run of the other variant never did: the true ratio is smaller. If both, it is unknown."""
-
-
-def says(gain: Interval, margin: float) -> str:
-    """Whether an interval is above a margin, below it, or neither."""
-    return "yes" if gain.low > margin else "no" if gain.high < margin else "inconclusive"
-
-
-def verdict(answers: Sequence[str]) -> str:
-    """
-    ## The rule
-
-    A claim `holds` if all of its tests say yes, and it `fails` if all say no. It `depends` if some say yes
-    and some no. Otherwise it is `inconclusive`: at this size, and with so few seeds, the runs can't tell.
-    """
-    if {"yes", "no"} <= {*answers}:
-        return "depends"
-    if {*answers} == {"yes"}:
-        return "holds"
-    return "fails" if {*answers} == {"no"} else "inconclusive"
 
 
 class Arrival(NamedTuple):
@@ -244,41 +148,82 @@ class Claim:
             before = None if loss is None else (step, loss)
         return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
 
-    def answer(self, test: dict[str, Any]) -> Answer:
+    def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
+        """When the runs of the better and of the worse variant reached the loss of a test."""
+        goal = self.rows[0]["unigram_loss"] - test["below"]
+        better, worse = (
+            [self.arrival(row, goal, test["metric"]) for row in self.of(test[side])]
+            for side in ("better", "worse")
+        )
+        return better, worse
+
+    def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
         """
-        The result of one test. A run that never reached the loss would take longer than it lasted, so it can
-        count in one direction only.
+        The numbers of both variants, oriented so that a positive difference is in favor of the better one:
+        logarithms of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
         """
-        metric, margin = test["metric"], test["margin"]
-        if metric in COUNTED:
-            goal = self.rows[0]["unigram_loss"] - test["below"]
-            better, worse = (
-                [self.arrival(row, goal, metric) for row in self.of(test[side])]
-                for side in ("better", "worse")
-            )
-            at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
-            times = [[arrival.value for arrival in side] for side in (worse, better)]
-            gain = Interval(*map(math.exp, difference(*(list(map(math.log, side)) for side in times))))
-            if at_least:
-                gain = Interval(gain.middle, ratio_lower_bound(*times), math.inf)
-            if at_most:
-                gain = Interval(gain.middle, 0.0, 1 / max(ratio_lower_bound(times[1], times[0]), 1e-9))
-            yes = gain.low > margin and not at_most
-            no = gain.high < margin and not at_least
-            return Answer("yes" if yes else "no" if no else "inconclusive", gain, at_least, at_most)
-        if metric == "failed":
-            failures = [
-                [row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better")
-            ]
-            gain = proportion_difference(*failures)
-            return Answer(says(gain, margin), gain)
-        samples = [self.values(test[side], metric) for side in ("better", "worse")]
-        x, y = ([value for value in values if value is not None] for values in samples)
-        if len(x) + len(y) < sum(map(len, samples)) or not x or not y:
-            return Answer("inconclusive", None)
-        higher = metric.split()[0] in HIGHER_IS_BETTER
-        gain = difference(x, y) if higher else difference(y, x)
-        return Answer(says(gain, margin), gain)
+        if test["metric"] in COUNTED:
+            better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
+            return worse, better
+        if test["metric"] == "failed":
+            # Each run counts, not the mean over the grid.
+            x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
+            return x, y
+        values = [self.values(test[side], test["metric"]) for side in ("better", "worse")]
+        x, y = ([value for value in side if value is not None] for side in values)
+        if len(x) + len(y) < sum(map(len, values)) or not x or not y:
+            return None
+        return (x, y) if test["metric"].split()[0] in HIGHER_IS_BETTER else (y, x)
+
+    def effect(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
+        """
+        The result of one test, with an interval at this level. A run that never reached the loss would take
+        longer than it lasted, so the ratio is then a bound.
+        """
+        samples = self.samples(test)
+        if samples is None:
+            return Effect(None)
+        if test["metric"] == "failed":
+            return Effect(proportion_difference(*samples, level))
+        gain = difference(*samples, level)
+        if test["metric"] not in COUNTED:
+            return Effect(gain)
+        better, worse = self.times(test)
+        at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
+        gain = Interval(*map(math.exp, gain))
+        slow, fast = ([arrival.value for arrival in side] for side in (worse, better))
+        # The rule needs both ends of an interval to be wrong as seldom as one end of a bound.
+        bound_level = level if level == LEVEL else (1 + level) / 2
+        if at_least:
+            gain = Interval(gain.middle, ratio_lower_bound(slow, fast, bound_level), math.inf)
+        if at_most:
+            high = 1 / max(ratio_lower_bound(fast, slow, bound_level), 1e-9)
+            gain = Interval(gain.middle, 0.0 if not at_least else gain.low, high)
+        return Effect(gain, at_least, at_most)
+
+    def primary(self) -> dict[str, Any]:
+        """The test that decides."""
+        return next(test for test in self.entry["tests"] if test["says"] == self.entry["primary"])
+
+    def decision(self) -> str:
+        """What the rule says, once the claim is finished."""
+        effect, delta = self.effect(self.primary(), RULE_LEVEL), self.entry["delta"]
+        if effect.gain is None or (effect.at_least and effect.at_most):
+            return "inconclusive"
+        if self.primary()["metric"] in COUNTED:
+            ends = (math.log(max(value, 1e-9)) for value in effect.gain)
+            return decide(Interval(*ends), math.log(delta))
+        return decide(effect.gain, delta)
+
+    def missing_seeds(self) -> int | None:
+        """About how many more seeds would decide, or `None` if that is unknown or very many."""
+        test, effect = self.primary(), self.effect(self.primary())
+        samples = self.samples(test)
+        if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:
+            return None
+        delta = math.log(self.entry["delta"]) if test["metric"] in COUNTED else self.entry["delta"]
+        needed = seeds_needed(*samples, delta)
+        return None if needed is None else max(needed - len(samples[0]), 1)
 
     def verdict(self) -> str:
         """The verdict, or how far the runs are."""
@@ -286,12 +231,11 @@ class Claim:
             return "not run yet"
         if not self.is_finished():
             return "not finished yet"
-        return verdict(self.answers())
-
-    def answers(self) -> list[str]:
-        """The answers of the tests that count for the verdict, once the claim is finished."""
-        tests = [test for test in self.entry["tests"] if not test.get("aside")]
-        return [self.answer(test).says for test in tests] if self.is_finished() else []
+        decision = self.decision()
+        if decision == "no difference":
+            return f"no difference larger than {delta_with_unit(self)}"
+        more = self.missing_seeds() if decision == "inconclusive" else None
+        return decision if more is None else f"{decision}, about {more} more seed{'' if more == 1 else 's'}"
 
 
 def rows_of_comparison(record: Record) -> list[Row]:
@@ -335,38 +279,38 @@ def is_percentage(metric: str) -> bool:
     return metric.split()[0] in PERCENTAGES
 
 
-def gain_and_interval(answer: Answer, metric: str) -> tuple[str, str]:
+def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
     """How much better, and the confidence interval, with their unit."""
-    if answer.gain is None:
+    if effect.gain is None:
         return "a run ended in NaN", "–"
-    middle, low, high = answer.gain
+    middle, low, high = effect.gain
     if metric not in COUNTED:
         scale, digits, unit = (100, 1, "points") if is_percentage(metric) else (1, 3, "nats")
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
-    if answer.at_least and answer.at_most:
+    if effect.at_least and effect.at_most:
         return "unknown: both variants have runs that never got there", "–"
-    if answer.at_least:
+    if effect.at_least:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more"
-    if answer.at_most:
+    if effect.at_most:
         return f"≤ {middle:.1f} ×", f"{high:.1f} × or less"
     return f"{middle:.1f} ×", f"{low:.1f} × to\N{NO-BREAK SPACE}{high:.1f} ×"
 
 
-def in_words(answer: Answer, metric: str) -> str:
+def in_words(effect: Effect, metric: str) -> str:
     """
     The gain of a test as prose quotes it: a number of times, percentage points, or nats. It has no plus sign,
     because a sentence says "improves the loss by 0.2 nats".
     """
-    gain, interval = gain_and_interval(answer, metric)
-    if answer.gain is None or (answer.at_least and answer.at_most):
+    gain, interval = gain_and_interval(effect, metric)
+    if effect.gain is None or (effect.at_least and effect.at_most):
         return gain
     if metric not in COUNTED:
         return f"{gain} (95% CI {interval})".replace("+", "")
-    middle, low, high = answer.gain
-    if answer.at_least:
+    middle, low, high = effect.gain
+    if effect.at_least:
         return f"at least {middle:.1f} times (95% confidence: {low:.1f} or more)"
-    if answer.at_most:
+    if effect.at_most:
         return f"at most {middle:.1f} times (95% confidence: {high:.1f} or less)"
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
@@ -379,7 +323,7 @@ def describe_gain(claim: Claim, says: str) -> str:
     """
     for test in claim.entry["tests"]:
         if test["says"] == says:
-            return in_words(claim.answer(test), test["metric"]) if claim.is_finished() else "not measured yet"
+            return in_words(claim.effect(test), test["metric"]) if claim.is_finished() else "not measured yet"
     names = "; ".join(test["says"] for test in claim.entry["tests"])
     raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {names}")
 
@@ -402,29 +346,24 @@ def below_unigram(nats: float) -> str:
     return f"{nats:g} nat{'' if nats == 1 else 's'} below the unigram baseline"
 
 
-def margin_with_unit(test: dict[str, Any]) -> str:
-    """By how much a variant must be better."""
-    margin, metric = test["margin"], test["metric"]
+def delta_with_unit(claim: Claim) -> str:
+    """The largest difference that doesn't matter."""
+    delta, metric = claim.entry["delta"], claim.primary()["metric"]
     if metric in COUNTED:
-        return f"{margin:g} ×"
-    if not margin:
-        return "0"
-    value, unit = (100 * margin, "point") if is_percentage(metric) else (margin, "nat")
-    return f"{value:g} {unit}{'' if abs(value) == 1 else 's'}".replace("-", "−")
+        return f"a factor of {delta:g}"
+    value, unit = (100 * delta, "point") if is_percentage(metric) else (delta, "nat")
+    return f"{value:g} {unit}{'' if value == 1 else 's'}"
 
 
-def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
+def tests_table(claim: Claim, tests: list[dict[str, Any]], level: float = LEVEL) -> str:
     """The results of some tests, as a Markdown table."""
-    table = "| variant | compared with | metric | gain | 95% CI | margin | answer |\n"
-    table += "|---|---|---|---:|---:|---:|---|\n"
+    table = f"| variant | compared with | metric | gain | {100 * level:g}% CI |\n"
+    table += "|---|---|---|---:|---:|\n"
     for test in tests:
-        answer = claim.answer(test)
         cells = [
             *(cell(claim.label(test[side])) for side in ("better", "worse")),
             metric_name(test),
-            *gain_and_interval(answer, test["metric"]),
-            margin_with_unit(test),
-            answer.says,
+            *gain_and_interval(claim.effect(test, level), test["metric"]),
         ]
         table += f"| {' | '.join(cells)} |\n"
     return wide(table)
@@ -433,7 +372,7 @@ def tests_table(claim: Claim, tests: list[dict[str, Any]]) -> str:
 # What a claim has that leaves a part out.
 DEFAULTS: dict[str, Any] = {
     **{key: {} for key in ("arms", "options", "grid")},
-    **{key: [] for key in ("scores", "tests")},
+    "scores": [],
     "job": "",
     "seeds": 0,
     "over_grid": False,
@@ -445,6 +384,8 @@ def has_changed(claim: Claim) -> bool:
     if claim.record is None or "record" in claim.entry:
         return False
     old_entry = claim.record.data["claim"]
+    if any(old_entry.get(key) not in (None, claim.entry.get(key)) for key in ("primary", "delta")):
+        return True
     return any(
         claim.entry.get(key, default) != (old_entry.get(key) or default) for key, default in DEFAULTS.items()
     )
@@ -500,44 +441,74 @@ def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, fl
     return points
 
 
-# A symbol for each answer, drawn around (0, 0).
-SYMBOLS = {
-    "yes": '<circle class="point" r="6"/>',
-    "inconclusive": '<circle class="point n2" r="6"/>',
-    "no": '<path class="spread" d="M-6,-6L6,6M-6,6L6,-6"/>',
-}
+# The forest plot shows effects as multiples of the difference that doesn't matter, from -SPAN to SPAN.
+SPAN, ROOM = 8.0, 620.0
+
+
+def forest_row(claim: Claim, y: float) -> str:
+    """The interval of a claim's primary endpoint, as SVG. An end outside the plot becomes an arrow."""
+    effect = claim.effect(claim.primary(), RULE_LEVEL)
+    if effect.gain is None:
+        return ""
+    if claim.primary()["metric"] in COUNTED:
+        delta = math.log(claim.entry["delta"])
+        ends = [math.log(max(value, 1e-9)) / delta for value in effect.gain]
+    else:
+        ends = [value / claim.entry["delta"] for value in effect.gain]
+    middle, low, high = (ROOM / 2 * (1 + max(-1.0, min(1.0, end / SPAN))) for end in ends)
+    parts = [f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>']
+    if ends[1] < -SPAN:
+        parts.append(
+            f'<path class="line n1" d="M{low + 8:.1f},{y - 5:g}L{low:.1f},{y:g}L{low + 8:.1f},{y + 5:g}"/>'
+        )
+    if ends[2] > SPAN:
+        parts.append(
+            f'<path class="line n1" d="M{high - 8:.1f},{y - 5:g}L{high:.1f},{y:g}L{high - 8:.1f},{y + 5:g}"/>'
+        )
+    if abs(ends[0]) <= SPAN:
+        parts.append(f'<circle class="point" cx="{middle:.1f}" cy="{y:g}" r="5"/>')
+    return "".join(parts)
 
 
 def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     """
     ## All claims at once
 
-    A figure with the verdict on each claim, and a mark for the answer of each test that counts.
+    A forest plot of the primary endpoints, grouped by verdict, with the effect of each in its unit.
     """
+    order = ("holds", "fails", "no difference", "inconclusive")
+    entries = [read_claim(name, claims, runs) for name in names(claims)]
+    finished = [claim for claim in entries if claim.is_finished()]
+    finished.sort(key=lambda claim: order.index(claim.decision()))
     parts, table, sentences = list[str](), list[list[str]](), list[str]()
-    for i, name in enumerate(names(claims)):
-        claim = read_claim(name, claims, runs)
-        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 58
-        answers = claim.answers()
-        symbols = (
-            f'<g transform="translate({8 + 22 * n},{y + 40})">{SYMBOLS[answer]}</g>'
-            for n, answer in enumerate(answers)
+    for i, claim in enumerate(finished):
+        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 74
+        test = claim.primary()
+        gain, interval = gain_and_interval(claim.effect(test, RULE_LEVEL), test["metric"])
+        parts.append(text(0, y + 19, title))
+        parts.append(text(0, y + 38, f"{verdict}: {gain} ({interval})", _class="level"))
+        parts.append(forest_row(claim, y + 54))
+        table.append(
+            [title, verdict, gain, interval, delta_with_unit(claim), f"{len(claim.of(test['better']))}"]
         )
-        parts += [text(0, y + 19, title), *symbols]
-        parts.append(text(12 + 22 * len(answers), y + 46, verdict, _class="level"))
-        table.append([title, verdict, *(f"{answers.count(answer)}" for answer in SYMBOLS)])
         sentences.append(f"{title}: {verdict}")
+    height = 74 * len(finished)
+    band = ROOM / 2 / SPAN
+    frame = (
+        f'<path class="grid" d="M{ROOM / 2:g},0V{height}"/>'
+        f'<path class="level" d="M{ROOM / 2 - band:g},0V{height}"/>'
+        f'<path class="level" d="M{ROOM / 2 + band:g},0V{height}"/>'
+    )
     return figure(
-        "".join(parts),
-        58 * len(table),
-        "The verdict on every claim",
+        frame + "".join(parts),
+        height,
+        "The primary endpoint of every claim",
         "; ".join(sentences) + ".",
-        "Every claim with its verdict. Each mark is one test of the claim.",
-        [
-            (f'<svg viewBox="-16 -8 32 16" aria-hidden="true">{mark}</svg>', answer)
-            for answer, mark in SYMBOLS.items()
-        ],
-        numbers(["claim", "verdict", *SYMBOLS], table),
+        "The effect of every claim with its 98.2% confidence interval. To the right of the middle line, it "
+        "supports the claim. Between the dotted lines, it's too small to matter; each claim has its own unit "
+        "and its own such limit. An arrow means that the interval goes on.",
+        [],
+        numbers(["claim", "verdict", "gain", "98.2% CI", "too small to matter", "seeds"], table),
     )
 
 
@@ -549,12 +520,12 @@ def details(claim: Claim) -> str:
     entry = claim.entry
     parts = [f"**How we tested it.** {entry['question']}"]
     if claim.is_finished():
-        parts.append(tests_table(claim, [test for test in entry["tests"] if not test.get("aside")]))
-        if asides := [test for test in entry["tests"] if test.get("aside")]:
-            parts += [
-                "We also measured the following, which doesn't count toward the verdict.",
-                tests_table(claim, asides),
-            ]
+        parts.append(
+            f"**The primary endpoint.** A gain of less than {delta_with_unit(claim)} doesn't matter."
+        )
+        parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
+        if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
+            parts += ["**Exploratory.** These effects decide nothing.", tests_table(claim, others)]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
         missing = "the rest" if count < total else "the times of their steps"

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from docs.figures.claims import Claim, difference
+from docs.figures.claims import Claim
+from docs.figures.decision import difference
 from docs.figures.records import Record
 from docs.literate.chart import Line, line_chart
 from docs.literate.rows import PageError

@@ -10,17 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.figures.claims import (
-    CLAIMS,
-    Claim,
-    Interval,
-    Row,
-    cost,
-    difference,
-    format_signed,
-    mean,
-    read_claim,
-)
+from docs.figures.claims import CLAIMS, Claim, Row, cost, format_signed, read_claim
+from docs.figures.decision import Interval, difference, mean
 from docs.figures.records import RUNS, describe_check
 from docs.literate.chart import Bar, bar_chart
 from docs.literate.prose import cell, wide

@@ -52,6 +52,8 @@ class Claim:
     over_grid: bool = False
     scores: list[str] | None = None
     tests: list[dict[str, Any]] | None = None
+    primary: str | None = None
+    delta: float | None = None
     record: str | None = None
     experiments: list[str] | None = None
     evaluations: int = EVALUATIONS
