@@ -3,18 +3,22 @@
 
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
 With these functions, you find either the old file or the new one, never half of one. The new file is written
-under a temporary name, flushed to disk, and then renamed, which is atomic.
+under a temporary name, flushed to disk, and then renamed, which is atomic. The folder is flushed too, because
+until then a power failure can undo the renaming.
 
 A disk can also return wrong bits. So each file of tensors contains its own sha256, which is checked when you
 read the file. That takes a twentieth of a second for 100 MB.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -22,26 +26,89 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+# The end of a temporary name. It's long because files of yours may end in `.part`, and we don't delete those.
+PART = ".labml_bert.part"
+
+
+def partial_path(path: Path) -> Path:
+    """The temporary name of a file. Two programs that write the same file have different ones."""
+    return path.with_name(f"{path.name}.{os.getpid()}{PART}")
+
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. The file is then renamed to `path`, or deleted on an error."""
-    # Two programs that write the same file need different temporary names.
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """
+    Yields a temporary path to write to. The file is then renamed to `path`, or deleted on an error.
+
+    Raises `OSError` if the file can't be flushed or renamed.
+    """
+    part = partial_path(path)
+    # A killed process may have had the same number. If its file is a link, writing would follow it.
+    part.unlink(missing_ok=True)
     try:
         yield part
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    finally:
+        # After a rename there is nothing left, unless both names were hard links to the same file.
         part.unlink(missing_ok=True)
-        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes the names in a folder to disk. Raises `OSError` if the disk fails."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        # A folder can be writable without being readable. Only readable ones can be flushed.
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems can't flush folders.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Deletes the temporary files that killed processes have left in a folder, if there is such a folder."""
+    for part in folder.glob(f"*{PART}"):
+        if not part.is_dir():
+            part.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text and a final newline, atomically."""
+    """Writes a text and a final newline, atomically. Raises `OSError` if that fails."""
     with whole_file(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
+
+
+def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -> None:
+    """
+    ## Folders from elsewhere
+
+    A folder that you copied can contain a link to any of your files, under a name that we write to. So we
+    never write through a link: we either replace the file, or check it with this function. To check a folder,
+    pass `stat.S_ISDIR`.
+
+    Raises `OSError` if `path` exists and is a link, or isn't a regular file.
+    """
+    if not os.path.lexists(path):
+        return
+    mode = path.lstat().st_mode
+    if not is_right_kind(mode):
+        kind = "folder" if is_right_kind is stat.S_ISDIR else "file"
+        other = "a symbolic link" if stat.S_ISLNK(mode) else "something else"
+        raise OSError(f"{path} must be a {kind} of its own, but is {other}; remove it or put a copy there")
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Opens a file for reading and appending. Raises `OSError` if that fails, or as `check_own` does."""
+    check_own(path)
+    return open(path, "a+b")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -102,8 +169,9 @@ def lock(
     the folder.
 
     Raises `BlockingIOError` if another program has the lock and there is no `on_wait`, and `OSError` if the
-    lock file can't be written or is a symbolic link.
+    lock file can't be written or isn't a regular file.
     """
+    check_own(folder / name)
     file_lock = FileLock(folder / name)
     try:
         return file_lock.acquire(blocking=False)

@@ -1,6 +1,8 @@
 """Damaged files are rejected, and only one process holds a lock. For full disks see `test_faults.py`."""
 
+import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert.files import lock, read_tensors, write_tensors
+from labml_bert.files import (
+    PART,
+    check_own,
+    lock,
+    open_to_append,
+    partial_path,
+    read_tensors,
+    remove_partial_files,
+    write_tensors,
+    write_whole,
+)
 from tests.support.damage import flip_bit
 
 
@@ -37,6 +49,97 @@ def test_flipped_bits_and_truncation_are_detected(tmp_path: Path) -> None:
         path.write_bytes(intact[:size])
         with pytest.raises(ValueError, match="damaged"):
             read_tensors(path)
+
+
+# Folders from elsewhere
+
+
+def test_a_file_is_never_written_through_a_link(tmp_path: Path) -> None:
+    """Neither under its own name nor under its temporary name."""
+    target, path = tmp_path / "precious", tmp_path / "x.json"
+    target.write_text("kept")
+    for link in (path, partial_path(path)):
+        link.symlink_to(target)
+        write_whole(path, "{}")
+        assert target.read_text() == "kept"
+        assert path.read_text() == "{}\n" and not path.is_symlink()
+        assert {p.name for p in tmp_path.iterdir()} == {"precious", "x.json"}
+        path.unlink()
+
+
+def test_appending_refuses_all_but_a_regular_file(tmp_path: Path) -> None:
+    target, path = tmp_path / "precious", tmp_path / "lines"
+    target.write_text("kept")
+    for _ in range(2):
+        with open_to_append(path) as file:
+            file.write(b"line\n")
+    assert path.read_bytes() == b"line\nline\n"
+    for make in (lambda: path.symlink_to(target), lambda: path.symlink_to("gone"), lambda: os.mkfifo(path)):
+        path.unlink()
+        make()
+        with pytest.raises(OSError, match=r"lines must be a file .*; remove it"):
+            open_to_append(path)
+    assert target.read_text() == "kept" and not (tmp_path / "gone").exists()
+
+
+def test_a_link_to_a_folder_is_not_a_folder_of_our_own(tmp_path: Path) -> None:
+    check_own(tmp_path, stat.S_ISDIR)
+    check_own(tmp_path / "missing", stat.S_ISDIR)
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name in ("link", "file"):
+        with pytest.raises(OSError, match=f"{name} must be a folder"):
+            check_own(tmp_path / name, stat.S_ISDIR)
+
+
+def test_only_our_own_partial_files_are_removed(tmp_path: Path) -> None:
+    own = ["film.part", "archive.1.part", "previous.part", "x.safetensors.77.part"]
+    for name in (*own, f"x.safetensors.77{PART}"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / f"folder{PART}").mkdir()
+    remove_partial_files(tmp_path)
+    remove_partial_files(tmp_path / "missing")
+    assert {path.name for path in tmp_path.iterdir()} == {*own, f"folder{PART}"}
+
+
+def test_a_rename_is_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its folder is flushed, a power failure can undo the rename."""
+    path, calls = tmp_path / "x.json", []
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(("fsync", os.fstat(descriptor).st_ino))
+
+    def record_replace(source: Path, target: Path) -> None:
+        replace(source, target)
+        calls.append(("replace", os.stat(target).st_ino))
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    write_whole(path, "{}")
+    number = path.stat().st_ino
+    assert calls == [("fsync", number), ("replace", number), ("fsync", tmp_path.stat().st_ino)]
+
+
+def test_a_file_system_that_cannot_flush_a_folder_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a disk that fails is one."""
+    fsync = os.fsync
+    number = errno.EINVAL
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    write_whole(tmp_path / "x.json", "{}")
+    assert (tmp_path / "x.json").read_text() == "{}\n"
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        write_whole(tmp_path / "x.json", "{}")
 
 
 # Locks
@@ -111,7 +214,7 @@ def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("kept")
     (tmp_path / ".lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, match=r"lock must be a file .* symbolic link; remove it"):
         lock(tmp_path)
     assert target.read_text() == "kept"
     (tmp_path / ".lock").unlink()

@@ -109,7 +109,9 @@ class Results:
                 f"another process is running this claim in {self.path}; wait until it ends"
             ) from None
         except OSError as error:
-            raise ValueError(f"cannot use {self.path}: {error.strerror}; choose another --record") from None
+            raise ValueError(
+                f"cannot use {self.path}: {error.strerror or error}; choose another --record"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
 

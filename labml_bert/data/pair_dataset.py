@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -42,7 +43,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
-from labml_bert.files import lock, write_whole
+from labml_bert.files import check_own, lock, remove_partial_files, write_whole
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def build_dataset(
     otherwise. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if there are fewer than two documents, if no sentence ends in any of them, or if the
-    tokenizer lacks a special token.
+    tokenizer lacks a special token. Raises `OSError` if the folder can't be written, or if its lock or its
+    Arrow folder is a link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -101,8 +103,9 @@ def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. This process must hold the lock of `folder`."""
-    for incomplete in folder.glob("*.part"):
-        incomplete.unlink()
+    remove_partial_files(folder)
+    # Its contents are deleted below.
+    check_own(folder / "arrow", stat.S_ISDIR)
     tokenizer_json = tokenizer.to_str()
     settings = json.dumps({"format": FORMAT, "tokenizer": tokenizer_json, **asdict(arguments)})
     shards = (

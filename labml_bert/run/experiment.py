@@ -8,6 +8,7 @@ folder of the run, the header, the progress line and tracking, and at the end th
 import contextlib
 import json
 import shlex
+import stat
 import string
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from labml_bert.checks import LARGEST_SIZE
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
-from labml_bert.files import lock, write_whole
+from labml_bert.files import check_own, lock, remove_partial_files, write_whole
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import PRECISIONS, RunOptions
@@ -49,7 +50,7 @@ from labml_bert.training.distributed import (
     world_size,
 )
 from labml_bert.training.optimization import TrainingArguments
-from labml_bert.training.tracking import Tracker, read_metrics
+from labml_bert.training.tracking import METRICS, Tracker, read_metrics
 from labml_bert.training.trainer import Report, Step, Trainer
 
 
@@ -343,13 +344,16 @@ def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
     Locks the run's folder for this process until the end of the block.
 
-    Raises `ValueError` if another process trains in it, or if it isn't writable.
+    Raises `ValueError` if another process trains in it, or if it isn't writable. Raises `OSError` if a file
+    that the run would write to is a link.
     """
+    for name in (".lock", METRICS):
+        check_own(run_path / name)
+    check_own(run_path / "model", stat.S_ISDIR)
     try:
         run_lock = lock(run_path)
-        for part in run_path.rglob("*.part"):
-            # An incomplete file, left by a run that was killed.
-            part.unlink()
+        for folder in (run_path, run_path / "model"):
+            remove_partial_files(folder)
         return run_lock
     except BlockingIOError:
         raise ValueError(f"another process is training in {run_path}; wait until it ends") from None

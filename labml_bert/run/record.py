@@ -8,6 +8,7 @@ its result as JSON, and all of these files start with the same entries.
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from labml_bert.files import write_whole
+from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path
 from labml_bert.training.device import has_fast_bfloat16
 
@@ -27,17 +28,30 @@ from labml_bert.training.device import has_fast_bfloat16
 def check_record(path: Path) -> None:
     """
     Raises `ValueError` if a record can't be written to `path`: before the run, and not minutes later at its
-    end.
+    end. A record may replace an earlier record, but no other file.
     """
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it exists and is not a file")
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        if path.exists() and not is_record(path):
+            raise ValueError("it exists and is not a record")
+        part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
+
+
+def is_record(path: Path) -> bool:
+    """
+    Whether a file starts as `describe_run` says. The rest isn't read: a corpus may be larger than memory.
+
+    Raises `OSError` if the file can't be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(500)
+    return re.match(rb'\{\s*"experiment":\s*"[^"]*",\s*"command":\s*"python ', start) is not None
 
 
 def describe_run(

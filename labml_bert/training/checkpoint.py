@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labml_bert.files import read_tensors, write_tensors
+from labml_bert.files import read_tensors, whole_file, write_tensors
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -118,11 +118,8 @@ def save_checkpoint(
     if path.is_file():
         # Make `previous` a hard link to the same file, so that a checkpoint exists at any moment. If the file
         # system has no hard links, only one checkpoint is kept.
-        link = previous.with_suffix(".part")
-        with contextlib.suppress(OSError):
-            link.unlink(missing_ok=True)
-            os.link(path, link)
-            os.replace(link, previous)
+        with contextlib.suppress(OSError), whole_file(previous) as part:
+            os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
 
 

@@ -35,6 +35,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from labml_bert.files import open_to_append
+
 METRICS = "metrics.jsonl"
 
 
@@ -44,11 +46,11 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
 
     Appends one line to `metrics.jsonl`. JSON has no NaN and no infinity, so these become `null`.
 
-    Raises `OSError` if the line can't be written, for example on a full disk.
+    Raises `OSError` if the line can't be written, for example on a full disk, or if the file is a link.
     """
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     line = json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n"
-    with open(run_path / METRICS, "a+b") as file:
+    with open_to_append(run_path / METRICS) as file:
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
             # A kill or a full disk can leave an incomplete line. Start a new line, or both would be lost.

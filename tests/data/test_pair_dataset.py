@@ -391,7 +391,7 @@ def test_a_killed_build_continues_and_produces_the_same_files(
     modified_at = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
     time.sleep(0.5)
     assert len(list(folder.glob("part-*.parquet"))) == len(modified_at) < 60
-    (folder / "part-00059.parquet.77.part").write_bytes(b"half")
+    (folder / f"part-00059.parquet.77{files.PART}").write_bytes(b"half")
     assert start().wait() == 0
     assert all((folder / name).stat().st_mtime_ns == time_ns for name, time_ns in modified_at.items())
 
@@ -447,6 +447,21 @@ def test_a_rebuild_with_fewer_documents_leaves_no_old_files(
     assert len(few["parts"]) < len(many["parts"])
     assert len(list(tmp_path.glob("part-*.parquet"))) == len(few["parts"])
     assert len(open_dataset(tmp_path)) == few["rows"]
+
+
+def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
+    """The Arrow copies of an earlier build are deleted, so their folder must not lead anywhere else."""
+    own = tmp_path / "home" / "photos"
+    own.mkdir(parents=True)
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "film.part").write_text("kept")
+    (tmp_path / "pairs" / "arrow").symlink_to(own.parent)
+    with pytest.raises(OSError, match=r"arrow must be a folder .* symbolic link; remove it"):
+        build_small_dataset(tmp_path / "pairs")
+    assert own.is_dir()
+    (tmp_path / "pairs" / "arrow").unlink()
+    build_small_dataset(tmp_path / "pairs")
+    assert (tmp_path / "pairs" / "film.part").read_text() == "kept"
 
 
 def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:

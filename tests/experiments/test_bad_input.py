@@ -100,6 +100,8 @@ BAD_INPUT = {
     "record in no folder": (["--corpus", "good.txt", "--record", "no/r.json"], "cannot write 'no/r.json'"),
     "record that is a folder": (["--corpus", "good.txt", "--record", "folder"], "is not a file"),
     "record that is a device": (["--corpus", "good.txt", "--record", "/dev/null"], "is not a file"),
+    "record that is the corpus": (["--corpus", "good.txt", "--record", "good.txt"], "is not a record"),
+    "record that is another JSON file": (["--record", "pickle/config.json"], "is not a record; choose"),
     "empty record name": (["--corpus", "good.txt", "--record", ""], "cannot write"),
     "initializer range of zero": (["--corpus", "good.txt", "--initializer-range", "0"], "must be above 0"),
     "infinite time": (["--corpus", "good.txt", "--minutes", "inf"], "above 0 and finite"),

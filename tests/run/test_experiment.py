@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
+from labml_bert.files import PART
 from labml_bert.run.experiment import lock_run, masked_line, new_run_path
 from labml_bert.training.checkpoint import CHECKPOINT
+from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text
 
 
@@ -22,7 +24,8 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 
     def error_of(*arguments: str) -> str:
         # Each attempt gets a copy: this process still holds the lock of the last one.
-        copy = shutil.copytree(folder, tmp_path / f"copy {len(list(tmp_path.iterdir()))}")
+        copy = tmp_path / f"copy {len(list(tmp_path.iterdir()))}"
+        shutil.copytree(folder, copy, symlinks=True)
         with pytest.raises(SystemExit) as exit_info:
             main_in_process(monkeypatch, tmp_path, "--resume", copy, *arguments)
         assert exit_info.value.code == 2
@@ -33,18 +36,45 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 
     assert "started with hidden_size = 32, not 64" in error_of("--hidden-size", "64")
     assert "started with steps = 3, not 9" in error_of("--steps", "9")
+    # A run from elsewhere, with a link to a file of the user in it.
+    (folder / METRICS).rename(tmp_path / "precious")
+    lines = (tmp_path / "precious").read_bytes()
+    (folder / METRICS).symlink_to(tmp_path / "precious")
+    assert "symbolic link" in error_of()
+    assert (tmp_path / "precious").read_bytes() == lines
     corpus_file.write_text(small_text(1000, seed=1))
     assert "corpus_sha256" in error_of()
 
 
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
-    partial_file = tmp_path / f"{CHECKPOINT}.77.part"
-    partial_file.write_bytes(b"half")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "own").mkdir()
+    partial_files = [tmp_path / f"{CHECKPOINT}.77{PART}", tmp_path / "model" / f"config.json.77{PART}"]
+    own_files = [tmp_path / "film.part", tmp_path / "own" / "archive.1.part"]
+    for path in (*partial_files, *own_files):
+        path.write_bytes(b"half")
     with lock_run(tmp_path):
-        assert not partial_file.exists()
+        assert not any(path.exists() for path in partial_files)
+        assert all(path.exists() for path in own_files)
         with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
             lock_run(tmp_path)
     lock_run(tmp_path).__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("name", [".lock", METRICS, "model"])
+def test_a_run_whose_files_are_links_is_rejected(name: str, tmp_path: Path) -> None:
+    """A folder from elsewhere can contain links to any files of the user."""
+    folder, target = tmp_path / "run", tmp_path / "precious"
+    folder.mkdir()
+    if name == "model":
+        target.mkdir()
+    else:
+        target.write_text("kept")
+    (folder / name).symlink_to(target)
+    with pytest.raises(OSError, match=f"{name} must be a .* symbolic link; remove it"):
+        lock_run(folder)
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert not list(target.iterdir()) if name == "model" else target.read_text() == "kept"
 
 
 def test_runs_that_start_in_the_same_second_get_different_folders(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import read_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
+from labml_bert.training import tracking
 from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import METRICS, read_metrics
@@ -198,22 +200,20 @@ def test_a_full_disk_damages_no_existing_file(small_disk: Path) -> None:
     assert len(open_dataset(pairs)) > 0
 
 
-def test_an_unwritable_log_stops_the_run(tmp_path: Path) -> None:
+def test_an_unwritable_log_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, a run could continue all night without metrics."""
     trainer, next_batch = new_trainer(tmp_path)
-    log, moved_log = tmp_path / METRICS, tmp_path / "aside"
 
     def evaluate() -> dict[str, float]:
         if trainer.step == 18:
-            log.rename(moved_log)
-            log.symlink_to("/dev/full")
+            monkeypatch.setattr(tracking, "open_to_append", lambda path: FileIO("/dev/full", "a"))
         return {"loss": 1.0}
 
     trainer.arguments = TrainingArguments(steps=30, evaluations=5, checkpoint_seconds=0)
     with pytest.raises(OSError, match="No space left"):
         train(trainer, next_batch, evaluate)
-    moved_log.rename(log)
-    with open(log, "a") as file:
+    monkeypatch.undo()
+    with open(tmp_path / METRICS, "a") as file:
         file.write('{"step": 18, "loss": 2')
     trainer, next_batch = new_trainer(tmp_path)
     trainer.resume()

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
+from labml_bert.training import tracking
 from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -66,14 +68,23 @@ def test_after_a_resume_the_last_value_of_a_step_counts(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 2.25), (4, 1.0)]}
 
 
+def test_metrics_are_never_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    (tmp_path / METRICS).symlink_to(target)
+    with pytest.raises(OSError, match="must be a file"):
+        append_metrics(tmp_path, 1, {"loss": 3.0})
+    assert target.read_text() == "kept"
+
+
 def test_non_finite_values_are_null(tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": float("nan"), "norm": float("inf"), "accuracy": 0.5})
     assert (tmp_path / METRICS).read_text() == '{"step": 1, "loss": null, "norm": null, "accuracy": 0.5}\n'
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
-def test_a_full_disk_raises_an_error(tmp_path: Path) -> None:
-    (tmp_path / METRICS).symlink_to("/dev/full")
+def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "open_to_append", lambda path: FileIO("/dev/full", "a"))
     with pytest.raises(OSError, match="No space left"), Tracker(tmp_path, {}) as tracker:
         tracker.save(1, {"loss": 3.0})
 

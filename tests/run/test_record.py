@@ -1,0 +1,47 @@
+"""A record replaces only other records."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from labml_bert.run.record import check_record, is_record
+
+RUNS = Path(__file__).parents[2] / "docs" / "runs"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "the cat sees the dog\n",
+        "{}",
+        '{"experiment": "mlm_tiny"}',
+        '{"text": "a line of a corpus"}\n' * 3,
+        json.dumps({"model": {}, "experiment": "mlm_tiny", "command": "python x.py"}),
+    ],
+)
+def test_no_other_file_is_replaced(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"cannot write .*own.txt': it exists and is not a record; choose"):
+        check_record(path)
+    assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_is_replaced(tmp_path: Path) -> None:
+    """However it is indented."""
+    record = {"experiment": "mlm_tiny", "command": "python experiments/mlm_tiny.py", "date": "2020-01-01"}
+    path = tmp_path / "record.json"
+    for text in (json.dumps(record, indent=1), json.dumps(record, separators=(",", ":"))):
+        path.write_text(text)
+        check_record(path)
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_all_published_records_are_recognized() -> None:
+    paths = list(RUNS.rglob("*.json"))
+    assert len(paths) > 30
+    assert [path for path in paths if not is_record(path)] == []
