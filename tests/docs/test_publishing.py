@@ -32,7 +32,7 @@ def build_two_pages(folder: Path) -> Path:
     pages.mkdir()
     (pages / "index.md").write_text("---\ntitle: home\n---\n# Learn & run\n\nText.\n")
     (pages / "about.md").write_text(
-        '---\ndescription: "One &amp; two."\nsource: docs/pages/about.md\n---\n# A <B>\n'
+        '---\ndescription: "One &amp; two."\nsource: docs/pages/about.md\n---\n# A & B\n'
     )
     config = load_config(
         str(ROOT / "mkdocs.yml"),
@@ -85,7 +85,7 @@ def test_a_published_page_says_where_it_is_and_where_its_source_is(published: Pa
     assert page.select_one("link[rel=canonical]")["href"] == address
     content = {tag["property"]: tag["content"] for tag in page.select("meta[property]")}
     assert content["og:url"] == address
-    assert content["og:title"] == "A <B>" and page.title.get_text() == "A <B> - labml_bert"
+    assert content["og:title"] == "A & B" and page.title.get_text() == "A & B - labml_bert"
     assert content["og:description"] == "One & two."
     links = {a["href"] for a in page.select(".foot a")}
     assert "https://code.example/me/bert" in links
