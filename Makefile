@@ -93,12 +93,12 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --editable '.[test]'
+	$(INSTALL) --editable '.[test,lint]'
 	@touch $@
 
 # What labml-nn depends on is for its experiments, which no longer run; its modules need none of it.
 $(VENV)/.peers: $(VENV)/.run
-	$(INSTALL) transformers
+	$(INSTALL) --editable '.[peers]'
 	$(INSTALL) --no-deps labml-nn
 	@touch $@
 

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.literate.rows import PageError
 from docs.literate.site import write_site
 from docs.literate.tree import navigation
+from docs.project import read_project
 from docs.site import SITE
 
 written: list[str] = []
@@ -27,7 +28,11 @@ def on_startup(command: str, dirty: bool) -> None:
 
 def on_config(config: Any) -> None:
     """MkDocs calls this once it has read its settings."""
-    config.extra["serving"] = serving
+    project = read_project()
+    config.extra.update(serving=serving, project=project)
+    config.site_description, config.site_author = project.description, project.authors
+    # `mkdocs serve` has set its own address by now.
+    config.site_url = config.site_url or project.site_url or None
 
 
 def on_pre_build(config: Any) -> None:

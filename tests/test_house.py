@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import multiprocessing
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -304,12 +303,18 @@ def exit_child_of(by: Callable[[], object]) -> None:
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run([sys.executable, "-c", ""]),
     "system": lambda: os.system("true"),
-    "posix_spawn": lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}),
-    "fork": lambda: exit_child_of(os.fork),
-    "pty": lambda: exit_child_of(lambda: pty.fork()[0]),
-    "multiprocessing fork": lambda: multiprocessing.get_context("fork").Process(target=int).start(),
-    "multiprocessing spawn": lambda: multiprocessing.get_context("spawn").Process(target=int).start(),
 }
+# Windows has no other ways that an audit hook can see.
+if sys.platform != "win32":
+    import pty
+
+    STARTS |= {
+        "posix_spawn": lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}),
+        "fork": lambda: exit_child_of(os.fork),
+        "pty": lambda: exit_child_of(lambda: pty.fork()[0]),
+        "multiprocessing fork": lambda: multiprocessing.get_context("fork").Process(target=int).start(),
+        "multiprocessing spawn": lambda: multiprocessing.get_context("spawn").Process(target=int).start(),
+    }
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -164,7 +164,7 @@ def retired_names(path: Path) -> Iterator[str]:
 def everything_retired() -> list[str]:
     """All retired words and names in the repository."""
     python = [path for path in tracked("*.py") if path != Path(__file__).relative_to(ROOT)]
-    pages = tracked("README.md", "docs/pages/*.md")
+    pages = tracked("README.md", "CONTRIBUTING.md", "docs/pages/*.md", ".github/*.md")
     words = [line for path in [*python, *pages] for line in retired_words(path)]
     return words + [line for path in python for line in retired_names(path)]
 
@@ -181,6 +181,11 @@ def everything_retired() -> list[str]:
 )
 def test_a_retired_word_is_detected(text: str, word: str) -> None:
     assert re.search(PROSE[word], text, re.I)
+
+
+def test_the_guide_lists_every_term() -> None:
+    guide = (ROOT / "LANGUAGE.md").read_text("utf-8")
+    assert [term for term in PROSE if term not in guide] == []
 
 
 @pytest.mark.parametrize(

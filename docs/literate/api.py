@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pdoc.doc
 
-from docs.literate.names import Source, Sources, in_reference, summary
+from docs.literate.names import Source, Sources, description, in_reference, summary
 from docs.literate.page import front_matter
 from docs.literate.prose import fence_code, names_in_file, render_prose
 from docs.literate.rows import split_heading
@@ -89,7 +89,13 @@ def reference_page(source: Source, sources: Sources) -> str:
     body = "".join(entry(member, source, sources, 2) for member in members)
     maths = 'class="katex' in body
     lead = summary(source.rows[0].prose)
-    meta = front_matter(title=source.module, maths=maths, search={"exclude": True})
+    meta = front_matter(
+        title=source.module,
+        description=f"Reference of {source.module}. {description(source.rows[0].prose)}",
+        maths=maths,
+        source=source.path,
+        search={"exclude": True},
+    )
     title = f"# `{source.module}` {{#{source.module}}}"
     home = posixpath.relpath(f"{source.page}.md", posixpath.dirname(reference_of(source)))
     return f"{meta}{title}\n\n[{source.title}]({home}). {lead}\n\n{body}"

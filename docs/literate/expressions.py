@@ -23,12 +23,13 @@ A mistake fails the build with the file, the line and the reason.
 """
 
 import ast
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs.literate.names import Sources, Symbol, summary
+from docs.literate.names import Sources, Symbol, description, summary
 from docs.literate.prose import TOKEN, names_in_chapter, render_prose
 from docs.literate.rows import PageError
 
@@ -158,6 +159,7 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
     front = FRONT.match(body)
     meta = front[1] + "\n" if front else ""
     body = body[front.end() :] if front else body
+    lead = description(body)
     if name == "glossary":
         body = re.sub(r"^## ([^(\n]+).*$", lambda m: f"{m[0]} {{#{anchor_of(m[1])}}}", body, flags=re.M)
     else:
@@ -166,5 +168,6 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
     body = re.sub(r"^```output$", "```text { .output }", body, flags=re.M)
     body = re.sub(r"^``` ?py(?:thon)?$", "```python", body, flags=re.M)
     body = re.sub(r"<!--(\d+)-->", lambda match: finished_html[int(match[1])], body)
-    maths = "true" if 'class="katex' in body else "false"
-    return f"---\n{meta}maths: {maths}\n---\n{body}"
+    added = {"description": lead, "maths": 'class="katex' in body, "source": where}
+    added_lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in added.items())
+    return f"---\n{meta}{added_lines}---\n{body}"

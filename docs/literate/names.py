@@ -7,6 +7,7 @@ link is worse than none.
 """
 
 import ast
+import html
 import posixpath
 import re
 from collections.abc import Iterator
@@ -44,13 +45,36 @@ def relative(page: str, target: str) -> str:
     return posixpath.relpath(ends[1], ends[0]) + "/"
 
 
+def paragraphs(markdown: str) -> list[str]:
+    """The paragraphs as plain text, each on one line."""
+    plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", markdown.strip()).replace("`", "").replace("$", "")
+    return [paragraph.replace("\n", " ") for paragraph in re.split(r"\n\s*\n", plain)]
+
+
 def summary(markdown: str) -> str:
     """The first sentence, as plain text, for a tooltip."""
-    paragraph = re.split(r"\n\s*\n", markdown.strip(), maxsplit=1)[0].replace("\n", " ")
-    plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", paragraph).replace("`", "").replace("$", "")
+    plain = paragraphs(markdown)[0]
     sentence = re.match(r".+?[.?](?=\s|$)", plain)
     words = sentence[0] if sentence else plain
     return "" if "|" in words or "\\" in words else words
+
+
+def description(markdown: str) -> str:
+    """
+    What a search engine shows below the title: the sentences that the first paragraph of text begins with, as
+    many as fit into 200 characters, but at least one. It's escaped for HTML, because the templates of MkDocs
+    don't do that.
+    """
+    for paragraph in paragraphs(re.sub(r"<[^>]+>", "", markdown)):
+        plain = re.sub(r"\*{1,2}(\S.*?)\*{1,2}", r"\1", paragraph)
+        text = ""
+        for sentence in re.findall(r"\S.*?[.?!](?=\s|$)", plain):
+            if set("|\\#") & set(sentence) or (text and len(text) + len(sentence) > 200):
+                break
+            text = f"{text} {sentence}".lstrip()
+        if text:
+            return html.escape(text)
+    return ""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from docs.literate.highlight import line_bodies, numbered_line, row_code
-from docs.literate.names import Source, Sources, relative, resolve
+from docs.literate.names import Source, Sources, description, relative, resolve
 from docs.literate.prose import names_in_file, render_prose
 from docs.literate.rows import PageError, Row
 from docs.literate.templates import render
@@ -88,6 +88,7 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     body = "".join(parts)
     meta = front_matter(
         title=source.title,
+        description=description(source.rows[0].prose),
         layout="listing",
         maths='class="katex' in body,
         source=source.path,

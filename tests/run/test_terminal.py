@@ -1,13 +1,10 @@
 """What a run prints on a terminal, and how it ends."""
 
-import fcntl
 import os
-import pty
 import re
 import shlex
 import struct
 import subprocess
-import termios
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,9 @@ from labml_bert import files
 from labml_bert.run.terminal import exit_cleanly
 from labml_bert.training.checkpoint import load_checkpoint
 from tests.support.runs import SMALL, command, run, stop_with_ctrl_c
+
+# Windows has no pseudo-terminals.
+fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
 
 
 @pytest.mark.processes

@@ -1,0 +1,79 @@
+"""
+# Who publishes this site, and from where
+
+The site takes its license, authors and addresses from `pyproject.toml`, the one file that a fork changes. The
+environment variables `SITE_URL` and `REPO_URL` overrule the addresses. The workflow that publishes the site
+sets both, so a fork on GitHub Pages needs no change at all. A site without addresses works offline; it has no
+canonical links and no links to a repository.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Project:
+    """What `pyproject.toml` says about the project."""
+
+    name: str
+    description: str
+    version: str
+    license: str
+    authors: str
+    site_url: str
+    """Where the site is published, with a slash at the end, or an empty string."""
+    repo_url: str
+    """The repository's address without a slash at the end, or an empty string."""
+
+
+def read_project(environment: Mapping[str, str] = os.environ) -> Project:
+    """Raises `ValueError` if an address doesn't start with `https://` or `http://`."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    urls = table.get("urls", {})
+    site_url = environment.get("SITE_URL") or urls.get("Homepage", "")
+    repo_url = environment.get("REPO_URL") or urls.get("Repository", "")
+    for url in (site_url, repo_url):
+        if url and not url.startswith(("https://", "http://")):
+            raise ValueError(f"{url!r} is not an address; it has to start with https://")
+    return Project(
+        name=table["name"].replace("-", "_"),
+        description=table["description"],
+        version=table["version"],
+        license=table["license"],
+        authors=", ".join(author["name"] for author in table["authors"]),
+        site_url=f"{site_url.rstrip('/')}/" if site_url else "",
+        repo_url=repo_url.rstrip("/").removesuffix(".git"),
+    )
+
+
+PROJECT = read_project()
+
+
+def license_text() -> str:
+    """The file `LICENSE`, as a fenced block."""
+    return f"```text\n{(ROOT / 'LICENSE').read_text('utf-8').strip()}\n```"
+
+
+def bibtex(project: Project = PROJECT) -> str:
+    """The project as a BibTeX entry, as a fenced block. The year is that of the copyright."""
+    (year,) = re.findall(r"^Copyright \(c\) (\d{4})", license_text(), re.M)
+    fields = {
+        "title": f"{{{project.name}}}. {project.description}",
+        "author": f"{{{project.authors}}}",
+        "year": year,
+        "version": project.version,
+        "url": project.site_url or project.repo_url,
+    }
+    lines = [f"  {name} = {{{value}}},\n" for name, value in fields.items() if value]
+    return f"```text\n@software{{{project.name},\n{''.join(lines)}}}\n```"
+
+
+def where_the_code_is(project: Project = PROJECT) -> str:
+    """A sentence with a link to the repository, or an empty string if its address is unknown."""
+    return f"The whole project is at [{project.repo_url}]({project.repo_url})." if project.repo_url else ""

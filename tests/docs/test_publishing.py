@@ -1,0 +1,176 @@
+"""What a published site and a published package need, and what they must not have by default."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+import docs.hook
+from docs.project import PROJECT, bibtex, read_project
+
+ROOT = Path(__file__).parents[2]
+ADDRESSES = {"SITE_URL": "https://site.example/bert", "REPO_URL": "https://code.example/me/bert.git"}
+
+
+def parse(path: Path) -> BeautifulSoup:
+    return BeautifulSoup(path.read_text("utf-8"), "html.parser")
+
+
+def build_two_pages(folder: Path) -> Path:
+    """Builds a small site with our theme and our hook, which takes seconds. Returns its folder."""
+    pages = folder / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text("---\ntitle: home\n---\n# Learn & run\n\nText.\n")
+    (pages / "about.md").write_text(
+        '---\ndescription: "One &amp; two."\nsource: docs/pages/about.md\n---\n# A & B\n'
+    )
+    config = load_config(
+        str(ROOT / "mkdocs.yml"),
+        docs_dir=str(pages),
+        site_dir=str(folder / "site"),
+        hooks=[],
+        nav=["index.md", "about.md"],
+    )
+    docs.hook.on_config(config)
+    build(config)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ADDRESSES.items():
+            patch.setenv(name, value)
+        return build_two_pages(tmp_path_factory.mktemp("published"))
+
+
+def test_every_page_has_a_description_and_a_title_of_its_own(site: Path) -> None:
+    pages = {path: parse(path).head for path in site.glob("**/index.html")}
+    descriptions = {
+        path: head.select_one("meta[name=description]")["content"] for path, head in pages.items()
+    }
+    defaults = [path for path, text in descriptions.items() if text == PROJECT.description]
+    assert not defaults, "these pages have no description of their own"
+    for values in (descriptions.values(), [head.title.get_text() for head in pages.values()]):
+        assert [value for value, count in Counter(values).items() if count > 1 or len(value) < 20] == []
+
+
+def test_without_addresses_nothing_points_to_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ADDRESSES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("docs.hook.read_project", lambda: read_project({}))
+    if PROJECT.site_url or PROJECT.repo_url:
+        pytest.skip("this fork has addresses")
+    for path in build_two_pages(tmp_path).glob("**/*.html"):
+        html = path.read_text("utf-8")
+        assert 'rel="canonical"' not in html and 'rel="edit"' not in html
+        assert not re.search(r'(?:href|src)="https?:', html), path
+
+
+def test_a_published_page_says_where_it_is_and_where_its_source_is(published: Path) -> None:
+    page = parse(published / "about" / "index.html")
+    address = "https://site.example/bert/about/"
+    assert page.select_one("link[rel=canonical]")["href"] == address
+    content = {tag["property"]: tag["content"] for tag in page.select("meta[property]")}
+    assert content["og:url"] == address
+    assert content["og:title"] == "A & B" and page.title.get_text() == "A & B - labml_bert"
+    assert content["og:description"] == "One & two."
+    links = {a["href"] for a in page.select(".foot a")}
+    assert "https://code.example/me/bert" in links
+    assert "https://code.example/me/bert/edit/main/docs/pages/about.md" in links
+    assert parse(published / "index.html").title.get_text() == "Learn & run - labml_bert"
+    assert "https://site.example/bert/about/" in (published / "sitemap.xml").read_text("utf-8")
+
+
+def test_a_missing_page_leads_back(published: Path) -> None:
+    page = parse(published / "404.html")
+    assert page.title.get_text().startswith("Page not found")
+    links = [a["href"] for a in page.select("article a")]
+    assert "/bert/." in links and len(links) >= 5
+    # The server sends the page for an address at any depth, so a relative link would lead nowhere.
+    assert all(link.startswith(("/bert/", "https://code.example/")) for link in links)
+
+
+def test_the_ways_out_of_a_missing_page_exist(site: Path) -> None:
+    for link in parse(site / "404.html").select("article a"):
+        assert (site / link["href"].lstrip("/") / "index.html").is_file(), link
+
+
+def test_an_address_is_normalized_or_rejected() -> None:
+    project = read_project(ADDRESSES)
+    assert (project.site_url, project.repo_url) == (
+        "https://site.example/bert/",
+        "https://code.example/me/bert",
+    )
+    assert "url = {https://site.example/bert/}" in bibtex(project)
+    with pytest.raises(ValueError, match="has to start with https"):
+        read_project({"REPO_URL": "git@code.example:me/bert"})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_and_forms_are_complete(path: Path) -> None:
+    table = yaml.safe_load(path.read_text("utf-8"))
+    if path.parent.name == "workflows":
+        # YAML reads the key `on` as true.
+        assert table[True] and table["permissions"] == {"contents": "read"}
+        assert all("timeout-minutes" in job or "environment" in job for job in table["jobs"].values())
+    else:
+        assert table["name"] and table["description"]
+        assert len({part["id"] for part in table["body"]}) == len(table["body"])
+
+
+def test_every_make_command_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
+    paths = [ROOT / name for name in ("CONTRIBUTING.md", ".pre-commit-config.yaml", ".ci/run")]
+    paths += [path for path in (ROOT / ".github").rglob("*") if path.is_file()]
+    commands = {
+        name
+        for path in paths
+        for name in re.findall(r"(?:^|`|: )make ([a-z-]+)", path.read_text("utf-8"), re.M)
+    }
+    assert {"site", "test-fast"} <= commands <= targets
+
+
+def test_the_workflow_tests_every_version_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8"))
+    versions = tests["jobs"]["fast"]["strategy"]["matrix"]["python"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if ":: 3." in line]
+    assert versions == named and project["requires-python"] == f">={versions[0]}"
+
+
+def test_the_citation_matches_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["title"] == PROJECT.name and citation["abstract"] == PROJECT.description
+    assert citation["version"] == PROJECT.version and citation["license"] == PROJECT.license
+    assert ", ".join(author["name"] for author in citation["authors"]) == PROJECT.authors
+
+
+def test_the_wheel_has_the_types_and_the_license(tmp_path: Path) -> None:
+    # A copy, because setuptools writes into the folder that it builds.
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "labml_bert", tmp_path / "labml_bert", ignore=ignore)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", "out", "."], cwd=tmp_path, check=True)
+    (wheel,) = (tmp_path / "out").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        files = set(archive.namelist())
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "labml_bert").rglob("*.py")}
+    assert sources | {"labml_bert/py.typed"} <= files
+    assert any(name.endswith("/licenses/LICENSE") for name in files)
