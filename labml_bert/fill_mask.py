@@ -119,14 +119,18 @@ def fill_mask(
 
 def newest_run(runs: Path) -> Path:
     """
-    Returns the folder of the run under `runs` with the newest checkpoint.
+    Returns the folder of the run under `runs` with the newest checkpoint. A run that has only just started
+    doesn't count: its weights are random, and so are its answers.
 
-    Raises `ValueError` if there is no run.
+    Raises `ValueError` if no run has trained, or if the newest one is damaged.
     """
     checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
     if not checkpoints:
         raise ValueError(f"no run under {runs}; train a model with: make train")
-    return checkpoints[-1].parent
+    for path in reversed(checkpoints):
+        if load_checkpoint(path.parent)[0]["step"] > 0:
+            return path.parent
+    raise ValueError(f"no run under {runs} has saved a trained model yet; wait, or name a run with --run")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -134,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
     description = "Predict the [MASK] tokens in a text."
     parser = OneLineParser(prog="python -m labml_bert.fill_mask", description=description)
     parser.add_argument("text", help="a text with at least one [MASK]")
-    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: the newest run)")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
     parser.add_argument("--top-k", type=int, default=5, help="predictions for each mask (default: 5)")
     options = parser.parse_args(argv)
     with exit_on_bad_input():

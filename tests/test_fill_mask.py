@@ -1,10 +1,16 @@
 """Invalid input to `fill_mask`."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from labml_bert import fill_mask
+from labml_bert.files import write_tensors
+from labml_bert.fill_mask import newest_run
+from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, run, small_text
 
 
@@ -38,6 +44,31 @@ def test_bad_input_gives_a_one_line_error(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_a_newer_run_that_has_not_trained_is_skipped(tmp_path: Path) -> None:
+    """Its weights are random, so it would answer with nonsense."""
+
+    def save(name: str, step: int, time: int) -> Path:
+        path = tmp_path / "mlm_tiny" / name / CHECKPOINT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = json.dumps({"step": step, "seconds": 0.0, "configuration": {}})
+        write_tensors(path, {"model.x": torch.zeros(1)}, {"about": metadata})
+        os.utime(path, (time, time))
+        return path
+
+    newest = save("newest", 0, 3)
+    with pytest.raises(ValueError, match=r"no run under .* has saved a trained model yet"):
+        newest_run(tmp_path)
+    save("oldest", 50, 1)
+    older = save("older", 7, 2)
+    assert newest_run(tmp_path) == older.parent
+    save("newest", 1, 3)
+    assert newest_run(tmp_path) == newest.parent
+    newest.write_bytes(b"half")
+    os.utime(newest, (3, 3))
+    with pytest.raises(ValueError, match="is damaged"):
+        newest_run(tmp_path)
 
 
 def test_without_a_run_the_error_suggests_training(
