@@ -42,6 +42,8 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
     (folder / METRICS).symlink_to(tmp_path / "precious")
     assert "symbolic link" in error_of()
     assert (tmp_path / "precious").read_bytes() == lines
+    (folder / METRICS).unlink()
+    shutil.copy(tmp_path / "precious", folder / METRICS)
     corpus_file.write_text(small_text(1000, seed=1))
     assert "corpus_sha256" in error_of()
 
