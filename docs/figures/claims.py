@@ -456,7 +456,11 @@ def forest_row(claim: Claim, y: float) -> str:
     else:
         ends = [value / claim.entry["delta"] for value in effect.gain]
     middle, low, high = (ROOM / 2 * (1 + max(-1.0, min(1.0, end / SPAN))) for end in ends)
-    parts = [f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>']
+    limit = ROOM / 2 / SPAN
+    parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
+    for x in (ROOM / 2 - limit, ROOM / 2 + limit):
+        parts.append(f'<path class="level" d="M{x:g},{y - 9:g}V{y + 9:g}"/>')
+    parts.append(f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>')
     if ends[1] < -SPAN:
         parts.append(
             f'<path class="line n1" d="M{low + 8:.1f},{y - 5:g}L{low:.1f},{y:g}L{low + 8:.1f},{y + 5:g}"/>'
@@ -482,31 +486,24 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     finished.sort(key=lambda claim: order.index(claim.decision()))
     parts, table, sentences = list[str](), list[list[str]](), list[str]()
     for i, claim in enumerate(finished):
-        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 74
+        title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 90
         test = claim.primary()
         gain, interval = gain_and_interval(claim.effect(test, RULE_LEVEL), test["metric"])
-        parts.append(text(0, y + 19, title))
-        parts.append(text(0, y + 38, f"{verdict}: {gain} ({interval})", _class="level"))
-        parts.append(forest_row(claim, y + 54))
+        parts.append(text(0, y + 20, title))
+        parts.append(text(0, y + 43, f"{verdict}: {gain} ({interval})", _class="level"))
+        parts.append(forest_row(claim, y + 64))
         table.append(
             [title, verdict, gain, interval, delta_with_unit(claim), f"{len(claim.of(test['better']))}"]
         )
         sentences.append(f"{title}: {verdict}")
-    height = 74 * len(finished)
-    band = ROOM / 2 / SPAN
-    frame = (
-        f'<path class="grid" d="M{ROOM / 2:g},0V{height}"/>'
-        f'<path class="level" d="M{ROOM / 2 - band:g},0V{height}"/>'
-        f'<path class="level" d="M{ROOM / 2 + band:g},0V{height}"/>'
-    )
     return figure(
-        frame + "".join(parts),
-        height,
+        "".join(parts),
+        90 * len(finished),
         "The primary endpoint of every claim",
         "; ".join(sentences) + ".",
-        "The effect of every claim with its 98.2% confidence interval. To the right of the middle line, it "
-        "supports the claim. Between the dotted lines, it's too small to matter; each claim has its own unit "
-        "and its own such limit. An arrow means that the interval goes on.",
+        "The effect of every claim with its 98.2% confidence interval. To the right of the middle line, an "
+        "effect supports the claim. Between the dotted lines, it's too small to matter. Each claim has its "
+        "own unit and its own limit. An arrow means that the interval extends farther.",
         [],
         numbers(["claim", "verdict", "gain", "98.2% CI", "too small to matter", "seeds"], table),
     )
