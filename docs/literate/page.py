@@ -65,6 +65,7 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     # project. The bodies of all the others would double the index.
     imports_project = any(name.partition(".")[0] in packages for name in source.imports)
     stands_alone = source.module.count(".") == 1 and not imports_project
+    is_script = source.path.endswith(".js")
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
@@ -92,8 +93,9 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
         layout="listing",
         maths='class="katex' in body,
         source=source.path,
-        # A chapter explains more than a file that mentions the same words.
-        search={"boost": 1 if stands_alone else 0.1},
+        # A chapter explains more than a file that mentions the same words. A script of the site repeats what the
+        # Python files say.
+        search={"exclude": True} if is_script else {"boost": 1 if stands_alone else 0.1},
     )
     return meta + body + after
 
