@@ -93,8 +93,8 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
         layout="listing",
         maths='class="katex' in body,
         source=source.path,
-        # A chapter explains more than a file that mentions the same words. A script of the site repeats what the
-        # Python files say.
+        # A chapter explains more than a file that mentions the same words. A script of the site only repeats
+        # what the Python files say.
         search={"exclude": True} if is_script else {"boost": 1 if stands_alone else 0.1},
     )
     return meta + body + after
