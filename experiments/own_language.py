@@ -7,8 +7,8 @@ and run one command:
     python experiments/own_language.py --corpus my_texts
 
 The command trains a subword vocabulary, chooses sizes that suit the amount of text, and pretrains the modern
-encoder of `modern.py`. Then `transformers` can load the model from the folder `model` of the run, as a
-ModernBERT.
+encoder of `modern.py`. It saves the model in the folder `model` of the run, and `transformers` can load that
+folder as a ModernBERT.
 
 Why not the original BERT? It spends most of a short run on a [plateau](../stuck.md). [The chapter on this
 script](../own-language.md) compares the two on a German text.

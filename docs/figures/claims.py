@@ -5,7 +5,7 @@ The page *Claims* shows what is in `experiments/claims/claims.toml` and in the r
 `docs/runs/claims`. The verdicts are computed here, from the records, by [the rule](decision.py).
 
 Every claim has tests, which compare two variants. One of them is the primary endpoint and decides. The others
-are exploratory: the page shows their effects and decides nothing.
+are exploratory: the page shows their effects, but the verdict ignores them.
 """
 
 import json
@@ -26,10 +26,11 @@ from docs.figures.decision import (
     ratio_lower_bound,
     seeds_needed,
 )
-from docs.figures.records import ROOT, RUNS, Record, describe_check
+from docs.figures.records import RUNS, Record, describe_check
 from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
+from docs.project import ROOT
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 COUNTED = ("tokens", "seconds")
@@ -205,15 +206,27 @@ class Claim:
         """The test that decides."""
         return next(test for test in self.entry["tests"] if test["says"] == self.entry["primary"])
 
+    def delta(self) -> float:
+        """The largest difference that doesn't matter. For a ratio, this is its logarithm."""
+        delta = float(self.entry["delta"])
+        return math.log(delta) if self.primary()["metric"] in COUNTED else delta
+
+    def primary_interval(self) -> Interval | None:
+        """
+        The interval that decides, at the level of the rule and in the unit of `delta()`. `None` if a loss is
+        NaN.
+        """
+        gain = self.effect(self.primary(), RULE_LEVEL).gain
+        if gain is None or self.primary()["metric"] not in COUNTED:
+            return gain
+        return Interval(*(math.log(max(value, 1e-9)) for value in gain))
+
     def decision(self) -> str:
         """What the rule says, once the claim is finished."""
-        effect, delta = self.effect(self.primary(), RULE_LEVEL), self.entry["delta"]
-        if effect.gain is None or (effect.at_least and effect.at_most):
+        interval, effect = self.primary_interval(), self.effect(self.primary())
+        if interval is None or (effect.at_least and effect.at_most):
             return "inconclusive"
-        if self.primary()["metric"] in COUNTED:
-            ends = (math.log(max(value, 1e-9)) for value in effect.gain)
-            return decide(Interval(*ends), math.log(delta))
-        return decide(effect.gain, delta)
+        return decide(interval, self.delta())
 
     def missing_seeds(self) -> int | None:
         """About how many more seeds would decide, or `None` if that is unknown or very many."""
@@ -221,8 +234,7 @@ class Claim:
         samples = self.samples(test)
         if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:
             return None
-        delta = math.log(self.entry["delta"]) if test["metric"] in COUNTED else self.entry["delta"]
-        needed = seeds_needed(*samples, delta)
+        needed = seeds_needed(*samples, self.delta())
         return None if needed is None else max(needed - len(samples[0]), 1)
 
     def verdict(self) -> str:
@@ -447,14 +459,10 @@ SPAN, ROOM = 8.0, 620.0
 
 def forest_row(claim: Claim, y: float) -> str:
     """The interval of a claim's primary endpoint, as SVG. An end outside the plot becomes an arrow."""
-    effect = claim.effect(claim.primary(), RULE_LEVEL)
-    if effect.gain is None:
+    interval = claim.primary_interval()
+    if interval is None:
         return ""
-    if claim.primary()["metric"] in COUNTED:
-        delta = math.log(claim.entry["delta"])
-        ends = [math.log(max(value, 1e-9)) / delta for value in effect.gain]
-    else:
-        ends = [value / claim.entry["delta"] for value in effect.gain]
+    ends = [value / claim.delta() for value in interval]
     middle, low, high = (ROOM / 2 * (1 + max(-1.0, min(1.0, end / SPAN))) for end in ends)
     limit = ROOM / 2 / SPAN
     parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
@@ -522,7 +530,7 @@ def details(claim: Claim) -> str:
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
-            parts += ["**Exploratory.** These effects decide nothing.", tests_table(claim, others)]
+            parts += ["**Exploratory.** The verdict ignores these comparisons.", tests_table(claim, others)]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
         missing = "the rest" if count < total else "the times of their steps"

@@ -13,8 +13,8 @@ from typing import Any
 
 from docs.literate.prose import cell
 from docs.literate.rows import PageError
+from docs.project import ROOT
 
-ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "runs"
 
 

@@ -235,7 +235,7 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32]), figure)
     text = claims.details(claim)
     assert claim.verdict() == "holds" and "changed after" not in text
-    tests, others = text.split("These effects decide nothing")
+    tests, others = text.split("The verdict ignores these comparisons")
     assert "A gain of less than a factor of 1.1 doesn't matter." in tests and "98.2% CI" in tests
     assert "| short | length 128 | time to 1 nat below the unigram baseline | 5.7 × | 5.0 × to" in tests
     assert "| short | length 128 | held-out loss | +0.500 nats |" in others
