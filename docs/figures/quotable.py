@@ -259,6 +259,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claims_overview": claims.overview,
         "study_table": studies.study_table,
         "study_chart": studies.study_chart,
+        "study_curves": studies.study_curves,
+        "pairs_table": studies.pairs_table,
         "study_value": studies.study_value,
         "study_gain": studies.study_gain,
         "bibtex": bibtex,

@@ -6,6 +6,7 @@ verdict. A page shows its table and its chart, computed from the record under `d
 """
 
 import statistics
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from docs.figures.claims import CLAIMS, Claim, Row, cost, format_signed, read_claim
 from docs.figures.decision import Interval, difference, mean
 from docs.figures.records import RUNS, describe_check
-from docs.literate.chart import Bar, bar_chart
+from docs.literate.chart import Bar, Line, bar_chart, line_chart
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 
@@ -114,11 +115,16 @@ def study_table(name: str) -> str:
         else:
             table += " not reached | – |"
         table += f" {with_interval(mean(losses))} | {gain} | {core_minutes(study, arm):.1f} min |\n"
+    return f"{wide(table)}\n{footnote(study)}"
+
+
+def footnote(study: Claim) -> str:
+    """Seeds, budget, cost and command of a study, as Markdown."""
     assert study.record is not None
     return (
-        f"{wide(table)}\n{len(study.of(study.arms[0]))} seeds per variant, "
-        f"{study.entry['options']['tokens']:,} tokens per run. Cost: {cost(study)}. "
-        f"{describe_check(study.record)}\n\n```sh\npython experiments/claims/claims.py {name}\n```"
+        f"{len(study.of(study.arms[0]))} seeds per variant, {study.entry['options']['tokens']:,} tokens per "
+        f"run. Cost: {cost(study)}. {describe_check(study.record)}\n\n"
+        f"```sh\npython experiments/claims/claims.py {study.entry['name']}\n```"
     )
 
 
@@ -131,6 +137,54 @@ def study_chart(name: str, caption: str) -> str:
         middle = statistics.mean(losses)
         bars.append(Bar(study.label(arm), middle, f"{middle:.2f}", 1, min(losses), max(losses)))
     return bar_chart(bars, study.entry["title"], caption)
+
+
+# What `study_curves` can draw: the label of its axis, and the value at evaluation `i` of a run. The last two
+# are what `probe_order` in `experiments/claims/training.py` measures.
+CURVES: dict[str, tuple[str, Callable[[Row, int], float]]] = {
+    "loss": ("loss, nats", lambda row, i: row["curve"][i][1]),
+    "attention": ("attention weight", lambda row, i: row["probes"][i][0]),
+    "order": ("gain from the order, nats", lambda row, i: row["probes"][i][1]),
+}
+
+
+def study_curves(name: str, what: str, title: str, caption: str) -> str:
+    """A line for each variant, by tokens, averaged over the seeds. `what` is a key of `CURVES`."""
+    study = read_study(name)
+    y_label, value = CURVES[what]
+    lines = []
+    for arm in study.arms:
+        rows = study.of(arm)
+        points = [
+            (tokens / 1000, statistics.mean(value(row, i) for row in rows))
+            for i, tokens in enumerate(rows[0]["curve_tokens"])
+        ]
+        lines.append(Line(study.label(arm), points))
+    return line_chart(lines, title, "thousands of training tokens", y_label, [], caption)
+
+
+def pairs_table(name: str) -> str:
+    """
+    The final losses of a study whose variants are called `SETTING: KIND`, with two kinds, as Markdown: a row
+    for each setting and a column for each kind.
+    """
+    study = read_study(name)
+    settings, kinds = (list(dict.fromkeys(arm.split(": ")[i] for arm in study.arms)) for i in range(2))
+    table = (
+        f"| setting | unigram baseline | {' | '.join(kinds)} | gain, 95% CI |\n|---|---:|---:|---:|---:|\n"
+    )
+    for setting in settings:
+        arms = [f"{setting}: {kind}" for kind in kinds]
+        first, second = (final_losses(study, arm) for arm in arms)
+        gain = difference(first, second)
+        cells = [
+            cell(setting),
+            f"{study.of(arms[0])[0]['unigram_loss']:.2f}",
+            *(with_interval(mean(losses), 2) for losses in (first, second)),
+            f"{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]",
+        ]
+        table += f"| {' | '.join(cells)} |\n"
+    return f"{wide(table)}\n{footnote(study)}"
 
 
 def study_value(name: str, arm: str, what: str = "loss") -> float:

@@ -61,18 +61,19 @@ def attend_to_neighbors(model: BertForMaskedLM, heads: int) -> None:
     r"""
     ## Heads that are set by hand
 
-    Changes the first block of `model` in place. The first head attends to the left neighbor, the second, if
-    there is one, to the right. Everything else starts at random, and training may change all of it.
+    Changes the first block of `model` in place. The first head attends to the left neighbor, the second to
+    the right. Everything else starts at random, and training may change all of it. With 0 `heads`, only the
+    embeddings change as described below. This is the control: do the heads matter, or only the embeddings?
 
     The first $d$ dimensions of the embeddings hold only the position $p$, as $\sin \omega_k p$ and
     $\cos \omega_k p$ for $d/2$ frequencies from 0 to $\pi$. The query of a head selects these dimensions. Its
     key selects them too and rotates them by one position, so the score of position $s$ for position $p$ is
     proportional to $\sum_k \cos \omega_k (p - 1 - s)$, which is large only for $s = p - 1$.
 
-    Raises `ValueError` unless `heads` is 1 or 2.
+    Raises `ValueError` unless `heads` is 0, 1 or 2.
     """
-    if heads not in (1, 2):
-        raise ValueError(f"neighbor_heads is {heads}; it must be 1 or 2")
+    if heads not in (0, 1, 2):
+        raise ValueError(f"neighbor_heads is {heads}; it must be 0, 1 or 2")
     embeddings, layer = model.bert.embeddings, model.bert.encoder.layer[0]
     assert isinstance(layer, BertLayer)
     attention = layer.attention["self"]

@@ -109,8 +109,9 @@ class WindowOptions(Options):
     head_norm: bool = True
     # The initial standard deviation of the embeddings. `None` means that of all other weights.
     embedding_std: float | None = None
-    # Heads of the first block that attend to a neighbor from the start, 0 to 2; see `heads.py`.
-    neighbor_heads: int = 0
+    # How many heads of the first block attend to a neighbor from the start, 0 to 2; see `heads.py`. `None`
+    # also leaves the embeddings as they are.
+    neighbor_heads: int | None = None
     # Whether each evaluation also measures the attention to neighbors and how much the order helps.
     probe_order: bool = False
     # Changes on the way from BERT to ModernBERT; see `blocks.py`.

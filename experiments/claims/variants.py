@@ -169,7 +169,7 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     if not options.tied:
         # Build the tied model first all the same: the recorded runs used its random numbers too.
         model = UntiedMaskedLM(config)
-    if options.neighbor_heads:
+    if options.neighbor_heads is not None:
         assert isinstance(model, BertForMaskedLM)
         attend_to_neighbors(model, options.neighbor_heads)
     if options.positions != "learned":

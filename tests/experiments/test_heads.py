@@ -23,10 +23,10 @@ CONFIG = BertConfig(
 )
 
 
-def build(heads: int = 0) -> BertForMaskedLM:
+def build(heads: int | None = None) -> BertForMaskedLM:
     torch.manual_seed(0)
     model = BertForMaskedLM(CONFIG).eval()
-    if heads:
+    if heads is not None:
         attend_to_neighbors(model, heads)
     return model
 
@@ -52,8 +52,18 @@ def test_heads_that_are_set_by_hand_attend_to_their_neighbors() -> None:
     assert one[0][:, 1].max() < 0.1
 
 
+def test_the_control_changes_only_the_embeddings() -> None:
+    before, after = (dict(build(heads).named_parameters()) for heads in (None, 0))
+    changes = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changes == {
+        f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
+    }
+    ids = torch.randint(30, (4, 64))
+    assert neighbor_attention(build(0), ids) == pytest.approx(1 / 64, rel=0.5)
+
+
 def test_other_numbers_of_heads_are_rejected() -> None:
-    with pytest.raises(ValueError, match="neighbor_heads is 3; it must be 1 or 2"):
+    with pytest.raises(ValueError, match="neighbor_heads is 3; it must be 0, 1 or 2"):
         attend_to_neighbors(build(), 3)
 
 
