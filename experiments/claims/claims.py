@@ -11,7 +11,7 @@ verdicts.
     python experiments/claims/claims.py short-to-long --arm "length 128" --seed 3
 
 The second command runs a claim, or continues it if it was stopped: each result is recorded as soon as it is
-known. The third command repeats one row of the record and records nothing.
+known. The third command repeats a recorded run and records nothing. `--arm` takes several names, too.
 
 A study, an entry of `studies.toml`, is run in the same way. It has arms but no tests, so it gets no verdict.
 
@@ -48,7 +48,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("claim", nargs="*", help="the claims or studies to run; see --list")
     parser.add_argument("--all", action="store_true", help="run all claims; recorded runs are not repeated")
     parser.add_argument("--list", action="store_true", help="print the claims with their arms and times")
-    parser.add_argument("--arm", help="repeat the recorded runs of this arm and --seed; records nothing")
+    parser.add_argument(
+        "--arm", nargs="+", help="repeat the recorded runs of these arms and --seed; records nothing"
+    )
     parser.add_argument("--seed", type=int, help=f"seed of the runs to repeat; {TUNING_SEED} is the search")
     parser.add_argument(
         "--record",
@@ -90,6 +92,7 @@ def main(argv: list[str] | None = None) -> None:
             results = Results(claim, arguments.record, device)
             if arguments.arm is not None:
                 for before, now in results.repeat(arguments.arm, arguments.seed):
+                    console.print(f"  {before['arm']}, seed {before['seed']}", soft_wrap=True)
                     console.print(f"  recorded  {describe_result(before)}", soft_wrap=True)
                     console.print(f"  now       {describe_result(now)}", soft_wrap=True)
                 continue

@@ -231,15 +231,17 @@ class Results:
         self.record.pop("fingerprints", None)
         self.write()
 
-    def repeat(self, arm: str, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    def repeat(self, arms: list[str], seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """
-        Repeats the recorded runs of this arm and seed. Yields each recorded row together with the new one.
+        Repeats the recorded runs of these arms with this seed. Yields each recorded row together with the new
+        one.
 
-        Raises `ValueError` if there is no such run.
+        Raises `ValueError` if an arm has no such run.
         """
-        rows = [row for row in self.recorded_rows.values() if (row["arm"], row["seed"]) == (arm, seed)]
-        if not rows:
-            raise ValueError(f"{self.path} has no run of {arm!r} with seed {seed}; run the claim first")
+        rows = [row for row in self.recorded_rows.values() if row["arm"] in arms and row["seed"] == seed]
+        for arm in arms:
+            if all(row["arm"] != arm for row in rows):
+                raise ValueError(f"{self.path} has no run of {arm!r} with seed {seed}; run the claim first")
         for row in rows:
             yield row, {**row, **self.run_once(row["options"], seed)}
 

@@ -536,11 +536,11 @@ def test_repeating_a_run_gives_the_same_row(
     claim = Claim("small", "A small claim", 1, 1, {"short": {}}, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     text = (tmp_path / "claims" / "small.json").read_text()
-    ((row, new_row),) = Results(claim, tmp_path, CPU).repeat("short", 0)
+    ((row, new_row),) = Results(claim, tmp_path, CPU).repeat(["short"], 0)
     assert row["curve"] == new_row["curve"] and row["result"] == new_row["result"]
     assert (tmp_path / "claims" / "small.json").read_text() == text
     with pytest.raises(ValueError, match="has no run of 'short' with seed 7"):
-        list(Results(claim, tmp_path, CPU).repeat("short", 7))
+        list(Results(claim, tmp_path, CPU).repeat(["short"], 7))
 
 
 ROW = ["pretraining-pays", "--arm", "pretrained", "--seed", "0"]
