@@ -327,12 +327,14 @@ def in_words(effect: Effect, metric: str) -> str:
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
-def describe_gain(claim: Claim, says: str) -> str:
+def describe_gain(claim: Claim, says: str | None = None) -> str:
     """
-    The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`.
+    The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`; by
+    default, it's the primary endpoint.
 
     Raises `PageError` if the claim has no such test.
     """
+    says = says or claim.entry["primary"]
     for test in claim.entry["tests"]:
         if test["says"] == says:
             return in_words(claim.effect(test), test["metric"]) if claim.is_finished() else "not measured yet"
