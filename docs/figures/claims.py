@@ -2,10 +2,9 @@ r"""
 # Verdicts on the claims
 
 The page *Claims* shows what is in `experiments/claims/claims.toml` and in the records under
-`docs/runs/claims`. The verdicts are computed here, from the records, by [the rule](decision.py).
-
-Every claim has tests, which compare two variants. One of them is the primary endpoint and decides. The others
-are exploratory: the page shows their effects, but the verdict ignores them.
+`docs/runs/claims`. The verdicts come from `experiments/claims/analysis.py`. They rest on the primary endpoint
+of each claim, measured with fresh seeds as soon as there are any. All other comparisons are exploratory: the
+page shows their effects, but the verdict ignores them.
 """
 
 import json
@@ -13,28 +12,17 @@ import math
 import statistics
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from docs.figures.decision import (
-    LEVEL,
-    RULE_LEVEL,
-    Interval,
-    decide,
-    difference,
-    mean,
-    proportion_difference,
-    ratio_lower_bound,
-    seeds_needed,
-)
 from docs.figures.records import RUNS, Record, describe_check
 from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, numbers, text
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from docs.project import ROOT
+from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, Analysis, Effect, Row
+from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, is_fresh, mean
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
-COUNTED = ("tokens", "seconds")
-HIGHER_IS_BETTER = ("probe", "package", "summary")
 # Shown as percentages; a difference of two is in percentage points.
 PERCENTAGES = ("failed", *HIGHER_IS_BETTER)
 NAMES = {
@@ -50,43 +38,32 @@ NAMES = {
     "package 100 - package 3202": "accuracy with 100 labels minus accuracy with 3,202",
 }
 
-Row = dict[str, Any]
 
-
-class Effect(NamedTuple):
-    """The result of a test."""
-
-    gain: Interval | None
-    """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
-    at_least: bool = False
-    """Whether a run of the variant that should be worse never reached the loss: the true ratio is larger."""
-    at_most: bool = False
-    """Whether a run of the other variant never did: the true ratio is smaller. If both, it is unknown."""
-
-
-class Arrival(NamedTuple):
-    """The tokens or seconds that a run took to reach a loss, or that it lasted if it never did."""
-
-    value: float
-    has_arrived: bool
-
-
-class Claim:
+class Claim(Analysis):
     """
     ## One claim
 
-    An entry of `claims.toml` and its record, if there is one.
+    An entry of `claims.toml` and its record, if there is one. `rows` are the pilot runs. `confirmation` is
+    the analysis of the runs with fresh seeds, if there are enough of them for the rule.
     """
 
     def __init__(self, entry: dict[str, Any], record: Record | None):
-        self.entry, self.record = entry, record
+        self.record = record
         self.arms: list[str] = list(entry["arms"])
-        self.rows: list[Row] = []
+        rows: list[Row] = []
+        step_seconds = {}
+        self.confirmation: Analysis | None = None
         if record is not None and "record" in entry:
-            self.rows = rows_of_comparison(record)
+            rows = rows_of_comparison(record)
         elif record is not None:
             # The search for a learning rate has its own seed, above all others.
-            self.rows = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
+            rows = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
+            step_seconds = record.data.get("step_seconds", {})
+            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"])]
+            fresh = Analysis(entry, fresh_rows, step_seconds)
+            if "primary" in entry and fresh.count_seeds() >= LOOKS[0]:
+                self.confirmation = fresh
+        super().__init__(entry, rows, step_seconds)
 
     def count_expected_runs(self) -> int:
         """How many runs a variant has when the claim is finished."""
@@ -97,145 +74,23 @@ class Claim:
         """What the page calls a variant; its name in the record is fixed."""
         return str(self.entry.get("labels", {}).get(arm, arm))
 
-    def of(self, arm: str) -> list[Row]:
-        """The runs of a variant."""
-        return [row for row in self.rows if row["arm"] == arm]
-
     def is_finished(self) -> bool:
         """Whether all runs and the times of their steps are recorded."""
         has_times = self.record is not None and ("record" in self.entry or self.record.data["step_seconds"])
         return bool(has_times) and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
 
-    def values(self, arm: str, metric: str) -> list[float | None]:
-        """
-        One number per seed; if each seed runs a whole grid, the mean over the grid. `a - b` is the difference
-        of two metrics.
-        """
-        if " - " in metric:
-            pairs = zip(*(self.values(arm, part) for part in metric.split(" - ")), strict=True)
-            return [None if a is None or b is None else a - b for a, b in pairs]
-        by_seed: dict[int, list[float | None]] = {}
-        for row in self.of(arm):
-            first = row["curve"][0][1] if metric == "first_loss" else None
-            by_seed.setdefault(row["seed"], []).append(
-                first if metric == "first_loss" else row["result"].get(metric)
-            )
-        return [
-            None if None in numbers else statistics.mean(value for value in numbers if value is not None)
-            for numbers in by_seed.values()
-        ]
+    def evidence(self) -> Analysis:
+        """The runs that decide: those with fresh seeds, and as long as there are none, the pilots."""
+        return self.confirmation or self
 
-    def cost_at(self, row: Row, step: float, metric: str) -> float:
-        """Tokens or seconds up to a step."""
-        if metric == "tokens":
-            return float(step * row["batch_tokens"])
-        assert self.record is not None
-        times = self.record.data["step_seconds"][row["arm"]]
-        starts = [start for start, _ in row["lengths"]]
-        ends = [*starts[1:], math.inf]
-        return sum(
-            times[str(length)] * max(0.0, min(step, end) - start)
-            for (start, length), end in zip(row["lengths"], ends, strict=True)
-        )
+    def describe_seeds(self) -> str:
+        """How many seeds the verdict rests on."""
+        count = self.evidence().count_seeds()
+        return f"{count} {'fresh' if self.confirmation else 'pilot'} seeds"
 
-    def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
-        """When a run reached a loss, interpolated linearly between two evaluations."""
-        before: tuple[float, float] | None = None
-        for step, loss in row["curve"]:
-            if loss is not None and loss <= goal:
-                if before is not None:
-                    step = before[0] + (step - before[0]) * (before[1] - goal) / (before[1] - loss)
-                return Arrival(max(self.cost_at(row, step, metric), 1e-9), True)
-            before = None if loss is None else (step, loss)
-        return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
-
-    def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
-        """When the runs of the better and of the worse variant reached the loss of a test."""
-        goal = self.rows[0]["unigram_loss"] - test["below"]
-        better, worse = (
-            [self.arrival(row, goal, test["metric"]) for row in self.of(test[side])]
-            for side in ("better", "worse")
-        )
-        return better, worse
-
-    def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
-        """
-        The numbers of both variants, oriented so that a positive difference is in favor of the better one:
-        logarithms of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
-        """
-        if test["metric"] in COUNTED:
-            better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
-            return worse, better
-        if test["metric"] == "failed":
-            # Each run counts, not the mean over the grid.
-            x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
-            return x, y
-        values = [self.values(test[side], test["metric"]) for side in ("better", "worse")]
-        x, y = ([value for value in side if value is not None] for side in values)
-        if len(x) + len(y) < sum(map(len, values)) or not x or not y:
-            return None
-        return (x, y) if test["metric"].split()[0] in HIGHER_IS_BETTER else (y, x)
-
-    def effect(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
-        """
-        The result of one test, with an interval at this level. A run that never reached the loss would take
-        longer than it lasted, so the ratio is then a bound.
-        """
-        samples = self.samples(test)
-        if samples is None:
-            return Effect(None)
-        if test["metric"] == "failed":
-            return Effect(proportion_difference(*samples, level))
-        gain = difference(*samples, level)
-        if test["metric"] not in COUNTED:
-            return Effect(gain)
-        better, worse = self.times(test)
-        at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
-        gain = Interval(*map(math.exp, gain))
-        slow, fast = ([arrival.value for arrival in side] for side in (worse, better))
-        # The rule needs both ends of an interval to be wrong as seldom as one end of a bound.
-        bound_level = level if level == LEVEL else (1 + level) / 2
-        if at_least:
-            gain = Interval(gain.middle, ratio_lower_bound(slow, fast, bound_level), math.inf)
-        if at_most:
-            high = 1 / max(ratio_lower_bound(fast, slow, bound_level), 1e-9)
-            gain = Interval(gain.middle, 0.0 if not at_least else gain.low, high)
-        return Effect(gain, at_least, at_most)
-
-    def primary(self) -> dict[str, Any]:
-        """The test that decides."""
-        return next(test for test in self.entry["tests"] if test["says"] == self.entry["primary"])
-
-    def delta(self) -> float:
-        """The largest difference that doesn't matter. For a ratio, this is its logarithm."""
-        delta = float(self.entry["delta"])
-        return math.log(delta) if self.primary()["metric"] in COUNTED else delta
-
-    def primary_interval(self) -> Interval | None:
-        """
-        The interval that decides, at the level of the rule and in the unit of `delta()`. `None` if a loss is
-        NaN.
-        """
-        gain = self.effect(self.primary(), RULE_LEVEL).gain
-        if gain is None or self.primary()["metric"] not in COUNTED:
-            return gain
-        return Interval(*(math.log(max(value, 1e-9)) for value in gain))
-
-    def decision(self) -> str:
-        """What the rule says, once the claim is finished."""
-        interval, effect = self.primary_interval(), self.effect(self.primary())
-        if interval is None or (effect.at_least and effect.at_most):
-            return "inconclusive"
-        return decide(interval, self.delta())
-
-    def missing_seeds(self) -> int | None:
-        """About how many more seeds would decide, or `None` if that is unknown or very many."""
-        test, effect = self.primary(), self.effect(self.primary())
-        samples = self.samples(test)
-        if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:
-            return None
-        needed = seeds_needed(*samples, self.delta())
-        return None if needed is None else max(needed - len(samples[0]), 1)
+    def effect_of(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
+        """The effect of a test: of the primary endpoint by the evidence, of others by the pilots."""
+        return (self.evidence() if test == self.primary() else self).effect(test, level)
 
     def verdict(self) -> str:
         """The verdict, or how far the runs are."""
@@ -243,10 +98,11 @@ class Claim:
             return "not run yet"
         if not self.is_finished():
             return "not finished yet"
-        decision = self.decision()
+        evidence = self.evidence()
+        decision = evidence.decision()
         if decision == "no difference":
             return f"no difference larger than {delta_with_unit(self)}"
-        more = self.missing_seeds() if decision == "inconclusive" else None
+        more = evidence.missing_seeds() if decision == "inconclusive" else None
         return decision if more is None else f"{decision}, about {more} more seed{'' if more == 1 else 's'}"
 
 
@@ -337,7 +193,9 @@ def describe_gain(claim: Claim, says: str | None = None) -> str:
     says = says or claim.entry["primary"]
     for test in claim.entry["tests"]:
         if test["says"] == says:
-            return in_words(claim.effect(test), test["metric"]) if claim.is_finished() else "not measured yet"
+            if not claim.is_finished():
+                return "not measured yet"
+            return in_words(claim.effect_of(test), test["metric"])
     names = "; ".join(test["says"] for test in claim.entry["tests"])
     raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {names}")
 
@@ -377,7 +235,7 @@ def tests_table(claim: Claim, tests: list[dict[str, Any]], level: float = LEVEL)
         cells = [
             *(cell(claim.label(test[side])) for side in ("better", "worse")),
             metric_name(test),
-            *gain_and_interval(claim.effect(test, level), test["metric"]),
+            *gain_and_interval(claim.effect_of(test, level), test["metric"]),
         ]
         table += f"| {' | '.join(cells)} |\n"
     return wide(table)
@@ -461,7 +319,7 @@ SPAN, ROOM = 8.0, 620.0
 
 def forest_row(claim: Claim, y: float) -> str:
     """The interval of a claim's primary endpoint, as SVG. An end outside the plot becomes an arrow."""
-    interval = claim.primary_interval()
+    interval = claim.evidence().primary_interval()
     if interval is None:
         return ""
     ends = [value / claim.delta() for value in interval]
@@ -493,18 +351,16 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     order = ("holds", "fails", "no difference", "inconclusive")
     entries = [read_claim(name, claims, runs) for name in names(claims)]
     finished = [claim for claim in entries if claim.is_finished()]
-    finished.sort(key=lambda claim: order.index(claim.decision()))
+    finished.sort(key=lambda claim: order.index(claim.evidence().decision()))
     parts, table, sentences = list[str](), list[list[str]](), list[str]()
     for i, claim in enumerate(finished):
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 90
         test = claim.primary()
-        gain, interval = gain_and_interval(claim.effect(test, RULE_LEVEL), test["metric"])
+        gain, interval = gain_and_interval(claim.effect_of(test, RULE_LEVEL), test["metric"])
         parts.append(text(0, y + 20, title))
         parts.append(text(0, y + 43, f"{verdict}: {gain} ({interval})", _class="level"))
         parts.append(forest_row(claim, y + 64))
-        table.append(
-            [title, verdict, gain, interval, delta_with_unit(claim), f"{len(claim.of(test['better']))}"]
-        )
+        table.append([title, verdict, gain, interval, delta_with_unit(claim), claim.describe_seeds()])
         sentences.append(f"{title}: {verdict}")
     return figure(
         "".join(parts),
@@ -528,7 +384,8 @@ def details(claim: Claim) -> str:
     parts = [f"**How we tested it.** {entry['question']}"]
     if claim.is_finished():
         parts.append(
-            f"**The primary endpoint.** A gain of less than {delta_with_unit(claim)} doesn't matter."
+            f"**The primary endpoint**, with {claim.describe_seeds()}. A gain of less than "
+            f"{delta_with_unit(claim)} doesn't matter."
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:

@@ -14,10 +14,10 @@ import torch
 from markupsafe import Markup
 
 from docs.figures.claims import Claim
-from docs.figures.decision import difference
 from docs.figures.records import Record
 from docs.literate.chart import Line, line_chart
 from docs.literate.rows import PageError
+from experiments.claims.decision import difference
 from labml_bert.bert import BertConfig
 from labml_bert.models import BertForPreTraining
 

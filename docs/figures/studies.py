@@ -11,12 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.figures.claims import CLAIMS, Claim, Row, cost, format_signed, read_claim
-from docs.figures.decision import Interval, difference, mean
+from docs.figures.claims import CLAIMS, Claim, cost, format_signed, read_claim
 from docs.figures.records import RUNS, describe_check
 from docs.literate.chart import Bar, Line, bar_chart, line_chart
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
+from experiments.claims.analysis import Row
+from experiments.claims.decision import Interval, difference, mean
 
 STUDIES = CLAIMS.with_name("studies.toml")
 

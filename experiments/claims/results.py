@@ -4,6 +4,9 @@
 A claim is an entry in `claims.toml`. Its results are in `FOLDER/claims/NAME.json`, which is rewritten after
 each run. So you can stop a claim and continue it later. A run that is in the file isn't repeated. A run whose
 options are no longer those of the claim is dropped.
+
+The first seeds of a claim are pilots. Then come fresh seeds, for the two variants of the primary endpoint
+only: three of them, then five, eight and twelve, until [the rule](decision.py) decides.
 """
 
 import json
@@ -12,7 +15,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,6 +23,8 @@ from typing import Any
 
 import torch
 
+from experiments.claims.analysis import Analysis
+from experiments.claims.decision import FIRST_SEED, LOOKS, is_fresh
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
@@ -115,6 +120,12 @@ class Results:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
 
+    @cached_property
+    def source(self) -> dict[str, Any]:
+        """Where the runs of this process come from. A record can have runs of several days and commits."""
+        source = describe_run("claims/claims", [self.claim.name], self.device)
+        return {key: source[key] for key in ("date", "commit", "versions", "hardware")}
+
     def empty_record(self) -> dict[str, Any]:
         """Returns a record without results."""
         return {
@@ -151,7 +162,7 @@ class Results:
         if key in self.recorded_rows:
             self.rows[key] = self.recorded_rows[key]
         elif key not in self.rows:
-            result = self.find_in_other_claims(row) or self.run_once(options, seed)
+            result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
             self.write()
             console.print(
@@ -174,7 +185,7 @@ class Results:
                 for row in other["table"]:
                     same = other["claim"]["job"] == self.claim.job
                     same = same and all(
-                        other[key] == self.record[key] for key in ("commit", "versions", "hardware")
+                        row.get(key) == self.source[key] for key in ("commit", "versions", "hardware")
                     )
                     same = same and all(row[key] == new_row[key] for key in ("seed", "options"))
                     if same and (row["result"]["loss"] is None or scores <= row["result"].keys()):
@@ -204,15 +215,41 @@ class Results:
         return points[min(range(len(points)), key=lambda i: math.inf if losses[i] is None else losses[i])]
 
     def complete(self) -> None:
-        """Runs everything that isn't recorded yet, and then times the steps."""
+        """Runs the pilots that aren't recorded yet, times the steps, and runs fresh seeds."""
         for arm in self.claim.arms:
-            for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
-                for seed in range(self.claim.seeds):
-                    self.get_row(arm, seed, point)
-        is_stale = bool(self.recorded_rows.keys() - self.rows.keys())
-        self.recorded_rows = self.rows
-        if is_stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
+            self.run_seeds(arm, range(self.claim.seeds))
+        pilots = {key for key, row in self.recorded_rows.items() if not is_fresh(row["seed"])}
+        stale = pilots - self.rows.keys()
+        for key in stale:
+            del self.recorded_rows[key]
+        if stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
             self.time_steps()
+        if self.claim.primary:
+            self.confirm(self.claim.primary)
+
+    def run_seeds(self, arm: str, seeds: range) -> None:
+        """Runs an arm with these seeds: at its best grid point, or at all of them."""
+        for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
+            for seed in seeds:
+                self.get_row(arm, seed, point)
+
+    def confirm(self, primary: str) -> None:
+        """
+        Runs fresh seeds of the two arms of the primary endpoint until the rule decides or the last look is
+        taken. Then drops fresh runs whose options are no longer those of the claim.
+        """
+        test = next(test for test in self.claim.tests or [] if test["says"] == primary)
+        for look in LOOKS:
+            for arm in (test["better"], test["worse"]):
+                self.run_seeds(arm, range(FIRST_SEED, FIRST_SEED + look))
+            fresh = [row for row in self.rows.values() if is_fresh(row["seed"])]
+            decision = Analysis(asdict(self.claim), fresh, self.record["step_seconds"]).decision()
+            console.print(f"  after {look} fresh seeds: {decision}")
+            if decision != "inconclusive":
+                break
+        if self.recorded_rows.keys() - self.rows.keys():
+            self.recorded_rows = self.rows
+            self.write()
 
     def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
         """Times a step of each arm at each of its sequence lengths, all of them in turn."""

@@ -17,6 +17,7 @@ REQUIRED = (
     "torch",
     "labml",
     "numpy",
+    "scipy",
     "tokenizers",
     "safetensors",
     "filelock",

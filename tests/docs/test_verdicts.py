@@ -11,8 +11,8 @@ import pytest
 
 from docs.figures import claims
 from docs.figures.claims import Claim, read_claim
-from docs.figures.decision import RULE_LEVEL, difference, proportion_difference
 from docs.figures.records import Record
+from experiments.claims.decision import RULE_LEVEL, difference, proportion_difference
 
 ENTRY = """
 [[claim]]
@@ -107,6 +107,21 @@ def written(folder: Path, data: dict[str, Any] | None, figure: str = "curves") -
 )
 def test_verdicts_from_numbers(short: list[float], long: list[float], expected: str, tmp_path: Path) -> None:
     assert written(tmp_path, record(short, long)).verdict() == expected
+
+
+def test_fresh_seeds_decide_over_pilots(tmp_path: Path) -> None:
+    """The pilots say the opposite. Two fresh seeds are too few for the rule."""
+    data = record([10, 10.5, 11], [30, 31, 32])
+    times = {"short": [40, 41, 42], "long": [12, 12.5, 13]}
+    fresh = [one_row(arm, 10 + i, times[arm][i]) for arm in times for i in range(3)]
+    for count, expected in ((2, "holds"), (3, "fails")):
+        rows = [row for row in fresh if row["seed"] < 10 + count]
+        claim = written(tmp_path, {**data, "table": data["table"] + rows})
+        assert claim.verdict() == expected
+    assert claim.describe_seeds() == "3 fresh seeds"
+    assert "0.6 times" in claims.describe_gain(claim)
+    assert "98.2% CI" in claims.details(claim) and "with 3 fresh seeds" in claims.details(claim)
+    assert claims.describe_gain(claim, "lower").startswith("0.5"), "the pilots show the exploratory effects"
 
 
 def test_only_the_primary_endpoint_decides(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The experiments on claims: their runs, their records, and whether each arm does what it says."""
 
 import json
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -526,6 +527,47 @@ def test_a_baseline_is_trained_once_for_all_claims(
     runs.clear()
     Results(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).complete()
     assert len(runs) == 4
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("gap", "std", "seeds", "decision"),
+    [(1.0, 0.01, 3, "holds"), (-1.0, 0.01, 3, "fails"), (0.0, 0.001, 3, "no difference"), (0.0, 5.0, 12, "")],
+)
+def test_fresh_seeds_are_run_until_the_rule_decides(
+    gap: float,
+    std: float,
+    seeds: int,
+    decision: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The effect and the noise are made up. Only the two arms of the primary endpoint get fresh seeds."""
+
+    def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
+        noise = random.Random(f"{options} {seed}").gauss(0, std)
+        loss = 2.0 + noise + (gap if options.get("tied") is False else 0.0)
+        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
+
+    monkeypatch.setattr(Results, "run_once", fake_run)
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    arms: dict[str, Any] = {"tied": {}, "untied": {"tied": False}, "other": {"head_norm": False}}
+    test = {"says": "lower", "better": "tied", "worse": "untied", "metric": "loss"}
+    claim = Claim(
+        "small", "A claim", 2, 1, arms, "masked", {"tokens": 1}, tests=[test], primary="lower", delta=0.03
+    )
+    Results(claim, tmp_path, CPU).complete()
+    path = tmp_path / "claims" / "small.json"
+    table = json.loads(path.read_text())["table"]
+    by_arm = {arm: [row["seed"] for row in table if row["arm"] == arm] for arm in arms}
+    fresh = [*range(10, 10 + seeds)]
+    assert by_arm == {"tied": [0, 1, *fresh], "untied": [0, 1, *fresh], "other": [0, 1]}
+    assert all(row["commit"] and row["hardware"]["name"] for row in table)
+    assert f"after {seeds} fresh seeds: {decision or 'inconclusive'}" in capsys.readouterr().out
+    text = path.read_text()
+    Results(claim, tmp_path, CPU).complete()
+    assert path.read_text() == text, "nothing is run twice, and nothing is lost"
 
 
 @pytest.mark.processes

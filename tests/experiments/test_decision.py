@@ -8,7 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from docs.figures.decision import (
+from experiments.claims.decision import (
     LOOKS,
     RULE_LEVEL,
     Interval,

@@ -1,0 +1,197 @@
+r"""
+# What the runs of a claim say
+
+A claim has tests. Each compares two variants by one metric, and one of them is the primary endpoint, which
+decides. This file turns the recorded runs into the effect of a test, with its confidence interval, and
+applies [the rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it can
+stop; the page of the claims shows all effects.
+"""
+
+import math
+import statistics
+from typing import Any, NamedTuple
+
+from experiments.claims.decision import (
+    LEVEL,
+    RULE_LEVEL,
+    Interval,
+    decide,
+    difference,
+    proportion_difference,
+    ratio_lower_bound,
+    seeds_needed,
+)
+
+COUNTED = ("tokens", "seconds")
+HIGHER_IS_BETTER = ("probe", "package", "summary")
+
+Row = dict[str, Any]
+
+
+class Effect(NamedTuple):
+    """The result of a test."""
+
+    gain: Interval | None
+    """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
+    at_least: bool = False
+    """Whether a run of the variant that should be worse never reached the loss: the true ratio is larger."""
+    at_most: bool = False
+    """Whether a run of the other variant never did: the true ratio is smaller. If both, it is unknown."""
+
+
+class Arrival(NamedTuple):
+    """The tokens or seconds that a run took to reach a loss, or that it lasted if it never did."""
+
+    value: float
+    has_arrived: bool
+
+
+class Analysis:
+    """
+    ## The analysis of a claim
+
+    `entry` is an entry of `claims.toml`. `rows` are the runs to analyze, as they are recorded, and
+    `step_seconds` is the time of a step for each variant and sequence length.
+    """
+
+    def __init__(self, entry: dict[str, Any], rows: list[Row], step_seconds: dict[str, dict[str, float]]):
+        self.entry, self.rows, self.step_seconds = entry, rows, step_seconds
+
+    def count_seeds(self) -> int:
+        """How many seeds both variants of the primary endpoint have."""
+        arms = (self.primary()["better"], self.primary()["worse"])
+        return min(len({row["seed"] for row in self.of(arm)}) for arm in arms)
+
+    def of(self, arm: str) -> list[Row]:
+        """The runs of a variant."""
+        return [row for row in self.rows if row["arm"] == arm]
+
+    def values(self, arm: str, metric: str) -> list[float | None]:
+        """
+        One number per seed; if each seed runs a whole grid, the mean over the grid. `a - b` is the difference
+        of two metrics.
+        """
+        if " - " in metric:
+            pairs = zip(*(self.values(arm, part) for part in metric.split(" - ")), strict=True)
+            return [None if a is None or b is None else a - b for a, b in pairs]
+        by_seed: dict[int, list[float | None]] = {}
+        for row in self.of(arm):
+            first = row["curve"][0][1] if metric == "first_loss" else None
+            by_seed.setdefault(row["seed"], []).append(
+                first if metric == "first_loss" else row["result"].get(metric)
+            )
+        return [
+            None if None in numbers else statistics.mean(value for value in numbers if value is not None)
+            for numbers in by_seed.values()
+        ]
+
+    def cost_at(self, row: Row, step: float, metric: str) -> float:
+        """Tokens or seconds up to a step."""
+        if metric == "tokens":
+            return float(step * row["batch_tokens"])
+        times = self.step_seconds[row["arm"]]
+        starts = [start for start, _ in row["lengths"]]
+        ends = [*starts[1:], math.inf]
+        return sum(
+            times[str(length)] * max(0.0, min(step, end) - start)
+            for (start, length), end in zip(row["lengths"], ends, strict=True)
+        )
+
+    def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
+        """When a run reached a loss, interpolated linearly between two evaluations."""
+        before: tuple[float, float] | None = None
+        for step, loss in row["curve"]:
+            if loss is not None and loss <= goal:
+                if before is not None:
+                    step = before[0] + (step - before[0]) * (before[1] - goal) / (before[1] - loss)
+                return Arrival(max(self.cost_at(row, step, metric), 1e-9), True)
+            before = None if loss is None else (step, loss)
+        return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
+
+    def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
+        """When the runs of the better and of the worse variant reached the loss of a test."""
+        goal = self.rows[0]["unigram_loss"] - test["below"]
+        better, worse = (
+            [self.arrival(row, goal, test["metric"]) for row in self.of(test[side])]
+            for side in ("better", "worse")
+        )
+        return better, worse
+
+    def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
+        """
+        The numbers of both variants, oriented so that a positive difference is in favor of the better one:
+        logarithms of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
+        """
+        if test["metric"] in COUNTED:
+            better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
+            return worse, better
+        if test["metric"] == "failed":
+            # Each run counts, not the mean over the grid.
+            x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
+            return x, y
+        values = [self.values(test[side], test["metric"]) for side in ("better", "worse")]
+        x, y = ([value for value in side if value is not None] for side in values)
+        if len(x) + len(y) < sum(map(len, values)) or not x or not y:
+            return None
+        return (x, y) if test["metric"].split()[0] in HIGHER_IS_BETTER else (y, x)
+
+    def effect(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
+        """
+        The result of one test, with an interval at this level. A run that never reached the loss would take
+        longer than it lasted, so the ratio is then a bound.
+        """
+        samples = self.samples(test)
+        if samples is None:
+            return Effect(None)
+        if test["metric"] == "failed":
+            return Effect(proportion_difference(*samples, level))
+        gain = difference(*samples, level)
+        if test["metric"] not in COUNTED:
+            return Effect(gain)
+        better, worse = self.times(test)
+        at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
+        gain = Interval(*map(math.exp, gain))
+        slow, fast = ([arrival.value for arrival in side] for side in (worse, better))
+        # The rule needs both ends of an interval to be wrong as seldom as one end of a bound.
+        bound_level = level if level == LEVEL else (1 + level) / 2
+        if at_least:
+            gain = Interval(gain.middle, ratio_lower_bound(slow, fast, bound_level), math.inf)
+        if at_most:
+            high = 1 / max(ratio_lower_bound(fast, slow, bound_level), 1e-9)
+            gain = Interval(gain.middle, 0.0 if not at_least else gain.low, high)
+        return Effect(gain, at_least, at_most)
+
+    def primary(self) -> dict[str, Any]:
+        """The test that decides."""
+        return next(test for test in self.entry["tests"] if test["says"] == self.entry["primary"])
+
+    def delta(self) -> float:
+        """The largest difference that doesn't matter. For a ratio, this is its logarithm."""
+        delta = float(self.entry["delta"])
+        return math.log(delta) if self.primary()["metric"] in COUNTED else delta
+
+    def primary_interval(self) -> Interval | None:
+        """
+        The interval that decides, at the level of the rule and in the unit of `delta()`. `None` if a loss is
+        NaN.
+        """
+        gain = self.effect(self.primary(), RULE_LEVEL).gain
+        if gain is None or self.primary()["metric"] not in COUNTED:
+            return gain
+        return Interval(*(math.log(max(value, 1e-9)) for value in gain))
+
+    def decision(self) -> str:
+        """What the rule says, once the claim is finished."""
+        interval, effect = self.primary_interval(), self.effect(self.primary())
+        if interval is None or (effect.at_least and effect.at_most):
+            return "inconclusive"
+        return decide(interval, self.delta())
+
+    def missing_seeds(self) -> int | None:
+        """About how many more seeds would decide, or `None` if that is unknown or very many."""
+        test, effect = self.primary(), self.effect(self.primary())
+        samples = self.samples(test)
+        if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:
+            return None
+        needed = seeds_needed(*samples, self.delta())
+        return None if needed is None else max(needed - len(samples[0]), 1)
