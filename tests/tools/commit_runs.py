@@ -291,6 +291,8 @@ def shrink_claims(path: Path, texts: Path) -> None:
         small_options = {**SMALL, "batch_tokens": CLAIM_BATCH, "corpus": str(texts)}
         claim["options"] = {**small_options, **claim["options"], **tokens}
         claim["seeds"] = 1
+        # Older commits run no fresh seeds. Without a primary endpoint, newer ones don't either.
+        claim.pop("primary", None)
         claim["grid"] = {name: values[:2] for name, values in claim["grid"].items()}
         if "batch_tokens" in claim["grid"]:
             claim["grid"]["batch_tokens"] = [CLAIM_BATCH]
