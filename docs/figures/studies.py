@@ -78,6 +78,12 @@ def with_interval(interval: Interval, digits: int = 3) -> str:
     return f"{interval.middle:.{digits}f} ± {interval.high - interval.middle:.{digits}f}"
 
 
+def signed(interval: Interval, digits: int = 3) -> str:
+    """A difference and its 95% interval, with their signs."""
+    middle, low, high = (format_signed(value, digits) for value in interval)
+    return f"{middle} [{low}, {high}]"
+
+
 def core_minutes(study: Claim, arm: str) -> float:
     """Minutes on one core for all runs of a variant, its search for a learning rate included."""
     assert study.record is not None
@@ -105,10 +111,7 @@ def study_table(name: str) -> str:
         before = compared_with(study, arm)
         gain = "–"
         if before is not None:
-            change = difference(losses, final_losses(study, before))
-            gain = (
-                f"{format_signed(change.middle)} [{format_signed(change.low)}, {format_signed(change.high)}]"
-            )
+            gain = signed(difference(losses, final_losses(study, before)))
         few = "" if at.runs in (0, len(rows)) else f" ({at.runs} of {len(rows)} runs)"
         table += f"| {cell(study.label(arm))} | {rows[0]['options']['learning_rate']:g} |"
         if at.runs:
@@ -177,12 +180,11 @@ def pairs_table(name: str) -> str:
     for setting in settings:
         arms = [f"{setting}: {kind}" for kind in kinds]
         first, second = (final_losses(study, arm) for arm in arms)
-        gain = difference(first, second)
         cells = [
             cell(setting),
             f"{study.of(arms[0])[0]['unigram_loss']:.2f}",
             *(with_interval(mean(losses), 2) for losses in (first, second)),
-            f"{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]",
+            signed(difference(first, second), 2),
         ]
         table += f"| {' | '.join(cells)} |\n"
     return f"{wide(table)}\n{footnote(study)}"

@@ -1,13 +1,22 @@
 """The table and the chart of a study, from a record that the test makes up."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs.figures import studies
-from docs.figures.studies import read_study, study_chart, study_gain, study_table, study_value
+from docs.figures.studies import (
+    pairs_table,
+    read_study,
+    study_chart,
+    study_curves,
+    study_gain,
+    study_table,
+    study_value,
+)
 from docs.literate.rows import PageError
 
 ENTRY = """
@@ -36,6 +45,7 @@ def one_row(arm: str, seed: int, losses: list[float | None]) -> dict[str, Any]:
         "options": {"learning_rate": 1e-3},
         "curve": [[step, loss] for step, loss in enumerate(losses)],
         "curve_tokens": [1000 * step for step in range(len(losses))],
+        "probes": [[0.1 * step + seed / 5, 2.0] for step in range(len(losses))],
         "lengths": [[1, 128]],
         "unigram_loss": 3.0,
         "batch_tokens": 1000,
@@ -110,6 +120,41 @@ def test_the_chart_has_a_bar_for_each_variant(write: Any) -> None:
     assert (
         all(f">{name}<" in chart for name in ("first", "second", "third")) and "What the bars are." in chart
     )
+
+
+def test_curves_are_means_over_the_seeds(write: Any) -> None:
+    write()
+    rows = {}
+    for what in ("loss", "attention", "order"):
+        text = study_curves("small", what, "A title", "A caption.")
+        assert "A caption." in text and "thousands of training tokens" in text
+        cells = re.findall(r"<tr><th[^>]*>([\d.]+)</th>((?:<td>[^<]*</td>)+)</tr>", text)
+        rows[what] = {float(head): re.findall(r"<td>([^<]*)</td>", rest) for head, rest in cells}
+    assert rows["loss"][2.0] == ["3.050", "1.550", "1.050"]
+    assert rows["attention"][1.0] == ["0.200"] * 3 and rows["order"][0.0] == ["2.000"] * 3
+    with pytest.raises(KeyError):
+        study_curves("small", "accuracy", "A title", "A caption.")
+
+
+def test_pairs_are_rows_with_two_columns(write: Any, tmp_path: Path) -> None:
+    write()
+    for file in (tmp_path / "studies.toml", tmp_path / "claims" / "small.json"):
+        text = file.read_text()
+        for arm, name in (("first", "words: old"), ("second", "words: new"), ("third", "letters: old")):
+            text = text.replace(f'"{arm}"', f'"{name}"')
+        file.write_text(text)
+    data = json.loads((tmp_path / "claims" / "small.json").read_text())
+    data["table"] += [{**row, "arm": "letters: new"} for row in data["table"] if row["arm"] == "words: new"]
+    data["step_seconds"]["letters: new"] = {"128": 0.5}
+    (tmp_path / "claims" / "small.json").write_text(json.dumps(data))
+    entry = (tmp_path / "studies.toml").read_text() + '"letters: new" = { gated = true }\n'
+    (tmp_path / "studies.toml").write_text(entry)
+    lines = [line for line in pairs_table("small").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["setting", "unigram baseline", "old", "new", "gain, 95% CI"]
+    assert [row[0] for row in cells[1:]] == ["words", "letters"]
+    assert cells[1][1] == "3.00" and cells[1][2].startswith("3.05") and cells[1][3].startswith("1.55")
+    assert cells[1][4].startswith("+1.50 [") and cells[2][4].startswith("−0.50 [")
 
 
 def test_an_incomplete_study_is_an_error(write: Any, tmp_path: Path) -> None:
