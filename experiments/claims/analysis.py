@@ -1,10 +1,10 @@
 r"""
 # What the runs of a claim say
 
-A claim has tests. Each compares two variants by one metric, and one of them is the primary endpoint, which
-decides. This file turns the recorded runs into the effect of a test, with its confidence interval, and
-applies [the rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it can
-stop; the page of the claims shows all effects.
+A claim has tests. Each test compares two variants by one metric. One test, the primary endpoint, decides.
+This file turns the recorded runs into the effect of a test, with its confidence interval, and applies [the
+rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it can stop; the
+page of the claims shows all effects.
 """
 
 import math
@@ -34,9 +34,9 @@ class Effect(NamedTuple):
     gain: Interval | None
     """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
     at_least: bool = False
-    """Whether a run of the variant that should be worse never reached the loss: the true ratio is larger."""
+    """Whether a run of the worse variant never reached the loss: the true ratio is larger."""
     at_most: bool = False
-    """Whether a run of the other variant never did: the true ratio is smaller. If both, it is unknown."""
+    """Whether a run of the better variant never reached it: the true ratio is smaller, or unknown if both."""
 
 
 class Arrival(NamedTuple):
@@ -98,7 +98,7 @@ class Analysis:
         )
 
     def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
-        """When a run reached a loss, interpolated linearly between two evaluations."""
+        """The tokens or seconds until a run reached a loss, interpolated linearly between two evaluations."""
         before: tuple[float, float] | None = None
         for step, loss in row["curve"]:
             if loss is not None and loss <= goal:
@@ -109,7 +109,7 @@ class Analysis:
         return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
 
     def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
-        """When the runs of the better and of the worse variant reached the loss of a test."""
+        """The arrivals of the better and of the worse variant at the loss of a test."""
         goal = self.rows[0]["unigram_loss"] - test["below"]
         better, worse = (
             [self.arrival(row, goal, test["metric"]) for row in self.of(test[side])]
@@ -188,7 +188,7 @@ class Analysis:
         return decide(interval, self.delta())
 
     def missing_seeds(self) -> int | None:
-        """About how many more seeds would decide, or `None` if that is unknown or very many."""
+        """Estimates how many more seeds would decide. `None` if that is unknown or more than `MOST_SEEDS`."""
         test, effect = self.primary(), self.effect(self.primary())
         samples = self.samples(test)
         if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:

@@ -4,10 +4,10 @@ r"""
 Each claim has one primary endpoint: a comparison of two variants by one metric. Its effect has a confidence
 interval, and the interval decides:
 
-- the claim *holds* if the whole interval is on its side of zero;
-- it *fails* if the whole interval is on the other side;
 - there is *no difference larger than $\delta$* if the whole interval is between $-\delta$ and $\delta$. This
   is an equivalence test (two one-sided tests);
+- otherwise, the claim *holds* if the whole interval is on its side of zero;
+- it *fails* if the whole interval is on the other side;
 - otherwise, the claim is *inconclusive*, and we say about how many more seeds would decide it.
 
 Seeds are expensive, so we look at the results after 3, 5, 8 and 12 of them, and stop at a decision. Every
@@ -31,7 +31,7 @@ LOOKS = (3, 5, 8, 12)
 FIRST_SEED = 10
 # The intervals that the page shows, and those of the rule.
 LEVEL, RULE_LEVEL = 0.95, 0.982
-# Beyond so many seeds we don't say how many.
+# Above this many seeds, we give no estimate.
 MOST_SEEDS = 100
 
 
@@ -77,8 +77,8 @@ def difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> 
 
 def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: float = LEVEL) -> float:
     """
-    A one-sided lower bound of the ratio of the times in `worse` to those in `better`, or 0 if there are too
-    few runs for a bound.
+    A one-sided lower confidence bound for the ratio of the times in `worse` to those in `better`, or 0 if
+    there are too few runs for a bound.
 
     The bound is one of the observed ratios, and the Mann-Whitney rank test says which. At 95%, it's the
     smallest of 3 x 3 and the fifth of 5 x 5. A run that never reached the loss counts with the time it
@@ -96,8 +96,8 @@ def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: fl
 
 def proportion_difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
     """
-    The difference of two proportions of runs, each run being 0 or 1. Newcombe's interval combines Wilson's
-    two (Newcombe 1998, method 10). It has a width even if all runs of a variant ended alike.
+    The difference between two proportions; each run is 0 or 1. Newcombe's interval combines the two Wilson
+    intervals (Newcombe 1998, method 10). Its width isn't zero even if all runs of a variant ended alike.
     """
     p, q = statistics.mean(x), statistics.mean(y)
     (p_low, p_high), (q_low, q_high) = (

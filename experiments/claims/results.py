@@ -34,7 +34,7 @@ from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.trainer import Step
 
-# The seed of the search for a learning rate. No final run uses it, so no final run took part in the search.
+# The seed of the hyperparameter search. No final run uses it, so no final run took part in the search.
 TUNING_SEED = 100
 
 
@@ -83,7 +83,7 @@ class Claim:
 
 
 def read_claims(path: Path) -> dict[str, Claim]:
-    """Reads all claims, or all studies, by name."""
+    """Returns the claims or the studies in a file, by name."""
     names = {field.name for field in fields(Claim)}
     (entries,) = tomllib.loads(path.read_text("utf-8")).values()
     claims = [Claim(**{key: value for key, value in entry.items() if key in names}) for entry in entries]
@@ -122,7 +122,7 @@ class Results:
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        """Where the runs of this process come from. A record can have runs of several days and commits."""
+        """Date, commit, versions and hardware of new runs. A record can have runs of several commits."""
         source = describe_run("claims/claims", [self.claim.name], self.device)
         return {key: source[key] for key in ("date", "commit", "versions", "hardware")}
 
@@ -196,13 +196,13 @@ class Results:
         return None
 
     def run_once(self, options: OptionValues, seed: int) -> dict[str, Any]:
-        """Trains one run and measures its scores. The search for a learning rate needs only the loss."""
+        """Trains one run and measures its scores. A run of the search needs only the loss."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
         outcome = train(run, evaluations=self.claim.evaluations)
         if seed != TUNING_SEED and outcome["result"]["loss"] is not None:
             outcome["result"] |= measure_scores(run, self.claim.scores or [], seed)
-        # The sum over all cores, which hardly depends on how busy the machine is.
+        # CPU time, summed over all cores, hardly depends on how busy the machine is.
         return {**outcome, "core_seconds": time.process_time() - start}
 
     def best_point(self, arm: str) -> OptionValues:
@@ -264,7 +264,7 @@ class Results:
             arm, length = json.loads(name)
             step_seconds[arm][str(length)] = round(median(times), 6)
         self.record["step_seconds"] = step_seconds
-        # The fingerprints are from other runs. `python -m labml_bert.run.fingerprint --write` takes new ones.
+        # Drop the fingerprints of earlier runs. `labml_bert.run.fingerprint --write` takes new ones.
         self.record.pop("fingerprints", None)
         self.write()
 
