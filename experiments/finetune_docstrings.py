@@ -49,13 +49,8 @@ from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
-from labml_bert.finetuning import (
-    NEW_PARAMETERS,
-    BertForSequenceClassification,
-    encode_examples,
-    fine_tune,
-    predict,
-)
+from labml_bert.finetuning import encode_examples, fine_tune, predict
+from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
 from labml_bert.labeled_text import Example, choose_hyperparameter, score
 from labml_bert.model_folder import load_weights, read_config, read_tensors
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread

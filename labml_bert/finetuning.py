@@ -1,144 +1,53 @@
-r"""
-# Fine-tuning: a classifier on a pretrained encoder
+"""
+# Fine-tuning a pretrained encoder
 
-What is a pretrained encoder good for? You can add a linear layer on the pooled vector of `[CLS]` and train
-the whole model on a few labeled texts. It takes minutes:
+What is a pretrained encoder good for? You can put one of the heads in `heads.py` on it and train the whole
+model on a few labeled texts. It takes minutes. Only the head is new. All other parameters start from what the
+encoder learned from plain text, which is why a few labels can be enough.
 
-$$p(y \mid \text{text}) = \operatorname{softmax}(W h + b)_y$$
-
-Here $h$ is the pooled vector. Only $W$ and $b$ are new: $KD + K$ parameters for `K` classes. All other
-parameters start from what the encoder learned from plain text, which is why a few labels can be enough.
-
-Some tasks ask about two texts: does the second follow from the first, or answer it? Both go in as in
-pretraining, `[CLS] A [SEP] B [SEP]`, and the segment embeddings tell them apart. The classifier is the same.
-
-Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K` classes,
-`N` texts in total.
+Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K` classes, `N` texts in total.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
-from labml_bert.bert import BertConfig, init_weights
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
+from labml_bert.heads import (
+    BertClassifier,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
 from labml_bert.labeled_text import Example
-from labml_bert.model_folder import read_json
-from labml_bert.models import BertPreTrainedModel
+from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
-# Prefixes of the parameters that a pretrained folder may lack. No pretrained model has this classifier, and
-# one pretrained without next sentence prediction has no pooler.
-NEW_PARAMETERS = ("classifier.", "bert.pooler.")
+
+class Row(NamedTuple):
+    """A text or a pair of texts as ids, before padding, with what the model should predict."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    """0 up to and including the first `[SEP]`, 1 after it."""
+    targets: dict[str, int | list[int]]
+    """The model's arguments: `labels`, a class for the text or a list with a class for each token; or
+    `start_positions` and `end_positions`."""
 
 
-class ClassifierOutput(NamedTuple):
-    """What `BertForSequenceClassification` returns."""
-
-    loss: Tensor | None
-    """Mean cross-entropy in nats; `None` without labels."""
-    logits: Tensor
-    """`(B, K)`."""
-
-
-class BertForSequenceClassification(BertPreTrainedModel):
-    """
-    ## Encoder and classifier
-
-    `labels` are the names of the classes, in the order of the logits. They are saved in `config.json`, so
-    whoever loads the folder knows what each logit means.
-
-    Start from a pretrained folder with
-
-        BertForSequenceClassification.from_pretrained(
-            folder, new_parameters=NEW_PARAMETERS, labels=["bad", "good"]
-        )
-
-    A model that was pretrained on masked LM alone has no pooler, and has never seen a token of the second
-    segment. The pooler and the embedding of that segment then start untrained, so the few labels have to
-    train them too.
-
-    Raises `ValueError` if there are fewer than two labels, or if two are the same.
-
-    Source: [paper](https://arxiv.org/abs/1810.04805), section 4.1; `run_classifier.py` of
-    [google-research/bert](https://github.com/google-research/bert).
-    """
-
-    def __init__(self, config: BertConfig, labels: Sequence[str]):
-        super().__init__(config)
-        if not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"the labels are {list(labels)}; each must be a string")
-        if len(labels) < 2 or len({*labels}) < len(labels):
-            raise ValueError(f"the labels are {list(labels)}; use two or more, all different")
-        self.labels = list(labels)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, len(labels))
-        init_weights(self.classifier, config.initializer_range)
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
-        """
-        `input_ids` is `(B, T)`, `labels` `(B)`; `inputs` are those of `BertModel.forward`. The loss is
-        the mean over the batch. The logits are float32, even under autocast.
-        """
-        pooled = self.bert(input_ids, **inputs).pooler_output  # (B, D)
-        logits = self.classifier(self.dropout(pooled)).float()  # (B, K)
-        loss = None if labels is None else F.cross_entropy(logits, labels)
-        return ClassifierOutput(loss, logits)
-
-    @property
-    def extra_config(self) -> dict[str, Any]:
-        """The labels, in the two forms that `transformers` reads."""
-        return {
-            "id2label": {str(i): label for i, label in enumerate(self.labels)},
-            "label2id": {label: i for i, label in enumerate(self.labels)},
-            "problem_type": "single_label_classification",
-        }
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
-    ) -> Self:
-        """As `BertPreTrainedModel.from_pretrained`. By default, `labels` are those saved in the folder."""
-        if "labels" not in arguments:
-            arguments["labels"] = read_labels(Path(folder))
-        return super().from_pretrained(folder, new_parameters, **arguments)
-
-
-def read_labels(folder: Path) -> list[str]:
-    """
-    Returns the names of the classes in `config.json`. For a model with two classes called `LABEL_0` and
-    `LABEL_1`, `transformers` omits the names, so these two are the default.
-
-    Raises `ValueError` if the ids are not 0, 1, 2, …, or if the model doesn't choose one of several classes.
-    """
-    path, content = folder / "config.json", read_json(folder)
-    problem = content.get("problem_type") or "single_label_classification"
-    if problem != "single_label_classification":
-        raise ValueError(f"{path} says problem_type = {problem!r}; only one label per text is supported")
-    names = content.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    try:
-        return [str(names[str(i)]) for i in range(len(names))]
-    except (KeyError, TypeError):
-        raise ValueError(f"{path} has no id2label that names 0, 1, 2, …; save the model again") from None
-
-
-def encode_examples(
-    tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128
-) -> list[SentencePair]:
+def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128) -> list[Row]:
     """
     ## From texts to ids
 
     A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
     tokens, special tokens included. A text that is too long loses its end. In a pair, the longer text is
-    shortened first. The label goes to the field where pretraining stores *is next*.
+    shortened first.
 
     Raises `ValueError` if `max_length` leaves no room for text.
     """
@@ -152,7 +61,7 @@ def encode_examples(
     for example, a, b in zip(examples, texts, pairs, strict=True):
         if example.pair is None:
             ids = [cls_id, *a[: max_length - 2], sep_id]
-            rows.append(SentencePair(ids, [0] * len(ids), example.label))
+            rows.append(Row(ids, [0] * len(ids), {"labels": example.label}))
             continue
         room = max_length - 3
         # This has the same effect as removing one token at a time from the longer text: a short text stays
@@ -160,13 +69,12 @@ def encode_examples(
         a = a[: max(room - len(b), (room + 1) // 2)]
         b = b[: room - len(a)]
         ids = [cls_id, *a, sep_id, *b, sep_id]
-        rows.append(SentencePair(ids, [0] * (len(a) + 2) + [1] * (len(b) + 1), example.label))
+        token_type_ids = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        rows.append(Row(ids, token_type_ids, {"labels": example.label}))
     return rows
 
 
-def shuffle_batches(
-    rows: Sequence[SentencePair], batch_size: int, generator: torch.Generator
-) -> Iterator[list[int]]:
+def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Generator) -> Iterator[list[int]]:
     """
     ## Batches of similar length
 
@@ -184,16 +92,47 @@ def shuffle_batches(
         yield batches[i]
 
 
-def collate_rows(rows: Sequence[SentencePair], device: torch.device) -> dict[str, Tensor]:
-    """Returns the model's arguments for `rows`, padded to the longest row."""
-    batch = {key: value.to(device) for key, value in collate(rows).items()}
-    batch["labels"] = batch.pop("next_sentence_label")  # (B)
-    return batch
+def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+    """
+    Returns the model's arguments for `rows`, padded to the longest row. Labels of tokens are padded with
+    -100, so padding doesn't count in the loss.
+    """
+    batch = collate([SentencePair(row.input_ids, row.token_type_ids, 0) for row in rows])
+    del batch["next_sentence_label"]
+    T = batch["input_ids"].size(1)
+    for name in rows[0].targets:
+        targets = [row.targets[name] for row in rows]
+        padded = [x if isinstance(x, int) else x + [IGNORE] * (T - len(x)) for x in targets]
+        batch[name] = torch.tensor(padded)
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
+    """
+    Raises `ValueError` if a row has targets for another head, a label that isn't the number of a class, or a
+    position outside the row.
+    """
+    kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
+    names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
+    for i, row in enumerate(rows):
+        T = len(row.input_ids)
+        if sorted(row.targets) != sorted(names):
+            targets = " and ".join(row.targets) or "no targets"
+            raise ValueError(f"row {i} has {targets}; a {kind} needs {' and '.join(names)}")
+        for name, target in row.targets.items():
+            length = len(target) if isinstance(target, list) else None
+            if length != (T if is_tagger else None):
+                expected = f"a list of {T} numbers, one per token" if is_tagger else "a single number"
+                raise ValueError(f"{name} of row {i} must be {expected}, because the model is a {kind}")
+            count = len(model.labels) if isinstance(model, BertClassifier) else T
+            for number in target if isinstance(target, list) else [target]:
+                if not 0 <= number < count and not (is_tagger and number == IGNORE):
+                    raise ValueError(f"{name} of row {i} has {number}; use a number from 0 to {count - 1}")
 
 
 def fine_tune(
-    model: BertForSequenceClassification,
-    rows: Sequence[SentencePair],
+    model: BertClassifier | BertForQuestionAnswering,
+    rows: Sequence[Row],
     learning_rate: float,
     epochs: int = 3,
     min_steps: int = 0,
@@ -218,17 +157,22 @@ def fine_tune(
     - Adam has its bias correction, which the original omits. [Leaving it
       out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
+    The recipe is the same for every head, except that `BertForMultipleChoice` needs a loop of its own.
+    `encode_examples` makes rows for `BertForSequenceClassification`. You have to make the rows of the other
+    heads yourself. If truncation removes an answer from a row, set both positions to 0, as the original does.
+
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
     hardware decides.
 
-    Raises `ValueError` if there are no rows or a number is below 1, and `NonFiniteLossError` if the loss or
-    its gradient explodes.
+    Raises `ValueError` if there are no rows, if a number is below 1, or if the rows don't fit the head, and
+    `NonFiniteLossError` if the loss or its gradient explodes.
     """
     if not rows or batch_size < 1 or epochs < 1:
         raise ValueError(
             f"{len(rows)} texts, batch_size {batch_size}, epochs {epochs}; each must be at least 1"
         )
-    device = model.classifier.weight.device
+    check_targets(model, rows)
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
     arguments = TrainingArguments(steps=steps, learning_rate=learning_rate, warmup_ratio=0.1)
@@ -256,9 +200,7 @@ def fine_tune(
 
 
 @torch.no_grad()
-def predict(
-    model: BertForSequenceClassification, rows: Sequence[SentencePair], batch_size: int = 64
-) -> Tensor:
+def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_size: int = 64) -> Tensor:
     """
     Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little time
     goes to padding.

@@ -1,148 +1,29 @@
-"""Fine-tuning a classifier: saving for and loading from `transformers`, batches, and what it learns."""
+"""Fine-tuning: rows, batches, what a model learns, and what is rejected."""
 
-import dataclasses
 import json
 import random
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
-from labml_bert.finetuning import (
-    NEW_PARAMETERS,
+from labml_bert.finetuning import Row, collate_rows, encode_examples, fine_tune, predict, shuffle_batches
+from labml_bert.heads import (
+    BertForQuestionAnswering,
     BertForSequenceClassification,
-    collate_rows,
-    encode_examples,
-    fine_tune,
-    predict,
-    shuffle_batches,
+    BertForTokenClassification,
 )
 from labml_bert.labeled_text import Example, choose_hyperparameter, score
-from labml_bert.models import BertForMaskedLM, BertForPreTraining
-from labml_bert.nsp import SentencePair
+from labml_bert.mlm import IGNORE
 from labml_bert.training.trainer import NonFiniteLossError
-from tests.support.parity import (
-    TOLERANCE,
-    assert_same_gradients,
-    perturb_weights,
-    random_batch,
-    random_config,
-    write_config,
-)
+from tests.support.by_hand import tiny_config
+from tests.support.parity import TOLERANCE, perturb_weights, random_config
 from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
 NAMES = ["bad", "so-so", "good"]
-TheirModel = transformers.BertForSequenceClassification
-
-
-def assert_same_outputs(ours: BertForSequenceClassification, theirs, seed: int) -> None:
-    """Compares logits, loss and every gradient in eval mode, with padding and token types."""
-    ours.eval()
-    theirs.eval()
-    batch = random_batch(ours.config, seed, False)
-    batch["labels"] = torch.randint(len(ours.labels), (len(batch["input_ids"]),))
-    our_output, their_output = ours(**batch), theirs(**batch)
-    assert (our_output.logits - their_output.logits).abs().max() < TOLERANCE
-    assert abs(our_output.loss - their_output.loss) < TOLERANCE
-    our_output.loss.backward()
-    their_output.loss.backward()
-    assert_same_gradients(ours, theirs)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_transformers_loads_what_we_save(seed: int, tmp_path: Path) -> None:
-    model = BertForSequenceClassification(random_config(seed), NAMES)
-    perturb_weights(model, seed)
-    model.save_pretrained(tmp_path)
-    other, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
-    assert type(other) is TheirModel
-    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert other.config.id2label == dict(enumerate(NAMES))
-    assert other.config.label2id == {name: i for i, name in enumerate(NAMES)}
-    assert other.config.num_labels == 3
-    assert_same_outputs(model, other, seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("names", [NAMES, None])
-def test_we_load_what_transformers_saves(seed: int, names: list[str] | None, tmp_path: Path) -> None:
-    config = random_config(seed)
-    label_names = {"id2label": dict(enumerate(names))} if names else {}
-    other = TheirModel(transformers.BertConfig(**dataclasses.asdict(config), **label_names))
-    perturb_weights(other, seed)
-    other.save_pretrained(tmp_path)
-    model = BertForSequenceClassification.from_pretrained(tmp_path)
-    assert model.labels == (names or ["LABEL_0", "LABEL_1"])
-    assert not model.training
-    assert_same_outputs(model, other, seed)
-
-
-def test_label_names_are_saved_and_can_be_replaced(tmp_path: Path) -> None:
-    model = BertForSequenceClassification(random_config(0), NAMES)
-    model.save_pretrained(tmp_path)
-    reloaded = BertForSequenceClassification.from_pretrained(tmp_path)
-    assert reloaded.labels == NAMES
-    assert torch.equal(reloaded.classifier.weight, model.classifier.weight)
-    renamed = BertForSequenceClassification.from_pretrained(tmp_path, labels=["a", "b", "c"])
-    assert renamed.labels == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="not from one model"):
-        BertForSequenceClassification.from_pretrained(tmp_path, labels=["a", "b"])
-
-
-@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])
-def test_a_classifier_on_a_pretrained_model(kind, tmp_path: Path) -> None:
-    """All weights of the backbone are loaded, and the pooler's if the model has one."""
-    backbone = kind(random_config(1))
-    perturb_weights(backbone, 1)
-    backbone.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no (bert.pooler|classifier)"):
-        BertForSequenceClassification.from_pretrained(tmp_path, labels=NAMES)
-    model = BertForSequenceClassification.from_pretrained(tmp_path, NEW_PARAMETERS, labels=NAMES)
-    pretrained = dict(backbone.bert.named_parameters())
-    for name, parameter in model.bert.named_parameters():
-        assert name not in pretrained or torch.equal(parameter, pretrained[name])
-    assert ("pooler.dense.weight" in pretrained) == (kind is BertForPreTraining)
-    assert not torch.equal(model.classifier.weight, torch.zeros_like(model.classifier.weight))
-
-
-BAD_FOLDERS = {
-    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
-    "a gap in the labels": (lambda folder: write_config(folder, id2label={"0": "a", "2": "b"}), "id2label"),
-    "labels that are a list": (lambda folder: write_config(folder, id2label=["a", "b"]), "id2label"),
-    "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "use two or more"),
-    "duplicate labels": (
-        lambda folder: write_config(folder, id2label={"0": "a", "1": "a", "2": "b"}),
-        "all different",
-    ),
-    "more labels than weights": (
-        lambda folder: write_config(folder, id2label={str(i): str(i) for i in range(4)}),
-        "classifier.(weight|bias) is",
-    ),
-    "a regression model": (
-        lambda folder: write_config(folder, problem_type="regression"),
-        "problem_type = 'regression'",
-    ),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FOLDERS)
-def test_inconsistent_folders_are_rejected(case: str, tmp_path: Path) -> None:
-    damage, words = BAD_FOLDERS[case]
-    folder = tmp_path / "model"
-    BertForSequenceClassification(random_config(2), NAMES).save_pretrained(folder)
-    damage(folder)
-    with pytest.raises(ValueError, match=words) as error_info:
-        BertForSequenceClassification.from_pretrained(folder)
-    assert "\n" not in str(error_info.value)
-
-
 LETTERS = character_tokenizer(["abcdefgh "])
 CLS, SEP = LETTERS.token_to_id("[CLS]"), LETTERS.token_to_id("[SEP]")
 
@@ -159,9 +40,9 @@ def test_rows_of_single_texts_and_pairs() -> None:
     single, pair, empty = encode_examples(
         LETTERS, [Example("abc", 1), Example("ab", 0, "c"), Example("", 2, "")], max_length=8
     )
-    assert single == ([CLS, a, b, c, SEP], [0] * 5, 1)
-    assert pair == ([CLS, a, b, SEP, c, SEP], [0, 0, 0, 0, 1, 1], 0)
-    assert empty == ([CLS, SEP, SEP], [0, 0, 1], 2)
+    assert single == ([CLS, a, b, c, SEP], [0] * 5, {"labels": 1})
+    assert pair == ([CLS, a, b, SEP, c, SEP], [0, 0, 0, 0, 1, 1], {"labels": 0})
+    assert empty == ([CLS, SEP, SEP], [0, 0, 1], {"labels": 2})
 
 
 def test_text_that_looks_like_a_special_token_stays_text() -> None:
@@ -316,5 +197,100 @@ def test_a_non_finite_loss_is_an_error_and_keeps_the_weights() -> None:
         model.classifier.weight.fill_(float("inf"))
     weights_before = [p.detach().clone() for p in model.bert.parameters()]
     with pytest.raises(NonFiniteLossError, match=r"exploded at the learning rate 0\.01"):
-        fine_tune(model, [SentencePair([2, 5, 3], [0, 0, 0], 1)] * 4, 1e-2, epochs=2)
+        fine_tune(model, [Row([2, 5, 3], [0, 0, 0], {"labels": 1})] * 4, 1e-2, epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(weights_before, model.bert.parameters(), strict=True))
+
+
+def test_batches_of_labeled_tokens_and_spans() -> None:
+    tokens = [
+        Row([2, 5, 3], [0] * 3, {"labels": [IGNORE, 1, IGNORE]}),
+        Row([2, 3], [0] * 2, {"labels": [0, 0]}),
+    ]
+    batch = collate_rows(tokens, CPU)
+    assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE], [0, 0, IGNORE]]
+    spans = [
+        Row(row.input_ids, row.token_type_ids, {"start_positions": 0, "end_positions": 1}) for row in tokens
+    ]
+    batch = collate_rows(spans, CPU)
+    assert batch["start_positions"].tolist() == [0, 0]
+    assert batch["end_positions"].tolist() == [1, 1]
+    assert "labels" not in batch
+
+
+def tokens_and_spans(count: int) -> tuple[list[Row], list[Row]]:
+    """Rows in which the answer is from an `a` to a `b`, and these two letters have a class of their own."""
+    r = random.Random(0)
+    a, b, *others = (LETTERS.token_to_id(letter) for letter in "abcdefgh")
+    tokens, spans = [], []
+    for _ in range(count):
+        ids = [CLS, *r.choices(others, k=r.randint(4, 12)), SEP]
+        start, end = sorted(r.sample(range(1, len(ids) - 1), 2))
+        ids[start], ids[end] = a, b
+        labels = [IGNORE, *(int(token in (a, b)) for token in ids[1:-1]), IGNORE]
+        tokens.append(Row(ids, [0] * len(ids), {"labels": labels}))
+        spans.append(Row(ids, [0] * len(ids), {"start_positions": start, "end_positions": end}))
+    return tokens, spans
+
+
+@pytest.mark.slow("trains until the task is learned")
+def test_the_recipe_trains_every_head() -> None:
+    config = small_model(LETTERS.get_vocab_size(), NAMES).config
+    tokens, spans = tokens_and_spans(200)
+    tagger, reader = BertForTokenClassification(config, ["other", "end"]), BertForQuestionAnswering(config)
+    for model, rows in ((tagger, tokens), (reader, spans)):
+        fine_tune(model, rows, 3e-3, 6, batch_size=16)
+        assert not model.training
+    batch = collate_rows(tokens, CPU)
+    is_labeled = batch["labels"] != IGNORE
+    is_right = tagger(**batch).logits.argmax(-1) == batch["labels"]
+    assert is_right[is_labeled].float().mean() > 0.95
+    batch = collate_rows(spans, CPU)
+    output = reader(**batch)
+    assert (output.start_logits.argmax(-1) == batch["start_positions"]).float().mean() > 0.95
+    assert (output.end_logits.argmax(-1) == batch["end_positions"]).float().mean() > 0.95
+
+
+TEXTS = BertForSequenceClassification(tiny_config(), NAMES)
+TOKENS = BertForTokenClassification(tiny_config(), NAMES)
+SPANS = BertForQuestionAnswering(tiny_config())
+BAD_TARGETS = {
+    "a class too many": (TEXTS, {"labels": 3}, "labels of row 1 has 3; use a number from 0 to 2"),
+    "an ignored text": (TEXTS, {"labels": IGNORE}, "labels of row 1 has -100; use"),
+    "a class too many for a token": (TOKENS, {"labels": [IGNORE, 3, 0]}, "labels of row 1 has 3; use"),
+    "a negative class": (TOKENS, {"labels": [IGNORE, -1, 0]}, "labels of row 1 has -1; use"),
+    "a label too few": (TOKENS, {"labels": [0, 1]}, "must be a list of 3 numbers, one per token"),
+    "the class of a text for tokens": (TOKENS, {"labels": 1}, "must be a list of 3 numbers, one per token"),
+    "classes of tokens for a text": (TEXTS, {"labels": [0, 1, 2]}, "must be a single number"),
+    "a class for a span": (
+        SPANS,
+        {"labels": 1},
+        "row 1 has labels; a .* needs start_positions and end_positions",
+    ),
+    "a span for a text": (TEXTS, {"start_positions": 1, "end_positions": 1}, "needs labels"),
+    "no end": (SPANS, {"start_positions": 1}, "row 1 has start_positions; a .* needs"),
+    "no targets": (TEXTS, {}, "row 1 has no targets; a BertForSequenceClassification needs labels"),
+    "an answer beyond the row": (
+        SPANS,
+        {"start_positions": 1, "end_positions": 3},
+        "end_positions of row 1 has 3; use a number from 0 to 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TARGETS)
+def test_targets_that_do_not_fit_the_head_are_rejected(case: str) -> None:
+    """Before anything is trained. The first row is good."""
+    model, targets, words = BAD_TARGETS[case]
+    good = {
+        TEXTS: {"labels": 2},
+        TOKENS: {"labels": [IGNORE, 2, 0]},
+        SPANS: {"start_positions": 0, "end_positions": 2},
+    }
+    ids = [2, 4, 3]
+    weights_before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=words) as error_info:
+        fine_tune(model, [Row(ids, [0] * 3, good[model]), Row(ids, [0] * 3, targets)], 1e-3)
+    assert "\n" not in str(error_info.value)
+    assert all(torch.equal(a, b) for a, b in zip(weights_before, model.parameters(), strict=True))

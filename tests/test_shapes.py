@@ -10,13 +10,14 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
+from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example
 from labml_bert.models import BertForMaskedLM
 from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
 # All different, so that no letter can be mistaken for another.
-B, T, D, H, V, K = 3, 7, 20, 4, 29, 5
+B, T, D, H, V, K, C = 3, 7, 20, 4, 29, 5, 6
 
 
 def small_config() -> BertConfig:
@@ -157,13 +158,23 @@ def run_shards(checker: Checker) -> None:
         m.ShardWriter(tokenizer.to_str(), arguments).write(shard)
 
 
+def run_heads(checker: Checker) -> None:
+    m = checker.module
+    ids, labels = torch.randint(1, V, (B, T)), torch.zeros(B, dtype=torch.long)
+    names = [str(label) for label in range(K)]
+    m.BertForSequenceClassification(small_config(), names)(ids, labels)
+    m.BertForTokenClassification(small_config(), names)(ids, torch.zeros_like(ids))
+    m.BertForQuestionAnswering(small_config())(ids, labels, labels)
+    m.BertForMultipleChoice(small_config())(ids[:, None].expand(B, C, T), labels)
+
+
 def run_finetuning(checker: Checker) -> None:
     m = checker.module
     # As many words as leave room for the special tokens; each text has five, so a row has length T.
     tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
     examples = [Example("word1 word2 word3 word4 word5", label) for label in range(B)]
     rows = m.encode_examples(tokenizer, examples)
-    model = m.BertForSequenceClassification(small_config(), [str(label) for label in range(K)])
+    model = BertForSequenceClassification(small_config(), [str(label) for label in range(K)])
     m.fine_tune(model, rows, 1e-3, epochs=1)
     m.predict(model, rows)
 
@@ -194,7 +205,8 @@ SCENARIOS = {
     "data/pair_shards.py": (run_shards, {}),
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "labeled_text.py": (run_labeled_text, {"K": K, "N": B}),
-    "finetuning.py": (run_finetuning, {"B": B, "T": T, "D": D, "K": K, "N": B}),
+    "heads.py": (run_heads, {"B": B, "T": T, "D": D, "K": K, "C": C}),
+    "finetuning.py": (run_finetuning, {"B": B, "T": T, "K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
     # The model has two layers.
     "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),

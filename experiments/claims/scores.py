@@ -20,17 +20,11 @@ from torch import Tensor, nn
 from experiments.claims.training import Run
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.paired_text import PairedText
-from labml_bert.finetuning import (
-    BertForSequenceClassification,
-    collate_rows,
-    encode_examples,
-    fine_tune,
-    predict,
-)
+from labml_bert.finetuning import Row, collate_rows, encode_examples, fine_tune, predict
+from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import score
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForPreTraining
-from labml_bert.nsp import SentencePair
 from labml_bert.training.evaluation import evaluate_pretraining
 
 # Texts to fine-tune on.
@@ -123,7 +117,7 @@ def probe(run: Run, seed: int) -> float:
 
 
 @torch.no_grad()
-def mean_vectors(run: Run, rows: list[SentencePair]) -> Tensor:
+def mean_vectors(run: Run, rows: list[Row]) -> Tensor:
     """Returns the mean of the encoder's output over the tokens of each text, `(N, D)`."""
     run.model.eval()
     means = []
