@@ -43,7 +43,7 @@ def test_plain_sentences_have_words_of_letters_and_one_period() -> None:
     document = (
         "Return the first of many words. Return the first of many words. Too short here.\n\n"
         "This one, with a comma, is left out. Nor do we want numbers like 15 here. Is this a\nquestion or "
-        "not really? Line breaks inside of a\n   sentence become spaces.\n\nThe end of this text has no period"
+        "not really? Line breaks inside of a\n   sentence become spaces.\n\nThe end of this has no period"
     )
     plain = ["Return the first of many words", "Line breaks inside of a sentence become spaces"]
     assert script["plain_sentences"]([document, document]) == [sentence.split() for sentence in plain]
