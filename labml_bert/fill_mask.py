@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
@@ -78,6 +78,25 @@ def build_model(sizes: dict[str, Any]) -> BertForMaskedLM | ModernBertForMaskedL
     return BertForMaskedLM(config)
 
 
+def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str) -> Encoding:
+    """
+    Encodes a text that somebody typed. The tokenizer adds `[CLS]` and `[SEP]` if the model was trained with
+    them, and a `[MASK]` in the text is a mask.
+
+    Raises `ValueError` if the text isn't UTF-8, or has more tokens than the model has positions.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
+    encoding = tokenizer.encode(text)
+    check_length(len(encoding.ids), model.config)
+    return encoding
+
+
+def special_ids(tokenizer: Tokenizer) -> list[int]:
+    """The ids of all special tokens, also of those that other libraries have added."""
+    return [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+
+
 @torch.no_grad()
 def fill_mask(
     model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5
@@ -90,18 +109,15 @@ def fill_mask(
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
-    encoding = tokenizer.encode(text)
+    encoding = encode_text(model, tokenizer, text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
     mask = tokenizer.token_to_id("[MASK]")
     positions = [t for t, token in enumerate(encoding.ids) if token == mask]
     if not positions:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to predict")
-    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    special = special_ids(tokenizer)
     if len(special) == model.config.vocab_size:
         raise ValueError("the vocabulary has only special tokens; train a model on text")
-    check_length(input_ids.size(1), model.config)
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
     probabilities[:, special] = 0

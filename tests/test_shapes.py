@@ -112,6 +112,14 @@ def run_fill_mask(checker: Checker) -> None:
     m.fill_mask(model, tokenizer, "ab[MASK]defg")
 
 
+def run_score(checker: Checker) -> None:
+    m = checker.module
+    tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
+    model = BertForMaskedLM(small_config())
+    # Six tokens to score, three at a time, in a sequence of eight.
+    m.token_log_probs(model, tokenizer, "[CLS]abcdef[SEP]", mask_rest_of_word=True, batch_size=B)
+
+
 def run_attention_map(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
@@ -211,6 +219,7 @@ SCENARIOS = {
     # The model has two layers.
     "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
+    "score.py": (run_score, {"B": B, "S": 8, "T": 6, "V": V}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }
 

@@ -62,57 +62,79 @@ class Counts:
         return torch.where(sorted_context[last] == keys, order[last], default)
 
 
-def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:
+class NgramModel:
     r"""
-    ## Three baselines
+    ## The two-neighbor n-gram model
 
-    `train` and `valid` are one-dimensional token ids. The baselines are counted on `train` and evaluated on
-    the tokens of `valid` that aren't special. If a context is rare, the n-gram model backs off to the left
-    neighbor alone, and then to the unigram frequencies. Witten-Bell smoothing decides how much, from the
-    number $t$ of *different* tokens that occurred in a context:
+    If a context is rare, the model backs off to the left neighbor alone, and then to the unigram frequencies.
+    Witten-Bell smoothing decides how much, from the number $t$ of *different* tokens that occurred in a
+    context:
 
     $$p(w \mid l, r) = \frac{n(l, w, r) + t(l, r)\, p(w \mid l)}{n(l, r) + t(l, r)}, \qquad
       p(w \mid l) = \frac{n(l, w) + t(l)\, p(w)}{n(l) + t(l)}$$
 
-    where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them.
+    where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is one-dimensional
+    token ids. A special token can be a neighbor, but its own probability is close to 0.
 
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
+    """
+
+    def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
+        V = self.vocab_size = vocab_size
+        left, word, right = train[:-2], train[1:-1], train[2:]  # (N)
+        n_w = torch.bincount(train, minlength=V).double()
+        n_w[special_ids] = 0
+        self.p_w = (n_w + 1e-3) / (n_w + 1e-3).sum()
+        self.pairs = Counts(left * V + word)
+        self.triples = Counts((left * V + right) * V + word)
+        self.n_l = torch.bincount(left, minlength=V).double()
+        self.t_l = torch.bincount(self.pairs.keys // V, minlength=V).double()
+        self.n_lr, self.t_lr = Counts(left * V + right), Counts(self.triples.keys // V)
+
+    def probabilities(self, left: Tensor, word: Tensor, right: Tensor) -> Tensor:
+        """Returns the probability of each `word` between its neighbors. All are `(M,)`."""
+        V = self.vocab_size
+        # For a context that never occurred, the formula is 0/0. With t = 1, it gives the lower-order
+        # distribution.
+        t = self.t_l[left].clamp(min=1)  # (M)
+        p_left = (self.pairs(left * V + word) + t * self.p_w[word]) / (self.n_l[left] + t)  # (M)
+        context = left * V + right  # (M)
+        t = self.t_lr(context).clamp(min=1)  # (M)
+        return (self.triples(context * V + word) + t * p_left) / (self.n_lr(context) + t)  # (M)
+
+    def predict(self, left: Tensor, right: Tensor) -> Tensor:
+        """Returns the token that occurred most often between these neighbors, `(M,)`."""
+        context = left * self.vocab_size + right  # (M)
+        contexts = self.triples.keys // self.vocab_size
+        best = self.triples.most_frequent(contexts, context, torch.tensor(-1))  # (M)
+        # If these two neighbors never occurred, predict the most frequent token.
+        return torch.where(best >= 0, self.triples.keys[best] % self.vocab_size, self.p_w.argmax())
+
+
+def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:
+    """
+    ## Three baselines
+
+    `train` and `valid` are one-dimensional token ids. The baselines are counted on `train` and evaluated on
+    the tokens of `valid` that aren't special.
 
     Raises `ValueError` if no token of `valid` has a neighbor on both sides.
     """
-    V = vocab_size
-    left, word, right = train[:-2], train[1:-1], train[2:]  # (N)
-    n_w = torch.bincount(train, minlength=V).double()
-    n_w[special_ids] = 0
-    p_w = (n_w + 1e-3) / (n_w + 1e-3).sum()
-    pairs = Counts(left * V + word)
-    triples = Counts((left * V + right) * V + word)
-    n_l = torch.bincount(left, minlength=V).double()
-    t_l = torch.bincount(pairs.keys // V, minlength=V).double()
-    n_lr, t_lr = Counts(left * V + right), Counts(triples.keys // V)
-
-    ordinary = torch.ones(V, dtype=torch.bool)
+    model = NgramModel(train, vocab_size, special_ids)
+    ordinary = torch.ones(vocab_size, dtype=torch.bool)
     ordinary[special_ids] = False
     at = ordinary[valid[1:-1]]
     left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
     if len(word) == 0:
         raise ValueError("the held-out text is shorter than three tokens; use more text")
-    # For a context that never occurred, the formula is 0/0. With t = 1, it gives the lower-order
-    # distribution.
-    t = t_l[left].clamp(min=1)  # (M)
-    p_left = (pairs(left * V + word) + t * p_w[word]) / (n_l[left] + t)  # (M)
-    context = left * V + right  # (M)
-    t = t_lr(context).clamp(min=1)  # (M)
-    p_both = (triples(context * V + word) + t * p_left) / (n_lr(context) + t)  # (M)
+    p_w, p_both = model.p_w[word], model.probabilities(left, word, right)  # (M)
+    is_most_frequent, is_predicted = word == model.p_w.argmax(), word == model.predict(left, right)  # (M)
 
-    frequent = p_w.argmax()
-    # If these two neighbors never occurred, predict the most frequent token.
-    best = triples.most_frequent(triples.keys // V, context, torch.tensor(-1))  # (M)
-    prediction = torch.where(best >= 0, triples.keys[best] % V, frequent)  # (M)
+    def baseline(name: str, p: Tensor, is_right: Tensor) -> Baseline:
+        return Baseline(name, -p.log().mean().item(), is_right.double().mean().item())
+
     return [
-        Baseline("uniform", math.log(V), 1 / V),
-        Baseline("unigram", -p_w[word].log().mean().item(), (word == frequent).double().mean().item()),
-        Baseline(
-            "two-neighbor n-gram", -p_both.log().mean().item(), (word == prediction).double().mean().item()
-        ),
+        Baseline("uniform", math.log(vocab_size), 1 / vocab_size),
+        baseline("unigram", p_w, is_most_frequent),
+        baseline("two-neighbor n-gram", p_both, is_predicted),
     ]

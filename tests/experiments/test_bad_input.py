@@ -149,6 +149,8 @@ MORE_BAD_INPUT = {
     "attention without a model": ("attention_map", [], "no run under logs"),
     "attention without a mask": ("attention_map", ["none here", "--run", "good"], "no [MASK] in the text"),
     "attention of a missing run": ("attention_map", ["--run", "no"], "there is no run at no"),
+    "scrambles without a model": ("acceptability", [], "no run under logs"),
+    "scrambles of a run without its text": ("acceptability", ["--run", "good"], "no corpus or file is"),
     "fine-tuning without a model": ("finetune_docstrings", [], "no finished run of bert_tiny"),
     "fine-tuning of a folder": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),
     "fine-tuning without seeds": ("finetune_docstrings", ["--seeds", "0"], "seeds is 0"),

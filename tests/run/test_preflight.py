@@ -29,6 +29,7 @@ sys.meta_path.insert(0, Finder())
 WITH_TORCH = [
     "mlm_tiny",
     "attention_map",
+    "acceptability",
     "finetune_docstrings",
     "live",
     "claims",
@@ -44,6 +45,7 @@ WITH_TORCH = [
         *(([script(name)], "torch") for name in WITH_TORCH),
         ([script("own_language")], "labml_bert.training.trainer"),
         (["-m", "labml_bert.fill_mask", "[MASK]"], "torch"),
+        (["-m", "labml_bert.score", "text"], "torch"),
         (["-m", "labml_bert.export", ".", "--to", "web"], "torch"),
     ],
 )

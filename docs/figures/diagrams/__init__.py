@@ -24,6 +24,7 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
     "block": architecture.block,
     "tied_head": architecture.tied_head,
     "masking": inputs.masking,
+    "score": inputs.score,
     "pair": inputs.pair,
     "pretrain_finetune": training.pretrain_finetune,
     "curriculum": training.curriculum,

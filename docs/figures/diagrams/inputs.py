@@ -1,7 +1,7 @@
 """
 # Diagrams of the input
 
-A sentence before and after masking, and a pair of sentences with its tensors.
+A sentence before and after masking, its copies for a score, and a pair of sentences with its tensors.
 """
 
 from docs.figures.diagrams.drawing import SMALL, Drawing, Words, columns
@@ -61,6 +61,39 @@ def masking(d: Drawing) -> Words:
         f"{labels[POSITION]}, the id of {TARGET}, at the chosen position and {IGNORE} at all others.",
         f"Of the chosen tokens, {masked} become [MASK], {random} become a random token, and {unchanged} "
         "stay. The label is the true token in all three cases.",
+    )
+
+
+def score(d: Drawing) -> Words:
+    """One masked copy of the sentence for each token."""
+    size, gap, right = (11.5, 2, d.width) if d.is_narrow else (13.5, 6, d.width - 130)
+    longest = [token if token in ("[CLS]", "[SEP]") else max(token, "[MASK]", key=len) for token in TOKENS]
+    across, step = columns(longest, 0, right, gap, size), 56 if d.is_narrow else 38
+    scored = range(1, len(TOKENS) - 1)
+    for row, position in enumerate(scored):
+        y = row * step
+        for i, (token, (x, width)) in enumerate(zip(TOKENS, across, strict=True)):
+            text, kind = ("[MASK]", "masked") if i == position else (token, "token")
+            d.box(x, y, width, 28, text, kind, size, "mono")
+        label = f"log p({TOKENS[position]})"
+        if d.is_narrow:
+            d.text(across[position][0], y + 39, label, "", SMALL, "start")
+        else:
+            d.text(right + 16, y + 14, label, anchor="start")
+    y = len(scored) * step
+    if d.is_narrow:
+        d.text(0, y + 10, "score = sum of the six log-probabilities", "heading", SMALL, "start")
+    else:
+        d.line((right + 16, y), (d.width - 20, y))
+        d.text(right + 16, y + 16, "sum = score", "heading", anchor="start")
+    return Words(
+        "One masked copy for each token",
+        f"Six rows show the sentence {' '.join(TOKENS)}. In each row, another word is replaced by [MASK]: "
+        f"in the first row {FIRST[0]}, in the second {FIRST[1]}, and so on to {FIRST[-1]} in the last. The "
+        "special tokens [CLS] and [SEP] are never masked. Beside each row is the log-probability of the word "
+        "that is masked there. The score of the sentence is the sum of the six log-probabilities.",
+        "To score a sentence, run the model on one copy for each token and add up the log-probabilities of "
+        "the masked tokens.",
     )
 
 

@@ -1,0 +1,268 @@
+r"""
+# Does the model notice a scrambled sentence?
+
+A score is useful if it prefers a sentence that somebody wrote to a version of it that nobody would write.
+This script takes sentences that a model hasn't seen in training, and scrambles the words of each in three
+ways:
+
+| scramble | what is wrong with the result |
+|---|---|
+| neighbors | two neighboring words have changed places |
+| shuffle | all words are in random order |
+| replacement | one word is replaced by another word of the text |
+
+Then it compares the scores of `score.py`, per token, and counts how often the original wins. Guessing gives
+50%. The baseline is a model that only counts: the two-neighbor n-gram model of `ngrams.py`, which scores each
+token from the token on either side. It has read the same training text.
+
+Nothing but the words must give the answer away. So the sentences have no punctuation except the period at
+their end, and it stays there. The first word stays too, because of its capital letter. A replacement is drawn
+by how often it occurs in the text, because otherwise most replacements would be rare words.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from random import Random
+from statistics import NormalDist, mean
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from labml_bert.baselines.ngrams import NgramModel
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.sentences import split_sentences
+from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
+from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.score import token_log_probs
+from labml_bert.stdout import console, display_path, printable
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+
+# Words per sentence. In a shorter one, too little is left to scramble.
+FEWEST_WORDS, MOST_WORDS = 6, 16
+
+
+def plain_sentences(documents: Iterable[str]) -> list[list[str]]:
+    """
+    ## Sentences
+
+    The sentences of the documents as lists of words, without the period at the end, each sentence once. A
+    word consists of letters only, so code, numbers and lists are left out.
+    """
+    sentences: dict[tuple[str, ...], None] = {}
+    for document in documents:
+        for sentence in split_sentences(document):
+            words = tuple(sentence.removesuffix(".").split())
+            is_plain = sentence.endswith(".") and all(word.isalpha() for word in words)
+            # Some order of the words after the first has to differ from the original.
+            if is_plain and FEWEST_WORDS <= len(words) <= MOST_WORDS and len(set(words[1:])) > 1:
+                sentences[words] = None
+    return [list(words) for words in sentences]
+
+
+def swap_neighbors(words: list[str], others: list[str], random: Random) -> list[str]:
+    """
+    ## Three ways to scramble
+
+    Each function takes the words after the first, and words to choose a replacement from. This one swaps two
+    different neighbors.
+    """
+    i = random.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
+    return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
+
+
+def shuffle_all(words: list[str], others: list[str], random: Random) -> list[str]:
+    """Shuffles the words until their order is new."""
+    order = words
+    while order == words:
+        order = random.sample(words, len(words))
+    return order
+
+
+def replace_one(words: list[str], others: list[str], random: Random) -> list[str]:
+    """Replaces one word by another one of `others`."""
+    i = random.randrange(len(words))
+    word = words[i]
+    while word == words[i]:
+        word = random.choice(others)
+    return [*words[:i], word, *words[i + 1 :]]
+
+
+SCRAMBLES: dict[str, Callable[[list[str], list[str], Random], list[str]]] = {
+    "neighbors": swap_neighbors,
+    "shuffle": shuffle_all,
+    "replacement": replace_one,
+}
+
+
+def scramble(sentences: list[list[str]], random: Random) -> Iterable[dict[str, str]]:
+    """Yields each sentence, in random order, as `original` and under the name of each scramble."""
+    others = [word for words in sentences for word in words[1:]]
+    for first, *words in random.sample(sentences, len(sentences)):
+        versions = {name: change(words, others, random) for name, change in SCRAMBLES.items()}
+        yield {
+            name: " ".join([first, *rest]) + "." for name, rest in ({"original": words} | versions).items()
+        }
+
+
+def choose_items(
+    items: Iterable[dict[str, str]], tokenizer: Tokenizer, longest: int, count: int
+) -> list[dict[str, str]]:
+    """
+    Returns the first `count` items that a model can be asked about: no text has more than `longest` tokens,
+    none has an `[UNK]`, and each scramble differs from the original in its tokens too.
+
+    Raises `ValueError` if there are fewer.
+    """
+    unknown, usable = tokenizer.token_to_id("[UNK]"), []
+    for item in items:
+        ids = {name: tokenizer.encode(text).ids for name, text in item.items()}
+        fits = max(map(len, ids.values())) <= longest and not any(unknown in row for row in ids.values())
+        if fits and all(ids[name] != ids["original"] for name in SCRAMBLES):
+            usable.append(item)
+        if len(usable) == count:
+            return usable
+    raise ValueError(
+        f"the held-out text has {len(usable)} plain sentences that fit the model, but sentences is "
+        f"{count}; use fewer or more text"
+    )
+
+
+def ngram_score(ngrams: NgramModel, tokenizer: Tokenizer, text: str) -> float:
+    """
+    ## The baseline
+
+    Returns the mean log-probability of the tokens, in nats, each predicted from its two neighbors. The
+    training text has no `[CLS]` and no `[SEP]`. So next to one of them, the model backs off.
+    """
+    cls, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
+    ids = torch.tensor([cls, *encode_texts(tokenizer, [text])[0], sep])
+    return ngrams.probabilities(ids[:-2], ids[1:-1], ids[2:]).log().mean().item()
+
+
+class Wins(NamedTuple):
+    """How often the original wins, and the ends of the 95% interval."""
+
+    fraction: float
+    low: float
+    high: float
+
+
+def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
+    """
+    ## Counting
+
+    The fraction of pairs in which the original has the higher score, with Wilson's interval. A tie is half a
+    win. The n-gram model has ties: in unknown contexts, it sees only which words there are.
+
+    Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
+    """
+    p = mean(0.5 if math.isclose(a, b) else float(a > b) for a, b in zip(originals, scrambles, strict=True))
+    n, z = len(originals), NormalDist().inv_cdf(0.975)
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return Wins(p, middle - half, middle + half)
+
+
+def compare(
+    items: list[dict[str, str]], scorers: dict[str, Callable[[str], float]]
+) -> dict[str, dict[str, Wins]]:
+    """The fraction of wins for each scramble and each scorer."""
+    scores = {
+        scorer: {name: [score(item[name]) for item in items] for name in ("original", *SCRAMBLES)}
+        for scorer, score in scorers.items()
+    }
+    return {
+        name: {scorer: count_wins(columns["original"], columns[name]) for scorer, columns in scores.items()}
+        for name in SCRAMBLES
+    }
+
+
+def print_results(results: dict[str, dict[str, Wins]], item: dict[str, str]) -> None:
+    """Prints one sentence with its scrambles, and how often the original wins."""
+    for name, text in item.items():
+        console.print(f"  {name:<12} {printable(text)}", soft_wrap=False)
+    console.print("\n  The original has the higher score per token, with a 95% interval:\n")
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("scramble")
+    for scorer in next(iter(results.values())):
+        table.add_column(scorer, justify="right")
+    for name, row in results.items():
+        table.add_row(
+            name, *(f"{wins.fraction:.1%} ({wins.low:.1%} to {wins.high:.1%})" for wins in row.values())
+        )
+    console.print(table)
+    console.print()
+
+
+def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, Any]) -> dict[str, Any]:
+    """The result, with the configuration of the run that trained the model."""
+    configuration = run_state["configuration"]
+    return {
+        **describe_run("acceptability", words, torch.device("cpu"), "float32"),
+        # The folders of the path mean nothing on another machine.
+        "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
+        "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+        "result": result,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the command line, compares the scores, and writes a record if asked."""
+    start_time = time.monotonic()
+    parser = OneLineParser(description="Ask a model which sentence is scrambled.")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
+    parser.add_argument("--corpus", help="held-out text to use (default: that of the run, else python-docs)")
+    parser.add_argument("--sentences", type=int, default=400, help="number of sentences (default: 400)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the scrambles (default: 0)")
+    parser.add_argument("--mask-rest-of-word", action="store_true", help="see labml_bert.score")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        at_least_one(options, "sentences")
+        run_path = options.run or newest_run(Path("logs"))
+        if options.record is not None:
+            check_record(options.record)
+        model, tokenizer = load_model(run_path)
+        # The folder of a model doesn't say how it was trained, so it is enough for a table, but not for a
+        # record.
+        is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
+        run_state = load_checkpoint(run_path)[0] if is_run else None
+        name = options.corpus or (run_state["configuration"]["corpus"] if run_state else "python-docs")
+        corpus = load_corpus(name)
+        candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
+        longest = model.config.max_position_embeddings
+        items = choose_items(candidates, tokenizer, longest, options.sentences)
+    console.print(f"\n  model {display_path(run_path)}", style="dim")
+    console.print(f"  {len(items)} held-out sentences of {printable(corpus.name)}\n", style="dim")
+    train_ids = encode_corpus(tokenizer, corpus.train)
+    ngrams = NgramModel(train_ids, tokenizer.get_vocab_size(), special_token_ids(tokenizer))
+
+    def model_score(text: str) -> float:
+        return token_log_probs(model, tokenizer, text, options.mask_rest_of_word).mean().item()
+
+    scorers = {"model": model_score, "two-neighbor n-gram": lambda text: ngram_score(ngrams, tokenizer, text)}
+    results = compare(items, scorers)
+    print_results(results, items[0])
+    record = {}
+    if run_state is not None:
+        wins = {name: {scorer: w._asdict() for scorer, w in row.items()} for name, row in results.items()}
+        words = [f"--corpus={corpus.name}", f"--sentences={len(items)}", f"--seed={options.seed}"]
+        words += ["--mask-rest-of-word"] if options.mask_rest_of_word else []
+        record = make_record({"sentences": len(items), "example": items[0], "wins": wins}, words, run_state)
+    finish(options.record, record, start_time)
+
+
+if __name__ == "__main__":
+    main()

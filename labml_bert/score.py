@@ -1,0 +1,194 @@
+r"""
+# Scoring a text
+
+How probable is a sentence? A masked language model can't say: it gives the probability of a token that is
+missing, not that of a whole text. But it can tell you how well each token fits the others. Mask one token at
+a time, ask the model for the log-probability of the true token, and add these up:
+
+$$\operatorname{PLL}(w) = \sum_{t=1}^{T} \log p(w_t \mid w_1, \dots, w_{t-1}, w_{t+1}, \dots, w_T)$$
+
+The sum is called the *pseudo-log-likelihood*. It isn't the log of a probability: any two tokens help to
+predict each other, so their connection counts twice. A left-to-right model counts it once, because it
+predicts each token from those before it only. Still, the sum tells you which of two texts a model finds more
+natural:
+
+    python -m labml_bert.score "Return a copy of the list." "Return of a copy the list."
+
+A long text has more tokens, so its sum is lower. To compare texts of different lengths, divide by the number
+of tokens.
+
+Source: [Salazar et al., 2020](https://arxiv.org/abs/1910.14659), section 2.
+
+Letters for sizes: `S` tokens in the sequence, `T` of them to score, `B` masked copies in the batch, `V`
+vocabulary.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.table import Table
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
+from labml_bert.mlm import IGNORE
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.stdout import console, display_path, printable
+
+
+@torch.no_grad()
+def token_log_probs(
+    model: BertForMaskedLM | ModernBertForMaskedLM,
+    tokenizer: Tokenizer,
+    text: str,
+    mask_rest_of_word: bool = False,
+    batch_size: int = 32,
+) -> Tensor:
+    """
+    ## One masked copy for each token
+
+    Returns the log-probability of each token of `text` in nats, `(T,)`, in order. Special tokens are context:
+    the model sees them, but they get no score, because it never learned to predict them. That includes
+    `[UNK]`, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in
+    eval mode. It runs on `T` copies of the text, `batch_size` at a time, and in each copy another token is
+    masked.
+
+    **Words of several pieces.** With one mask at a time, a rare word looks too easy. Suppose that the
+    tokenizer splits *unusual* into `un` and `##usual`. Each of the two gives the other away, so both get a
+    high probability, even if the model would never have expected the word. `mask_rest_of_word` also masks the
+    pieces to the right of the token within its word. Then the model predicts `un` from the other words alone,
+    and `##usual` from the other words and `un`, as if it wrote the word from left to right. A word that is a
+    single token keeps its score. If tokens are characters, the option changes nothing, because the tokenizer
+    doesn't know which characters belong to a word.
+
+    Raises `ValueError` if the text has no token to score, isn't UTF-8, or has more tokens than the model has
+    positions.
+
+    Source: [Kauf and Ivanova, 2023](https://arxiv.org/abs/2305.10588), for `mask_rest_of_word`, which they
+    call PLL-word-l2r.
+    """
+    encoding = encode_text(model, tokenizer, text)
+    special = special_ids(tokenizer)
+    positions = torch.tensor([s for s, token in enumerate(encoding.ids) if token not in special])  # (T)
+    if len(positions) == 0:
+        raise ValueError("there is no token to score; use a text with words that the model knows")
+    mask_id = tokenizer.token_to_id("[MASK]")
+    assert mask_id is not None  # `load_tokenizer` has checked this.
+    input_ids = torch.tensor(encoding.ids)  # (S)
+    words = torch.tensor([-1 if word is None else word for word in encoding.word_ids])  # (S)
+    log_probs = []
+    for batch in positions.split(batch_size):
+        position = batch[:, None]  # (B, 1)
+        offset = torch.arange(len(input_ids)) - position  # (B, S)
+        is_masked = offset == 0  # (B, S)
+        # With labels, the models compute logits only at the labeled positions, here one in each copy.
+        labels = torch.where(is_masked, input_ids, IGNORE)  # (B, S)
+        if mask_rest_of_word:
+            is_masked = is_masked | ((offset > 0) & (words == words[position]))  # (B, S)
+        logits = model(input_ids.masked_fill(is_masked, mask_id), labels).logits  # (B, V)
+        log_p = logits.float().log_softmax(-1)  # (B, V)
+        log_probs.append(log_p.gather(1, input_ids[position]))
+    return torch.cat(log_probs)[:, 0]  # (T)
+
+
+def pseudo_log_likelihood(
+    model: BertForMaskedLM | ModernBertForMaskedLM,
+    tokenizer: Tokenizer,
+    text: str,
+    mask_rest_of_word: bool = False,
+) -> float:
+    """
+    ## The sum, and the perplexity
+
+    Returns the sum of the log-probabilities of the tokens, in nats. Raises what `token_log_probs` raises.
+    """
+    return token_log_probs(model, tokenizer, text, mask_rest_of_word).double().sum().item()
+
+
+def pseudo_perplexity(
+    model: BertForMaskedLM | ModernBertForMaskedLM,
+    tokenizer: Tokenizer,
+    texts: list[str],
+    mask_rest_of_word: bool = False,
+) -> float:
+    r"""
+    Returns $\exp(-\frac{1}{N} \sum_w \operatorname{PLL}(w))$, where $N$ is the number of scored tokens in all
+    texts together. So each token counts the same, and a long text counts more than a short one. A model that
+    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$, a perfect one has 1.
+    Two models are comparable only if they split the texts into the same tokens.
+
+    Raises `ValueError` if there are no texts, and what `token_log_probs` raises.
+    """
+    if not texts:
+        raise ValueError("there are no texts; pass at least one")
+    log_probs = [token_log_probs(model, tokenizer, text, mask_rest_of_word) for text in texts]
+    return (-torch.cat(log_probs).double().mean()).exp().item()
+
+
+class Score(NamedTuple):
+    """One row of the table."""
+
+    pseudo_log_likelihood: float
+    """In nats."""
+    per_token: float
+    """The mean over the tokens that have a score, in nats."""
+    text: str
+
+
+def read_texts(data: bytes) -> list[str]:
+    """
+    Returns the lines of `data` that aren't blank. A byte that isn't UTF-8 becomes a surrogate, as it does on
+    the command line, so `encode_text` refuses it.
+
+    Raises `ValueError` if all lines are blank.
+    """
+    lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "surrogateescape").split("\n")]
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ValueError("no text to score; pass one as an argument, or one per line to standard input")
+    return texts
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line and prints the texts with their scores, best first."""
+    description = "Score texts by their pseudo-log-likelihood: higher is more natural."
+    parser = OneLineParser(prog="python -m labml_bert.score", description=description)
+    parser.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
+    words = "mask the later pieces of the token's word too, so that rare words don't look too easy"
+    parser.add_argument("--mask-rest-of-word", action="store_true", help=words)
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        run_path = options.run or newest_run(Path("logs"))
+        model, tokenizer = load_model(run_path)
+        scores, unknown = [], 0
+        for number, text in enumerate(options.texts or read_texts(sys.stdin.buffer.read()), 1):
+            try:
+                log_probs = token_log_probs(model, tokenizer, text, options.mask_rest_of_word).double()
+            except ValueError as error:
+                raise ValueError(f"text {number}: {error}") from None
+            scores.append(Score(log_probs.sum().item(), log_probs.mean().item(), text))
+            unknown += tokenizer.encode(text).tokens.count("[UNK]")
+    console.print(f"\n  model {display_path(run_path)}\n", style="dim")
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("score (nats)", justify="right", no_wrap=True)
+    table.add_column("per token", justify="right", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    for score in sorted(scores, key=lambda score: -score.per_token):
+        numbers = f"{score.pseudo_log_likelihood:.2f}", f"{score.per_token:.3f}"
+        table.add_row(*numbers, printable(score.text))
+    console.print(table, soft_wrap=False)
+    if unknown:
+        console.print(f"\n  tokens outside the vocabulary, which have no score: {unknown}", style="dim")
+    console.print()
+
+
+if __name__ == "__main__":
+    main()
