@@ -16,6 +16,7 @@ from markupsafe import Markup
 from docs.figures.claims import Claim
 from docs.figures.records import Record
 from docs.literate.chart import Line, line_chart
+from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from experiments.claims.decision import difference
 from labml_bert.bert import BertConfig
@@ -154,3 +155,14 @@ def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
         if is_search and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
             return float(row["result"]["loss"])
     raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")
+
+
+def wins_table(record: Record) -> str:
+    """How often the original beats its scrambles, from a record of `acceptability.py`, as Markdown."""
+    wins = record.data["result"]["wins"]
+    scorers = list(next(iter(wins.values())))
+    table = f"| scramble | {' | '.join(scorers)} |\n|---|{'---:|' * len(scorers)}\n"
+    for scramble, row in wins.items():
+        cells = [f"{w['fraction']:.1%} [{w['low']:.1%}, {w['high']:.1%}]" for w in row.values()]
+        table += f"| {cell(scramble)} | {' | '.join(cells)} |\n"
+    return wide(table)

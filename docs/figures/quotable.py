@@ -241,6 +241,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "count": derived.count,
         "fraction_of": derived.fraction_of,
         "batch_time": lambda pipeline: derived.batch_time(record("cost"), pipeline),
+        "wins_table": lambda name: derived.wins_table(record(name)),
         "pair_test": lambda name: derived.pair_test(record(name)),
         "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
         "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
