@@ -11,13 +11,13 @@ ways:
 | shuffle | all words are in random order |
 | replacement | one word is replaced by another word of the text |
 
-Then it compares the scores of `score.py`, per token, and counts how often the original wins. Guessing gives
-50%. The baseline is a model that only counts: the two-neighbor n-gram model of `ngrams.py`, which scores each
-token from the token on either side. It has read the same training text.
+Then the script compares the scores of `score.py`, per token, and counts how often the original wins. Guessing
+gives 50%. The baseline is a model that only counts: the two-neighbor n-gram model of `ngrams.py`, which
+scores each token from the token on either side. Its counts come from the model's training text.
 
-Nothing but the words must give the answer away. So the sentences have no punctuation except the period at
-their end, and it stays there. The first word stays too, because of its capital letter. A replacement is drawn
-by how often it occurs in the text, because otherwise most replacements would be rare words.
+Only the words may give the answer away. So the sentences have no punctuation except the period at their end,
+which stays there. The first word stays too, because of its capital letter. Replacements are drawn in
+proportion to how often they occur in the text, because otherwise most of them would be rare words.
 """
 
 import sys
@@ -65,7 +65,7 @@ def plain_sentences(documents: Iterable[str]) -> list[list[str]]:
         for sentence in split_sentences(document):
             words = tuple(sentence.removesuffix(".").split())
             is_plain = sentence.endswith(".") and all(word.isalpha() for word in words)
-            # Some order of the words after the first has to differ from the original.
+            # At least two of the words after the first have to differ, or there is nothing to swap.
             if is_plain and FEWEST_WORDS <= len(words) <= MOST_WORDS and len(set(words[1:])) > 1:
                 sentences[words] = None
     return [list(words) for words in sentences]
@@ -91,7 +91,7 @@ def shuffle_all(words: list[str], others: list[str], random: Random) -> list[str
 
 
 def replace_one(words: list[str], others: list[str], random: Random) -> list[str]:
-    """Replaces one word by another one of `others`."""
+    """Replaces one word with a different one from `others`."""
     i = random.randrange(len(words))
     word = words[i]
     while word == words[i]:
@@ -164,7 +164,7 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
     ## Counting
 
     The fraction of pairs in which the original has the higher score, with Wilson's interval. A tie is half a
-    win. The n-gram model has ties: in unknown contexts, it sees only which words there are.
+    win. The n-gram model produces ties: in unknown contexts, it falls back to word frequencies.
 
     Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
     """
@@ -235,8 +235,7 @@ def main(argv: list[str] | None = None) -> None:
         if options.record is not None:
             check_record(options.record)
         model, tokenizer = load_model(run_path)
-        # The folder of a model doesn't say how it was trained, so it is enough for a table, but not for a
-        # record.
+        # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
         is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
         run_state = load_checkpoint(run_path)[0] if is_run else None
         name = options.corpus or (run_state["configuration"]["corpus"] if run_state else "python-docs")

@@ -1,8 +1,8 @@
 r"""
 # Heads for your own task
 
-How do you get from the vectors of an encoder to the answer that you need? You put a linear layer on them. The
-tasks differ only in which vectors it reads, and in what the softmax is over:
+How do you get from the vectors of an encoder to the answer that you need? You put a linear layer on top of
+them. The tasks differ only in which vectors the layer reads, and in what the softmax is over:
 
 | class | vectors that the layer reads | one softmax for each | over |
 |---|---|---|---|
@@ -11,7 +11,7 @@ tasks differ only in which vectors it reads, and in what the softmax is over:
 | `BertForQuestionAnswering` | all tokens | start and end of an answer | `T` positions |
 | `BertForMultipleChoice` | `[CLS]`, pooled | question | `C` choices |
 
-The linear layer is new; everything else starts from what the encoder learned from plain text.
+The linear layer is new; the encoder starts from what it learned from plain text.
 `finetuning.py` has the recipe. Every parameter has the same name and shape as in `transformers`, so each
 library can read a folder that the other wrote.
 
@@ -47,8 +47,8 @@ class BertForFineTuning(BertPreTrainedModel):
         )
 
     A model that was pretrained on masked LM alone has no pooler, and has never seen a token of the second
-    segment. The pooler and the embedding of that segment then start untrained, so the few labels have to
-    train them too.
+    segment. The pooler and the embedding of that segment then start untrained, so your labeled
+    examples have to train them too.
     """
 
     @classmethod
@@ -122,7 +122,7 @@ class BertForSequenceClassification(BertClassifier):
 
     $$p(y \mid \text{text}) = \operatorname{softmax}(W h + b)_y$$
 
-    Here $h$ is the pooled vector of `[CLS]`. Only $W$ and $b$ are new: $KD + K$ parameters for `K` classes.
+    Here $h$ is the pooled vector of `[CLS]`. $W$ and $b$ are new: $KD + K$ parameters for `K` classes.
 
     Some tasks ask about two texts: does the second follow from the first, or answer it? Both go in as in
     pretraining, `[CLS] A [SEP] B [SEP]`, and the segment embeddings tell them apart. The head is the same.
@@ -191,8 +191,8 @@ class BertForQuestionAnswering(BertForFineTuning):
     Where in a text is the answer to a question? The input is `[CLS] question [SEP] text [SEP]`, and the
     answer is a span of the text. The head gives every token two scores: one for being the first token of the
     answer, one for being the last. Each is a classification with the `T` positions as its classes. There is
-    no pooler, and no dropout before the head. If the text has no answer, both positions are 0, that of
-    `[CLS]`.
+    no pooler, and no dropout before the head. If the text contains no answer, both positions are 0,
+    the position of `[CLS]`.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), sections 4.2 and 4.3; `run_squad.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -211,9 +211,9 @@ class BertForQuestionAnswering(BertForFineTuning):
         **inputs: Tensor,
     ) -> QuestionAnsweringOutput:
         """
-        The positions are `(B)`; the answer includes both. `inputs` are those of `BertModel.forward`. As in
-        `transformers`, a position beyond the end doesn't count, and a negative one stands for 0. If no
-        position counts, the loss is 0.
+        `start_positions` and `end_positions` are `(B)`, both inclusive. `inputs` are those of
+        `BertModel.forward`. As in `transformers`, a position beyond the end doesn't count, and a negative one
+        stands for 0. If no position counts, the loss is 0.
         """
         hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, T, D)
         start_logits, end_logits = self.qa_outputs(hidden).float().unbind(-1)  # (B, T)

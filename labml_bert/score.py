@@ -8,14 +8,14 @@ a time, ask the model for the log-probability of the true token, and add these u
 $$\operatorname{PLL}(w) = \sum_{t=1}^{T} \log p(w_t \mid w_1, \dots, w_{t-1}, w_{t+1}, \dots, w_T)$$
 
 The sum is called the *pseudo-log-likelihood*. It isn't the log of a probability: any two tokens help to
-predict each other, so their connection counts twice. A left-to-right model counts it once, because it
-predicts each token from those before it only. Still, the sum tells you which of two texts a model finds more
-natural:
+predict each other, so their connection counts twice. A left-to-right model predicts each token only from
+earlier tokens, so there each connection counts once. Still, the sum tells you which of two texts a model
+finds more natural:
 
     python -m labml_bert.score "Return a copy of the list." "Return of a copy the list."
 
-A long text has more tokens, so its sum is lower. To compare texts of different lengths, divide by the number
-of tokens.
+A long text has more tokens, so its sum is usually lower. To compare texts of different lengths, divide by the
+number of tokens.
 
 Source: [Salazar et al., 2020](https://arxiv.org/abs/1910.14659), section 2.
 
@@ -105,9 +105,9 @@ def pseudo_log_likelihood(
     mask_rest_of_word: bool = False,
 ) -> float:
     """
-    ## The sum, and the perplexity
+    ## The sum, and the pseudo-perplexity
 
-    Returns the sum of the log-probabilities of the tokens, in nats. Raises what `token_log_probs` raises.
+    Returns the sum of the log-probabilities of the tokens, in nats. Raises the errors of `token_log_probs`.
     """
     return token_log_probs(model, tokenizer, text, mask_rest_of_word).double().sum().item()
 
@@ -121,10 +121,10 @@ def pseudo_perplexity(
     r"""
     Returns $\exp(-\frac{1}{N} \sum_w \operatorname{PLL}(w))$, where $N$ is the number of scored tokens in all
     texts together. So each token counts the same, and a long text counts more than a short one. A model that
-    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$, a perfect one has 1.
+    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$; a perfect one has 1.
     Two models are comparable only if they split the texts into the same tokens.
 
-    Raises `ValueError` if there are no texts, and what `token_log_probs` raises.
+    Raises `ValueError` if there are no texts, and the errors of `token_log_probs`.
     """
     if not texts:
         raise ValueError("there are no texts; pass at least one")
