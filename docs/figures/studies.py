@@ -167,16 +167,15 @@ def study_curves(name: str, what: str, title: str, caption: str) -> str:
     return line_chart(lines, title, "thousands of training tokens", y_label, [], caption)
 
 
-def pairs_table(name: str) -> str:
+def pairs_table(name: str, setting_name: str) -> str:
     """
     The final losses of a study whose variants are called `SETTING: KIND`, with two kinds, as Markdown: a row
-    for each setting and a column for each kind.
+    for each setting and a column for each kind. `setting_name` is the header of the settings.
     """
     study = read_study(name)
     settings, kinds = (list(dict.fromkeys(arm.split(": ")[i] for arm in study.arms)) for i in range(2))
-    table = (
-        f"| setting | unigram baseline | {' | '.join(kinds)} | gain, 95% CI |\n|---|---:|---:|---:|---:|\n"
-    )
+    table = f"| {setting_name} | unigram baseline | {' | '.join(kinds)} | gain, 95% CI |\n"
+    table += "|---|---:|---:|---:|---:|\n"
     for setting in settings:
         arms = [f"{setting}: {kind}" for kind in kinds]
         first, second = (final_losses(study, arm) for arm in arms)

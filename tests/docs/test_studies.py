@@ -149,9 +149,9 @@ def test_pairs_are_rows_with_two_columns(write: Any, tmp_path: Path) -> None:
     (tmp_path / "claims" / "small.json").write_text(json.dumps(data))
     entry = (tmp_path / "studies.toml").read_text() + '"letters: new" = { gated = true }\n'
     (tmp_path / "studies.toml").write_text(entry)
-    lines = [line for line in pairs_table("small").splitlines() if line.startswith("| ")]
+    lines = [line for line in pairs_table("small", "tokens").splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["setting", "unigram baseline", "old", "new", "gain, 95% CI"]
+    assert cells[0] == ["tokens", "unigram baseline", "old", "new", "gain, 95% CI"]
     assert [row[0] for row in cells[1:]] == ["words", "letters"]
     assert cells[1][1] == "3.00" and cells[1][2].startswith("3.05") and cells[1][3].startswith("1.55")
     assert cells[1][4].startswith("+1.50 [") and cells[2][4].startswith("−0.50 [")
