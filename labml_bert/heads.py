@@ -124,8 +124,9 @@ class BertForSequenceClassification(BertClassifier):
 
     Here $h$ is the pooled vector of `[CLS]`. $W$ and $b$ are new: $KD + K$ parameters for `K` classes.
 
-    Some tasks ask about two texts: does the second follow from the first, or answer it? Both go in as in
-    pretraining, `[CLS] A [SEP] B [SEP]`, and the segment embeddings tell them apart. The head is the same.
+    Some tasks ask about two texts: does the second follow from the first, or answer it? They form one
+    input, as in pretraining: `[CLS] A [SEP] B [SEP]`. The segment embeddings tell them apart. The head is the
+    same.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 4.1; `run_classifier.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -149,8 +150,8 @@ class BertForTokenClassification(BertClassifier):
     """
     ## A class for each token
 
-    Which words are names of people or places? Now every token gets a class, from its own vector and with the
-    same linear layer. There is no pooler.
+    Which words are names of people or places? Now every token gets a class, from its own vector. All
+    tokens share one linear layer. There is no pooler.
 
     If a word has several subwords, the paper labels only the first of them. The other subwords, the special
     tokens and padding get the label -100, which doesn't count.

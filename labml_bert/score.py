@@ -57,8 +57,8 @@ def token_log_probs(
     Returns the log-probability of each token of `text` in nats, `(T,)`, in order. Special tokens are context:
     the model sees them, but they get no score, because it never learned to predict them. That includes
     `[UNK]`, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in
-    eval mode. It runs on `T` copies of the text, `batch_size` at a time, and in each copy another token is
-    masked.
+    eval mode. It runs on `T` copies of the text, `batch_size` at a time, and in each copy a different token
+    is masked.
 
     **Words of several pieces.** With one mask at a time, a rare word looks too easy. Suppose that the
     tokenizer splits *unusual* into `un` and `##usual`. Each of the two gives the other away, so both get a
@@ -133,7 +133,7 @@ def pseudo_perplexity(
 
 
 class Score(NamedTuple):
-    """One row of the table."""
+    """One row of the printed table."""
 
     pseudo_log_likelihood: float
     """In nats."""

@@ -34,13 +34,13 @@ class Effect(NamedTuple):
     gain: Interval | None
     """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
     at_least: bool = False
-    """Whether a run of the worse variant never reached the loss: the true ratio is larger."""
+    """Whether a run of the worse variant never reached the loss, so that the true ratio is larger."""
     at_most: bool = False
-    """Whether a run of the better variant never reached it: the true ratio is smaller, or unknown if both."""
+    """Whether a run of the better variant never did, so that the true ratio is smaller. Unknown if both."""
 
 
 class Arrival(NamedTuple):
-    """The tokens or seconds that a run took to reach a loss, or that it lasted if it never did."""
+    """The tokens or seconds that a run took to reach a loss, or in total if it never did."""
 
     value: float
     has_arrived: bool
@@ -58,7 +58,7 @@ class Analysis:
         self.entry, self.rows, self.step_seconds = entry, rows, step_seconds
 
     def count_seeds(self) -> int:
-        """How many seeds both variants of the primary endpoint have."""
+        """The number of seeds that both variants of the primary endpoint have, at least."""
         arms = (self.primary()["better"], self.primary()["worse"])
         return min(len({row["seed"] for row in self.of(arm)}) for arm in arms)
 
@@ -119,8 +119,8 @@ class Analysis:
 
     def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
         """
-        The numbers of both variants, oriented so that a positive difference is in favor of the better one:
-        logarithms of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
+        Two samples. If the mean of the first is larger, the better variant is ahead. They hold the logarithms
+        of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
         """
         if test["metric"] in COUNTED:
             better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))

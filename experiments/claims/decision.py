@@ -8,7 +8,7 @@ interval, and the interval decides:
   is an equivalence test (two one-sided tests);
 - otherwise, the claim *holds* if the whole interval is on its side of zero;
 - it *fails* if the whole interval is on the other side;
-- otherwise, the claim is *inconclusive*, and we say about how many more seeds would decide it.
+- otherwise, the claim is *inconclusive*, and we estimate how many more seeds would decide it.
 
 Seeds are expensive, so we look at the results after 3, 5, 8 and 12 of them, and stop at a decision. Every
 look is another chance to be wrong. So the intervals of the rule have a level of 98.2% instead of 95%. A test
@@ -29,7 +29,7 @@ LOOKS = (3, 5, 8, 12)
 # The first of the seeds that decide. Those below it are pilots, whose results were known when the primary
 # endpoints were chosen.
 FIRST_SEED = 10
-# The intervals that the page shows, and those of the rule.
+# The confidence levels of the intervals that the page shows, and of those of the rule.
 LEVEL, RULE_LEVEL = 0.95, 0.982
 # Above this many seeds, we give no estimate.
 MOST_SEEDS = 100
@@ -54,7 +54,7 @@ def student(freedom: float, level: float = LEVEL) -> float:
 
 
 def mean(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of one variant. A single seed has no interval."""
+    """The mean of one variant. With a single seed, its interval is infinite."""
     middle = statistics.mean(values)
     if len(values) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -82,7 +82,7 @@ def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: fl
 
     The bound is one of the observed ratios, and the Mann-Whitney rank test says which. At 95%, it's the
     smallest of 3 x 3 and the fifth of 5 x 5. A run that never reached the loss counts with the time it
-    lasted. Had it lasted longer, the bound could only rise.
+    lasted. In `worse`, a longer run could only raise the bound.
     """
     n, m = len(worse), len(better)
     # For every order in which the runs could have come: how many of the ratios are below one.
