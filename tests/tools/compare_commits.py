@@ -53,6 +53,7 @@ INTENDED = {
     "live": "it trains a third model, the modern encoder",
     "mlm_modern": "older commits have no such script",
     "mlm_tiny, Muon": "older commits have no such option",
+    "claim positions": "older commits have no such claim",
 }
 # Keys of a record that were renamed in the newer commit.
 RENAMED = {"floors": "baselines", "floor": "unigram_loss", "neighbours": "neighbors"}
