@@ -11,6 +11,7 @@ from typing import Any
 
 from docs.figures import attention, live
 from docs.figures.cost import cost
+from docs.figures.derived import wins_table
 from docs.figures.records import Record, describe_check, provenance
 from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
@@ -158,6 +159,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = ablation(record)
         elif "growth" in record.data:
             content = cost(record)
+        elif "wins" in record.data["result"]:
+            content = f"{wins_table(record)}\n\n{provenance(record)}"
         else:
             content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(

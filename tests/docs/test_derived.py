@@ -13,6 +13,7 @@ from docs.figures.derived import (
     gain,
     pair_test,
     search_loss,
+    wins_table,
     with_std,
 )
 from docs.figures.records import Record
@@ -111,3 +112,13 @@ def test_the_loss_of_a_search() -> None:
     assert search_loss(claim, "both", 0.1) == 2.0
     with pytest.raises(PageError, match="no 'both' at"):
         search_loss(claim, "both", 0.3)
+
+
+def test_the_table_of_wins_shows_every_scramble_and_interval() -> None:
+    wins = {"fraction": 0.9, "low": 0.85, "high": 0.934}
+    data = {"result": {"wins": {"shuffle": {"model": wins, "n-gram": {**wins, "fraction": 0.88}}}}}
+    rows = [line for line in wins_table(Record("x", data)).splitlines() if line.startswith("| ")]
+    assert rows == [
+        "| scramble | model | n-gram |",
+        "| shuffle | 90.0% [85.0%, 93.4%] | 88.0% [85.0%, 93.4%] |",
+    ]
