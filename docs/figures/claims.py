@@ -489,7 +489,9 @@ def cost(claim: Claim) -> str:
     result = f"{estimate} ({where}, commit {cell(claim.record.data.get('commit') or 'unknown')[:7]})"
     shared = sorted({row["from"] for row in claim.rows if "from" in row})
     if shared:
-        links = ", ".join(f"[{name}](#{name})" for name in shared)
+        # Claims have sections on one page; studies don't.
+        template = "[{0}](#{0})" if "primary" in claim.entry else "`{0}`"
+        links = ", ".join(template.format(name) for name in shared)
         result += f", not counting the runs that it shares with {links}"
     return result
 
