@@ -324,6 +324,8 @@ def forest_row(claim: Claim, y: float) -> str:
         return ""
     ends = [value / claim.delta() for value in interval]
     middle, low, high = (ROOM / 2 * (1 + max(-1.0, min(1.0, end / SPAN))) for end in ends)
+    # If the whole interval is outside the plot, a short line leads to its arrow.
+    low, high = min(low, ROOM - 40), max(high, 40)
     limit = ROOM / 2 / SPAN
     parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
     for x in (ROOM / 2 - limit, ROOM / 2 + limit):
