@@ -400,7 +400,8 @@ def details(claim: Claim) -> str:
         parts.append("*The claim was changed after these runs, so they tested an earlier version.*")
     # A table and a fence within HTML need `markdown` on each element around them.
     parts.append(
-        "<details markdown>\n<summary>Variants, cost, and the command to repeat it</summary>\n\n"
+        "<details markdown data-search-exclude>\n"
+        "<summary>Variants, cost, and the command to repeat it</summary>\n\n"
         f"{variants(claim)}\n\n</details>"
     )
     return "\n\n".join(parts)

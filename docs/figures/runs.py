@@ -132,7 +132,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     if name == "claims":
         return "## Recorded runs {#runs}\n\nThe results are on [the claims page](../../claims.md).\n\n"
     mine = [record for record in records.values() if record.data["experiment"] == name]
-    parts = ["## Recorded runs {#runs}\n\n"]
+    # Nobody searches for the tables of a run.
+    parts = ["## Recorded runs {#runs data-search-exclude}\n\n"]
     if not mine:
         parts.append("No run has been recorded yet.\n\n")
     for record in mine:
@@ -164,7 +165,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
         else:
             content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
         parts.append(
-            f"### {record.name} {{#run-{record.name}}}\n\n{sentence}"
+            f"### {record.name} {{#run-{record.name} data-search-exclude}}\n\n{sentence}"
             f"{fence_code('sh', record.data['command'])}\n{content}\n"
         )
     return "".join(parts)

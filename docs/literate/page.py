@@ -50,12 +50,12 @@ def tools(source: Source) -> str:
     return f"{bar}\n\n"
 
 
-def source_page(source: Source, sources: Sources, after: str = "") -> str:
+def source_page(source: Source, sources: Sources, after: str = "", searched: bool = True) -> str:
     """
     ## File to page
 
     `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
-    code: the recorded runs of an experiment.
+    code: the recorded runs of an experiment. Unless `searched`, search leaves the page out.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -65,7 +65,6 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
     # project. The bodies of all the others would double the index.
     imports_project = any(name.partition(".")[0] in packages for name in source.imports)
     stands_alone = source.module.count(".") == 1 and not imports_project
-    is_script = source.path.endswith(".js")
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
     for row in source.rows:
@@ -93,9 +92,8 @@ def source_page(source: Source, sources: Sources, after: str = "") -> str:
         layout="listing",
         maths='class="katex' in body,
         source=source.path,
-        # A chapter explains more than a file that mentions the same words. A script of the site only repeats
-        # what the Python files say.
-        search={"exclude": True} if is_script else {"boost": 1 if stands_alone else 0.1},
+        # A chapter explains more than a file that mentions the same words.
+        search={"boost": 1 if stands_alone else 0.1} if searched else {"exclude": True},
     )
     return meta + body + after
 

@@ -50,6 +50,8 @@ class Site:
     """JavaScript files that get a page."""
     copied: tuple[str, ...] = ()
     """Folders that are copied to the site unchanged."""
+    unsearched: tuple[str, ...] = ()
+    """Folders of files whose pages search leaves out."""
     chapters: str = "docs/pages"
     written: str = "docs/written"
     watched: tuple[str, ...] = ()
@@ -82,10 +84,16 @@ def write_if_changed(path: Path, text: str | bytes) -> None:
         path.write_bytes(data)
 
 
+def is_searched(site: Site, source: Source) -> bool:
+    """Whether search lists the page of a source."""
+    return not source.path.startswith(tuple(f"{folder}/" for folder in site.unsearched))
+
+
 def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
     """Writes the page of each source, a copy of the file, and its notebook."""
     for source in sources.values():
-        write_if_changed(site.out / f"{source.page}.md", source_page(source, sources, contents.after(source)))
+        page = source_page(source, sources, contents.after(source), is_searched(site, source))
+        write_if_changed(site.out / f"{source.page}.md", page)
         write_if_changed(site.out / source.path, source.text)
         is_program = source.path.startswith(tuple(f"{folder}/" for folder in site.programs))
         write_if_changed(site.out / f"{source.page}.ipynb", notebook(source, is_program))
@@ -98,7 +106,8 @@ def write_scripts(site: Site, sources: Sources) -> None:
             write_if_changed(site.out / path.relative_to(site.root), path.read_bytes())
     for name in site.scripts:
         script = read_script(site.root, name)
-        write_if_changed(site.out / f"{script.page}.md", source_page(script, sources))
+        page = source_page(script, sources, searched=is_searched(site, script))
+        write_if_changed(site.out / f"{script.page}.md", page)
 
 
 def write_chapters(site: Site, sources: Sources, contents: Contents) -> None:
