@@ -28,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist work
 test: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs $(ARGS)
 
-# The tests that start no process, in less than a minute. Property tests get 20 examples each instead of 100.
+# The tests that start no process, in less than a minute. Property tests get 10 examples each instead of 100.
 test-fast: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m "not processes and not slow" --hypothesis-profile=fast $(ARGS)
 

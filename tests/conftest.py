@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The first two run the same examples every time. For many new ones: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
-settings.register_profile("fast", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("fast", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("quick")
 
