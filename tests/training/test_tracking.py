@@ -55,8 +55,8 @@ def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: 
     "junk",
     [
         *[b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b'{"loss": 1}', b'{"step": []}', b"[" * 100_000],
-        *[b'{"step": 1e999, "loss": 2}', b'{"step": 2, "loss": "2"}', b'{"step": 2, "loss": [2]}'],
-        b'{"step": 2, "loss": 1%s}' % (b"0" * 400),
+        *[b'{"step": 1e999, "loss": 2}', b'{"step": 3, "loss": "2"}', b'{"step": 3, "loss": [2]}'],
+        b'{"step": 3, "loss": 1%s}' % (b"0" * 400),
     ],
 )
 def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
