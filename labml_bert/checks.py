@@ -25,9 +25,10 @@ COUNTS = (
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
-# No model has more, and a product of two larger sizes would overflow.
+# A product of two larger sizes would overflow.
 LARGEST_SIZE = 2**31 - 1
-MOST_LAYERS = 10_000
+# No model has more layers or tokens than this. A seed isn't a size.
+LARGEST_VALUES = {"num_hidden_layers": 1_000, "vocab_size": 10_000_000, "seed": 2**63 - 1}
 MODERN_COUNTS = (*COUNTS[:-1], "global_attn_every_n_layers", "local_attention")
 MODERN_DROPOUTS = ("embedding_dropout", "attention_dropout", "mlp_dropout")
 
@@ -59,7 +60,7 @@ def check_values(
         if type(getattr(config, name)) is not int:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be an integer")
     for name in counts:
-        limit = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_SIZE
+        limit = LARGEST_VALUES.get(name, LARGEST_SIZE)
         if not 1 <= getattr(config, name) <= limit:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be from 1 to {limit:,}")
     if config.hidden_size % config.num_attention_heads:

@@ -30,6 +30,10 @@ from torch import Tensor
 PART = ".labml_bert.part"
 
 
+# In bytes. The checkpoint of a model with a thousand layers has a header of about 7 MB.
+LARGEST_HEADER = 10_000_000
+
+
 def partial_path(path: Path) -> Path:
     """The temporary name of a file. Two programs that write the same file have different ones."""
     return path.with_name(f"{path.name}.{os.getpid()}{PART}")
@@ -54,6 +58,14 @@ def whole_file(path: Path) -> Iterator[Path]:
         # After a rename there is nothing left, unless both names were hard links to the same file.
         part.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def check_utf8(path: Path) -> None:
+    """Raises `ValueError` if safetensors could write a file in this folder, but not read it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {str(path)!a} is not UTF-8; use another folder, or rename it") from None
 
 
 def sync_folder(folder: Path) -> None:
@@ -133,9 +145,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Returns the tensors of a safetensors file by name, and its metadata. Files from other programs have no
     sha256, so they aren't checked.
 
-    Raises `ValueError` if the file can't be read or doesn't match its sha256.
+    Raises `ValueError` if the file can't be read, has too many names, or doesn't match its sha256.
     """
     try:
+        with open(path, "rb") as start:
+            if int.from_bytes(start.read(8), "little") > LARGEST_HEADER:
+                raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from rich.table import Table
 from tokenizers import Encoding, Tokenizer
+from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.model_folder import load_weights, read_json
+from labml_bert.model_folder import check_parameter_count, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
@@ -55,26 +56,31 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
         )
     else:
         metadata, tensors = load_checkpoint(folder)
+        weights = with_prefix(tensors, "model.")
         try:
-            model = build_model(metadata["configuration"]["model"])
+            model = build_model(metadata["configuration"]["model"], weights, folder / CHECKPOINT)
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
-        load_weights(model, with_prefix(tensors, "model."), folder / CHECKPOINT)
+        load_weights(model, weights, folder / CHECKPOINT)
     return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
 
 
-def build_model(sizes: dict[str, Any]) -> BertForMaskedLM | ModernBertForMaskedLM:
+def build_model(
+    sizes: dict[str, Any], weights: dict[str, Tensor], path: Path
+) -> BertForMaskedLM | ModernBertForMaskedLM:
     """
-    An untrained model from the sizes in a checkpoint. Only those of a modern one have a theta.
+    An untrained model from the sizes in the checkpoint `path`. Only those of a modern one have a theta.
 
-    Raises `ValueError` or `TypeError` if no model can have these sizes.
+    Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for it.
     """
     if "global_rope_theta" in sizes:
         modern_config = ModernBertConfig(**sizes)
         check_modern_config(modern_config)
+        check_parameter_count(modern_config, weights, path)
         return ModernBertForMaskedLM(modern_config)
     config = BertConfig(**sizes)
     check_config(config)
+    check_parameter_count(config, weights, path)
     return BertForMaskedLM(config)
 
 

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
+from labml_bert.modern import ModernBertConfig
 
+# In bytes. With the names of ten thousand classes, `config.json` has about half as many.
+LARGEST_CONFIG = 1_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 # In `transformers` the output matrix, which is tied to the embedding, and its bias each have a second name.
@@ -50,6 +53,27 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
                 "not from one model"
             )
     check_finite(tensors, path)
+
+
+def check_parameter_count(
+    config: BertConfig | ModernBertConfig, tensors: dict[str, Tensor], path: Path
+) -> None:
+    """
+    Raises `ValueError` if the embeddings and the blocks of the model need more numbers than the file `path`
+    has. A wrong configuration could describe a model that doesn't fit in memory, so this comes before
+    building it.
+    """
+    D, I = config.hidden_size, config.intermediate_size  # noqa: E741
+    rows = config.vocab_size
+    if isinstance(config, BertConfig):
+        rows += config.max_position_embeddings + config.type_vocab_size
+    needed = D * (rows + config.num_hidden_layers * (4 * D + 2 * I))
+    count = sum(tensor.numel() for tensor in tensors.values())
+    if count < needed:
+        raise ValueError(
+            f"{path} has {count:,} numbers, and a model with the sizes of its configuration at least "
+            f"{needed:,}; the two are not from one model"
+        )
 
 
 def check_finite(tensors: dict[str, Tensor], path: Path) -> None:
@@ -97,6 +121,8 @@ def read_json(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise ValueError
         content = json.loads(path.read_text(encoding="utf-8"))
         content.items()
     except RecursionError:
@@ -104,7 +130,9 @@ def read_json(folder: Path) -> dict[str, Any]:
     except OSError:
         raise ValueError(f"there is no model in {folder} (no config.json); use another folder") from None
     except (ValueError, AttributeError):
-        raise ValueError(f"{path} is not a JSON object; save the model again") from None
+        raise ValueError(
+            f"{path} is not a JSON object of at most {LARGEST_CONFIG:,} bytes; save the model again"
+        ) from None
     return content
 
 

@@ -36,6 +36,7 @@ from labml_bert.mlm import (
 )
 from labml_bert.model_folder import (
     ALIASES,
+    check_parameter_count,
     check_sizes,
     drop_aliases,
     load_weights,
@@ -119,8 +120,8 @@ class BertPreTrainedModel(nn.Module):
         """
         folder = Path(folder)
         config, tensors = read_config(folder), read_tensors(folder)
-        # A wrong `config.json` could describe a model that doesn't fit in memory, so check it first.
         check_sizes(config, tensors, folder / "model.safetensors")
+        check_parameter_count(config, tensors, folder / "model.safetensors")
         model = cls(config, **arguments)
         load_weights(model, tensors, folder / "model.safetensors", new_parameters)
         return model.eval()

@@ -23,7 +23,13 @@ from torch import Tensor
 
 from labml_bert import files
 from labml_bert.checks import check_modern_config
-from labml_bert.model_folder import check_finite, load_weights, read_json, read_safetensors
+from labml_bert.model_folder import (
+    check_finite,
+    check_parameter_count,
+    load_weights,
+    read_json,
+    read_safetensors,
+)
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 
 EMBEDDING = "model.embeddings.tok_embeddings.weight"
@@ -64,6 +70,7 @@ def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     config, tensors = read_config(folder), read_tensors(folder)
     path = folder / "model.safetensors"
     check_sizes(config, tensors, path)
+    check_parameter_count(config, tensors, path)
     model = ModernBertForMaskedLM(config)
     load_weights(model, tensors, path)
     return model.eval()

@@ -5,16 +5,49 @@ The whole project uses one console. It prints text and paths as they are: a name
 and a character that the terminal can't show becomes a `?` instead of an error."""
 
 import contextlib
+import errno
 import io
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
 
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
-console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=is_silent)
+
+
+class PersistentConsole(Console):
+    """
+    ## When nobody reads the output any more
+
+    On Ctrl-C, the `tee` in `… | tee log` may end before the run that writes to it, and a terminal can be
+    closed. Rich then ends the program. But a run has to be saved first, so if `keeps_running` is set, the
+    console only becomes quiet.
+    """
+
+    keeps_running = False
+
+    def on_broken_pipe(self) -> None:
+        """Called if nobody reads the output."""
+        with contextlib.suppress(SystemExit) if self.keeps_running else contextlib.nullcontext():
+            super().on_broken_pipe()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Writes what was printed in the block. Every `print` is such a block."""
+        try:
+            super().__exit__(kind, error, traceback)
+        except OSError as failure:
+            # The terminal was closed.
+            if failure.errno != errno.EIO:
+                raise
+            self.on_broken_pipe()
+
+
+console = PersistentConsole(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=is_silent)
 
 for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):

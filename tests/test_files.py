@@ -1,6 +1,7 @@
 """Damaged files are rejected, and only one process holds a lock. For full disks see `test_faults.py`."""
 
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -52,6 +53,16 @@ def test_flipped_bits_and_truncation_are_detected(tmp_path: Path) -> None:
 
 
 # Folders from elsewhere
+
+
+def test_a_file_with_too_many_names_is_refused(tmp_path: Path) -> None:
+    """Before a tensor is read: two hundred thousand of them would take many seconds."""
+    path = tmp_path / "model.safetensors"
+    tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"tensor {i}": tensor for i in range(200_000)}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="names and shapes take more than 10,000,000 bytes"):
+        read_tensors(path)
 
 
 def test_a_file_is_never_written_through_a_link(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from labml_bert import fill_mask
+from labml_bert.bert import BertConfig
 from labml_bert.files import write_tensors
-from labml_bert.fill_mask import newest_run
+from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.modern import ModernBertConfig
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, run, small_text
 
@@ -44,6 +47,25 @@ def test_bad_input_gives_a_one_line_error(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("config", [BertConfig(), ModernBertConfig()])
+def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
+    config: BertConfig | ModernBertConfig, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 768_000, "num_attention_heads": 12, "num_hidden_layers": 1_000}
+    configuration = {"model": asdict(config) | sizes}
+    metadata = json.dumps({"step": 1, "seconds": 0.0, "configuration": configuration})
+    write_tensors(tmp_path / CHECKPOINT, {"model.x": torch.zeros(5)}, {"about": metadata})
+    with pytest.raises(ValueError, match="has 5 numbers, and a model with the sizes of its configuration"):
+        load_model(tmp_path)
+
+
+def test_a_large_config_is_not_read(tmp_path: Path) -> None:
+    content = {"model_type": "bert", **{f"name {i}": i for i in range(200_000)}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="is not a JSON object of at most 1,000,000 bytes"):
+        load_model(tmp_path)
 
 
 def test_a_newer_run_that_has_not_trained_is_skipped(tmp_path: Path) -> None:

@@ -77,9 +77,11 @@ def load_corpus(name: str) -> Corpus:
         return wikitext(name)
     path = Path(name)
     if name.strip() and path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file, path))
+        files = sorted(visible_files(path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
+        # Fails at once if the files together are larger than memory.
+        bytearray(sum(file.stat().st_size for file in files))
         documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; put text into them")
@@ -87,6 +89,9 @@ def load_corpus(name: str) -> Corpus:
     if not name.strip() or not path.exists():
         choices = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {choices}")
+    if not path.is_file():
+        # It could be endless, and would be empty when it's read a second time.
+        raise ValueError(f"{name} is not a regular file; save the text in a file and use that")
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
@@ -96,9 +101,18 @@ def load_corpus(name: str) -> Corpus:
     return split_documents(display_name, {display_name: text})
 
 
-def is_hidden(file: Path, folder: Path) -> bool:
-    """Whether the name of the file, or of a folder between it and `folder`, starts with a dot."""
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def visible_files(folder: Path) -> Iterator[Path]:
+    """The files in a folder and below. Skips names that start with a dot, and links to other folders."""
+    # Not with `rglob`, which calls itself for each folder: Python allows about a thousand such calls.
+    folders = [folder]
+    while folders:
+        for path in folders.pop().iterdir():
+            if path.name.startswith("."):
+                continue
+            if path.is_file():
+                yield path
+            elif path.is_dir() and not path.is_symlink():
+                folders.append(path)
 
 
 def decode_file_name(name: Path | str) -> str:

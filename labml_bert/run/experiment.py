@@ -8,6 +8,7 @@ folder of the run, the header, the progress line and tracking, and at the end th
 import contextlib
 import json
 import shlex
+import signal
 import stat
 import string
 import time
@@ -23,11 +24,10 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.checks import LARGEST_SIZE
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.tokenizers import save_tokenizer
-from labml_bert.files import check_own, lock, remove_partial_files, write_whole
+from labml_bert.files import check_own, check_utf8, lock, remove_partial_files, write_whole
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import PRECISIONS, RunOptions
@@ -139,6 +139,8 @@ class Run:
         if options.resume:
             trainer.resume()
         self.path = path
+        # From now on, the loop stops the run if nobody reads its output.
+        console.keeps_running = True
         if rank() == 0:
             write_whole(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
         self.print_header(trainer, title, details)
@@ -177,6 +179,9 @@ class Run:
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
         self.progress.show(report, self.text.batch_tokens)
+        if console.quiet:
+            # Nobody reads the output any more. The loop treats this as Ctrl-C, and saves the run.
+            self.current_trainer.stop_signal = signal.SIGINT
 
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
         """Records the result of an evaluation during training, and prints it at a milestone."""
@@ -325,6 +330,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
     """
     base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
     path, n = base, 1
+    check_utf8(base)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -367,8 +373,6 @@ def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
     """Raises `ValueError` if a step has fewer rows than micro-batches."""
     schedule: str = options.schedule  # type: ignore[attr-defined]
     longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
-    if batch_tokens > LARGEST_SIZE:
-        raise ValueError(f"batch_tokens is {batch_tokens}; it must be at most {LARGEST_SIZE:,}")
     rows, parts = batch_tokens // longest, world_size() * count
     if rows < parts:
         raise ValueError(

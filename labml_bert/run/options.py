@@ -8,6 +8,7 @@ in the script that uses them."""
 
 import contextlib
 import io
+import math
 import os
 import sys
 import types
@@ -19,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import tyro
 
 from labml_bert.bert import BertConfig
-from labml_bert.checks import check_config, check_modern_config
+from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_modern_config
 from labml_bert.modern import ModernBertConfig
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import only_rank_zero_prints, rank
@@ -160,11 +161,14 @@ def restore_options(
 
 
 def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:
-    """Parses a command line. An error prints one line, where tyro would print a box of several."""
+    """
+    Parses a command line. An error prints one line, where tyro would print a box of several. A number that is
+    far too large is an error too, so the rest of the program never has to think of overflows.
+    """
     box = io.StringIO()
     try:
         with optional_values, only_rank_zero_prints(), contextlib.redirect_stderr(box):
-            return tyro.cli(
+            options = tyro.cli(
                 options_type,
                 default=defaults,
                 description=description,
@@ -180,6 +184,11 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
         first = 1 if rules[:1] == [0] else 0
         last = next((i for i in rules if i >= first), len(lines))
         usage_error(" ".join(filter(None, lines[first:last])))
+    for name, value in vars(options).items():
+        limit = LARGEST_VALUES.get(name, LARGEST_SIZE)
+        if isinstance(value, int | float) and limit < value < math.inf:
+            usage_error(f"{name} is {value}; it must be at most {limit:,}")
+    return options
 
 
 def usage_error(message: str) -> NoReturn:

@@ -28,6 +28,14 @@ REQUIRED = (
 )
 
 
+# If a shell has closed stdout or stderr, the next file would get its number, and all that C code prints.
+for number in (0, 1, 2):
+    try:
+        os.fstat(number)
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)
+
+
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     """Ends the process with one line. Nothing has been written yet."""
     os.write(2, b"\nstopped before it began\n")

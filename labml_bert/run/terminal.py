@@ -50,7 +50,7 @@ def exit_on_bad_input() -> Iterator[None]:
         yield
     except (ValueError, OSError, OverflowError, NonFiniteLossError) as error:
         fail(error)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         fail_for_memory(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -71,9 +71,9 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
         path = find_path()
         if rank() == 0 and path is not None and is_resumable():
             again = command(*launcher(), sys.argv[0], "--resume", display_path(path))
-            print(f"\nstopped and saved; resume with:\n  {again}")
+            print_last(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
-            print("\nstopped; run the same command to start over (earlier results are unchanged)")
+            print_last("\nstopped; run the same command to start over (earlier results are unchanged)")
         raise SystemExit(130) from None
     except NonFiniteLossError as error:
         fail(error)
@@ -84,7 +84,7 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
         if path is not None and is_resumable():
             remedy = f"resume with --resume {display_path(path)}"
         fail(f"{cause}; once this is fixed, {remedy}")
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         fail_for_memory(error)
 
 
@@ -97,6 +97,15 @@ def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
         if find_path() is not None:
             raise
         fail(error)
+
+
+def print_last(text: str) -> None:
+    """Prints how a run ended. If nobody reads the output, the text goes to stderr as one line."""
+    console.print(text)
+    if console.quiet or sys.stdout is None:
+        # Not with `print`: what stays in its buffer would change the exit code.
+        with contextlib.suppress(OSError):
+            os.write(2, os.fsencode(text.replace("\n", "") + "\n"))
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -119,17 +128,17 @@ def fail(reason: object) -> NoReturn:
     raise SystemExit(2) from None
 
 
-def fail_for_memory(error: RuntimeError) -> NoReturn:
+def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
     """
-    Ends the program with one line if PyTorch is out of memory, or if a tensor would have more than 2^63
-    bytes. On a CPU, neither has an exception type of its own. Any other `RuntimeError` is a bug of ours, or
-    says only that another process has ended.
+    Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have more than
+    2^63 bytes. For tensors on a CPU, neither has an exception type of its own. Any other `RuntimeError` is a
+    bug of ours, or says only that another process has ended.
     """
-    if not any(word in str(error) for word in ("alloc", "overflow")):
+    if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
             raise error
         raise SystemExit(2)
-    fail("out of memory; use a smaller model or batch")
+    fail("out of memory; use a smaller model, batch or text")
 
 
 def command(*words: str) -> str:

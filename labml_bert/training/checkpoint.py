@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labml_bert.files import read_tensors, whole_file, write_tensors
+from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -174,6 +174,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     message says how to resume from it.
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
+    check_utf8(path)
     if not path.is_file():
         raise ValueError(
             f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"

@@ -65,7 +65,7 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
     Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. If a killed
     run was resumed, it has repeated the steps after its last checkpoint. If a step was reported twice, the
-    later value counts. An incomplete line is skipped. A folder without metrics gives an empty dictionary.
+    later value counts. A damaged line is skipped. A folder without metrics gives an empty dictionary.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
@@ -73,11 +73,11 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
         try:
             values = json.loads(line)
             step = int(values.pop("step"))
-        except (ValueError, AttributeError, KeyError, TypeError):
+            finite = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        for name, value in values.items():
-            if value is not None:
-                metrics.setdefault(name, {})[step] = value
+        for name, value in finite.items():
+            metrics.setdefault(name, {})[step] = value
     return {name: sorted(points.items()) for name, points in metrics.items()}
 
 

@@ -164,8 +164,9 @@ class Trainer:
         fraction of the budget in `evaluate_at`. With several processes, all of them run this loop in lockstep
         and must draw the same batches.
 
-        On Ctrl-C or SIGTERM, finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. Raises
-        `NonFiniteLossError` if a loss or a gradient isn't finite, or if a loss is above `largest_loss`.
+        On Ctrl-C, SIGTERM or SIGHUP, finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
+        Raises `NonFiniteLossError` if a loss or a gradient isn't finite, or if a loss is above
+        `largest_loss`.
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
@@ -215,12 +216,16 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Turns Ctrl-C and SIGTERM into a request, which the loop handles between two steps."""
+        """Turns Ctrl-C, SIGTERM and SIGHUP into a request, which the loop handles between two steps."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
 
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # Closing the terminal sends SIGHUP. `nohup` ignores it, and Windows doesn't have it.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, remember) for number in numbers}
         try:
             yield
         finally:

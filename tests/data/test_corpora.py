@@ -4,6 +4,7 @@ import builtins
 import email
 import hashlib
 import io
+import os
 import socket
 import subprocess
 import sys
@@ -230,3 +231,23 @@ def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pyt
         monkeypatch.setattr(sys, hook, lambda *arguments: None)
     monkeypatch.setattr(builtins, "display", lambda value: "shows a value", raising=False)
     assert {name: list(compiled_docstrings(name)) for name in before} == before
+
+
+def test_a_deep_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deeper than the calls that Python allows."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1200):
+        os.mkdir("d")
+        os.chdir("d")
+    Path("text.txt").write_text("a line\n" * 100)
+    try:
+        with monkeypatch.context() as context:
+            context.chdir(tmp_path)
+            corpus = load_corpus("d")
+        assert "".join(corpus.train + corpus.valid) == "a line\n" * 100
+    finally:
+        # pytest couldn't delete it.
+        os.unlink("text.txt")
+        for _ in range(1200):
+            os.chdir("..")
+            os.rmdir("d")

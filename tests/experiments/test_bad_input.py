@@ -1,6 +1,7 @@
 """Every experiment answers bad input with a one-line error and exit code 2."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import asdict
@@ -112,9 +113,13 @@ BAD_INPUT = {
     "meta device": (["--device", "meta"], "device 'meta' is not available"),
     "empty corpus name": (["--corpus", ""], "no corpus or file is called ''"),
     "model larger than memory": (["--corpus", "good.txt", "--hidden-size", "400000000"], "out of memory"),
-    "hidden size that overflows": (["--corpus", "good.txt", "--hidden-size", "4000000000"], "from 1 to 2,"),
+    "hidden size that overflows": (["--hidden-size", "4000000000"], "must be at most 2,147,483,647"),
     "batch that overflows": (["--corpus", "good.txt", "--batch-tokens", "9" * 20], "batch_tokens is 9"),
-    "two million layers": (["--corpus", "good.txt", "--num-hidden-layers", "2000000"], "from 1 to 10,000"),
+    "two million layers": (["--corpus", "good.txt", "--num-hidden-layers", "2000000"], "at most 1,000"),
+    "endless minutes": (["--corpus", "good.txt", "--minutes", "1e308"], "minutes is 1e+308"),
+    "endless steps": (["--corpus", "good.txt", "--steps", str(2**63 - 1)], "steps is 9223372036854775807"),
+    "endless corpus": (["--corpus", "/dev/zero"], "/dev/zero is not a regular file"),
+    "corpus that nobody writes": (["--corpus", "pipe"], "pipe is not a regular file"),
     "checkpoint interval of NaN": (["--corpus", "good.txt", "--checkpoint-seconds", "nan"],
                                    "checkpoint_seconds is nan"),
     "resume of a missing run": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
@@ -179,6 +184,10 @@ MORE_BAD_INPUT = {
     "a tiny vocabulary": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "3"], "vocab"),
     "a vocabulary size that overflows": ("mlm_words", ["--corpus", "good.txt", "--vocab-size", "9" * 20],
                                     "error:"),
+    "pairs of ten billion tokens": ("bert_tiny", ["--corpus", "documents", "--batch-tokens", "10000000000"],
+                                    "batch_tokens is 10000000000; it must be at most"),
+    "a hundred billion pieces": ("bert_tiny", ["--corpus", "documents", "--vocab-size", "100000000000"],
+                                 "vocab_size is 100000000000; it must be at most 10,000,000"),
     "words that are not UTF-8": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 
@@ -200,6 +209,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 ) -> None:
     experiment, arguments, words = CASES[case]
     shutil.copytree(bad_files, tmp_path, dirs_exist_ok=True)
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files_before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as exit_info:
@@ -210,6 +220,21 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     assert re.fullmatch("error: .+\n", error)
     files_after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert files_after == files_before, "a file was written, changed or removed"
+
+
+@pytest.mark.parametrize("name", ["large", "large/text.txt"])
+def test_a_corpus_larger_than_memory_is_bad_input_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "large").mkdir()
+    with open(tmp_path / "large" / "text.txt", "wb") as file:
+        # Most file systems store only what was written, which is nothing.
+        file.truncate(2**43)
+    with pytest.raises(SystemExit) as exit_info:
+        main_in_process(monkeypatch, tmp_path, "--corpus", name)
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "error: out of memory; use a smaller model, batch or text\n"
+    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize(("status", "words"), [(200, "sha256"), (404, "cannot download")])

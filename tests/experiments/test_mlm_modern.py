@@ -70,7 +70,7 @@ def test_a_killed_modern_run_resumes_to_identical_tensors(corpus_file: Path, tmp
         (["--optimizer=sgd"], "optimizer"),
         (["--intermediate-size=99999999999999999999"], "intermediate_size is 9"),
         (["--max-position-embeddings=99999999999999999999"], "max_position_embeddings is 9"),
-        (["--num-hidden-layers=2000000"], "num_hidden_layers is 2000000; it must be from 1 to 10,000"),
+        (["--num-hidden-layers=2000000"], "num_hidden_layers is 2000000; it must be at most 1,000"),
         (["--batch-tokens=99999999999999999999"], "batch_tokens is 9"),
     ],
 )

@@ -1,5 +1,6 @@
 """What surrounds a training run: its folder, its lock, `--resume`, and the example sentence."""
 
+import os
 import re
 import shutil
 import time
@@ -10,7 +11,7 @@ import pytest
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.run.experiment import lock_run, masked_line, new_run_path
-from labml_bert.training.checkpoint import CHECKPOINT
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text
 
@@ -86,6 +87,16 @@ def test_runs_that_start_in_the_same_second_get_different_folders(
     monkeypatch.setattr(time, "strftime", lambda *_: "20200101-000000")
     names = [new_run_path(tmp_path, "x").name for _ in range(3)]
     assert names == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
+
+
+def test_a_run_folder_has_a_utf8_name(tmp_path: Path) -> None:
+    """Otherwise safetensors couldn't read the checkpoint that it wrote."""
+    folder = tmp_path / os.fsdecode(b"runs \xff")
+    with pytest.raises(ValueError, match="is not UTF-8; use another folder"):
+        new_run_path(folder, "mlm_tiny")
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="is not UTF-8; use another folder"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("longest", [3, 8, 32, 512])

@@ -3,8 +3,11 @@
 import os
 import re
 import shlex
+import signal
 import struct
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from labml_bert import files
 from labml_bert.run.terminal import exit_cleanly
 from labml_bert.training.checkpoint import load_checkpoint
-from tests.support.runs import SMALL, command, run, stop_with_ctrl_c
+from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
 # Windows has no pseudo-terminals.
 fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
@@ -40,6 +43,66 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(corpus_file: Path, t
     resume_command = shlex.split(out.splitlines()[-1])
     assert resume_command[-2] == "--resume"
     assert load_checkpoint(tmp_path / resume_command[-1])[0]["step"] > 0
+
+
+def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
+    while not list(folder.glob("logs/*/*/metrics.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, None])
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+def test_a_run_is_saved_if_nobody_reads_its_output(
+    number: int | None, stderr: int, corpus_file: Path, tmp_path: Path
+) -> None:
+    """
+    On Ctrl-C, `tee` ends before the run that writes to it; `head` ends by itself. With `2>&1`, stderr has no
+    reader either.
+    """
+    words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    if number:
+        wait_for_training(process, tmp_path)
+    process.stdout.close()
+    if number:
+        process.send_signal(number)
+    error = process.stderr.read() if process.stderr else ""
+    assert process.wait(timeout=60) == 130
+    if process.stderr:
+        assert re.fullmatch("stopped and saved; resume with: .* --resume .*\n", error)
+        process.stderr.close()
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    assert load_checkpoint(folder)[0]["step"] > 0
+
+
+@pytest.mark.processes
+def test_closing_the_terminal_saves_the_run(corpus_file: Path, tmp_path: Path) -> None:
+    words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(words[0], words, {**os.environ, "TERM": "xterm"})
+    output = b""
+    while b"k/s" not in output:
+        output += os.read(terminal, 4096)
+    # The system sends SIGHUP. From now on, printing fails.
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    assert load_checkpoint(folder)[0]["step"] > 0
+
+
+@pytest.mark.processes
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Otherwise, warnings of C code would end up in a checkpoint."""
+    code = "from labml_bert.run import preflight; raise SystemExit(open('file', 'w').fileno())"
+    words = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, cwd=tmp_path, env=environment).returncode > 2
 
 
 @pytest.mark.parametrize(("resumable", "words"), [(True, "resume with --resume"), (False, "start over")])

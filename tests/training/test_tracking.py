@@ -52,7 +52,12 @@ def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "junk", [b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b'{"loss": 1}', b'{"step": []}']
+    "junk",
+    [
+        *[b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b'{"loss": 1}', b'{"step": []}', b"[" * 100_000],
+        *[b'{"step": 1e999, "loss": 2}', b'{"step": 3, "loss": "2"}', b'{"step": 3, "loss": [2]}'],
+        b'{"step": 3, "loss": 1%s}' % (b"0" * 400),
+    ],
 )
 def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": 3.0})
@@ -60,6 +65,11 @@ def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
         file.write(junk + b"\n")
     append_metrics(tmp_path, 2, {"loss": 2.0})
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0)]}
+
+
+def test_a_value_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_bytes(b'{"step": 1, "loss": 1e999, "accuracy": 0.5}\n')
+    assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
 def test_after_a_resume_the_last_value_of_a_step_counts(tmp_path: Path) -> None:
