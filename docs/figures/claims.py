@@ -20,7 +20,7 @@ from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from docs.project import ROOT
 from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, Analysis, Effect, Row
-from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, is_fresh, mean
+from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 # Shown as percentages; a difference of two is in percentage points.
@@ -183,10 +183,10 @@ def in_words(effect: Effect, metric: str) -> str:
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
-def describe_gain(claim: Claim, says: str | None = None) -> str:
+def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False) -> str:
     """
     The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`; by
-    default, it's the primary endpoint.
+    default, it's the primary endpoint. With `opposite`, it's how much higher a loss is, not how much lower.
 
     Raises `PageError` if the claim has no such test.
     """
@@ -195,7 +195,11 @@ def describe_gain(claim: Claim, says: str | None = None) -> str:
         if test["says"] == says:
             if not claim.is_finished():
                 return "not measured yet"
-            return in_words(claim.effect_of(test), test["metric"])
+            effect = claim.effect_of(test)
+            if opposite and effect.gain is not None:
+                middle, low, high = effect.gain
+                effect = effect._replace(gain=Interval(-middle, -high, -low))
+            return in_words(effect, test["metric"])
     names = "; ".join(test["says"] for test in claim.entry["tests"])
     raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {names}")
 

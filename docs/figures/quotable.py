@@ -234,6 +234,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claim_details": lambda name: claims.details(claims.read_claim(name)),
         "verdict": lambda name: claims.read_claim(name).verdict(),
         "measured": lambda name, says: claims.describe_gain(claims.read_claim(name), says),
+        "increase": lambda name, says: claims.describe_gain(claims.read_claim(name), says, opposite=True),
         "primary": lambda name: claims.describe_gain(claims.read_claim(name)),
         "claims_hours": claims.hours,
         "timeline": timeline,

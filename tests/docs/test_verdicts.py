@@ -193,6 +193,8 @@ def test_a_chapter_can_quote_a_factor(
     claim = written(tmp_path, record(short, long, step_seconds=same))
     assert claims.describe_gain(claim, "sooner") == expected
     assert claims.describe_gain(claim, "lower").startswith("0.500 nats (95% CI 0.4")
+    opposite = claims.describe_gain(claim, "lower", opposite=True)
+    assert opposite.startswith("−0.500 nats (95% CI −0.5"), opposite
     for row in claim.rows:
         row["result"]["package"] = 1 - row["result"]["loss"] / 2
     claim.entry["tests"][1]["metric"] = "package"
