@@ -14,6 +14,7 @@ from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
 from docs.literate.names import Source, Sources
 from docs.literate.site import Site
+from docs.project import PROJECT, Project
 
 
 class RecordedContents:
@@ -31,12 +32,37 @@ class RecordedContents:
         return recorded_runs(source, self.records)
 
 
+# Files that run as a notebook: those that can be copied, and the experiments that need no trained model.
+STAND_ALONE = ("bert", "mlm", "nsp", "modern")
+TRAINING = ("mlm_tiny", "mlm_modern", "mlm_words", "bert_tiny", "own_language")
+
+
+def notebooks(project: Project) -> dict[str, str]:
+    """
+    The files that get a notebook, each with its first cell. An experiment needs the rest of the project, so
+    it gets one only if the address of the repository is known.
+    """
+    files = {f"labml_bert/{name}.py": "" for name in STAND_ALONE}
+    if project.repo_url:
+        for name in TRAINING:
+            path = f"experiments/{name}.py"
+            files[path] = (
+                f"!git clone --quiet --depth 1 {project.repo_url} project\n"
+                "%cd -q project\n"
+                "%pip install --quiet .\n\n"
+                "# The script finds its folder and its options here.\n"
+                "import sys\n\n"
+                f'__file__, sys.argv = "{path}", ["{path}"]\n'
+            )
+    return files
+
+
 SITE = Site(
     root=Path(__file__).parents[1],
     contents=RecordedContents,
     folders=("labml_bert", "experiments"),
     package="labml_bert",
-    programs=("experiments",),
+    notebooks=notebooks(PROJECT),
     scripts=("docs/live/bert.js", "docs/live/modern.js"),
     copied=("docs/live",),
     # The chapters say what these experiments found; the scripts repeat what the Python files say.

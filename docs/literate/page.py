@@ -35,7 +35,7 @@ def copy_button(first: int, last: int, what: str, label: str = "Copy") -> Markup
     return render("copy_button.html", first=first, last=last, what=what, label=label)
 
 
-def tools(source: Source) -> str:
+def tools(source: Source, has_notebook: bool) -> str:
     """The toolbar below the title: copy, download, notebook."""
     name = source.path.rpartition("/")[2]
     count = len(source.text.splitlines())
@@ -45,17 +45,20 @@ def tools(source: Source) -> str:
         name=name,
         count=count,
         copy=copy_button(1, count, f"file {name}", "Copy file"),
-        notebook=name.replace(".py", ".ipynb") if name.endswith(".py") else "",
+        notebook=name.replace(".py", ".ipynb") if has_notebook else "",
     )
     return f"{bar}\n\n"
 
 
-def source_page(source: Source, sources: Sources, after: str = "", searched: bool = True) -> str:
+def source_page(
+    source: Source, sources: Sources, after: str = "", searched: bool = True, has_notebook: bool = False
+) -> str:
     """
     ## File to page
 
     `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
-    code: the recorded runs of an experiment. Unless `searched`, search leaves the page out.
+    code: the recorded runs of an experiment. Unless `searched`, search leaves the page out. If the file
+    `has_notebook`, the page links to it.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -66,7 +69,7 @@ def source_page(source: Source, sources: Sources, after: str = "", searched: boo
     imports_project = any(name.partition(".")[0] in packages for name in source.imports)
     stands_alone = source.module.count(".") == 1 and not imports_project
     title = source.rows[0].heading or f"`{source.path}`"
-    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source)]
+    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source, has_notebook)]
     for row in source.rows:
         if row.first > 1:
             parts.append(heading(row))
@@ -135,13 +138,13 @@ def excerpt(name: str, sources: Sources, page: str) -> Markup:
     )
 
 
-def notebook(source: Source, is_program: bool = False) -> str:
+def notebook(source: Source, setup: str = "") -> str:
     """
     ## The same rows as a notebook
 
     Each top-level definition, with what follows it, becomes a Markdown cell and a code cell. A definition's
-    docstring moves to the Markdown cell; everything else stays in the code, as it is in the file. A program
-    would try to parse the notebook's command line, so its notebook starts by clearing it.
+    docstring moves to the Markdown cell; everything else stays in the code, as it is in the file. `setup` is
+    the code of a cell that comes first.
     """
     lines = source.text.split("\n")
     cells: list[nbformat.NotebookNode] = []
@@ -150,8 +153,7 @@ def notebook(source: Source, is_program: bool = False) -> str:
         if text.strip():
             cells.append(make(text.strip("\n"), id=f"c{len(cells)}"))
 
-    if is_program:
-        cell(new_code_cell, "import sys\n\nsys.argv = sys.argv[:1]\n")
+    cell(new_code_cell, setup)
     tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]
     for row, following in zip(tops, [*tops[1:], None], strict=True):
         title = f"{'#' * row.level} {row.heading}\n\n" if row.heading else ""

@@ -44,8 +44,8 @@ class Site:
     """Folders of Python files; each file gets a page."""
     package: str
     """The one among `folders` that gets a reference."""
-    programs: tuple[str, ...] = ()
-    """Those among `folders` whose files parse a command line."""
+    notebooks: dict[str, str] = field(default_factory=dict)
+    """The files that get a notebook, each with the code of a first cell, which may be empty."""
     scripts: tuple[str, ...] = ()
     """JavaScript files that get a page."""
     copied: tuple[str, ...] = ()
@@ -90,13 +90,18 @@ def is_searched(site: Site, source: Source) -> bool:
 
 
 def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
-    """Writes the page of each source, a copy of the file, and its notebook."""
+    """Writes the page of each source, a copy of the file, and its notebook if it gets one."""
     for source in sources.values():
-        page = source_page(source, sources, contents.after(source), is_searched(site, source))
+        path = site.out / f"{source.page}.ipynb"
+        if source.path in site.notebooks:
+            write_if_changed(path, notebook(source, site.notebooks[source.path]))
+        else:
+            path.unlink(missing_ok=True)
+        page = source_page(
+            source, sources, contents.after(source), is_searched(site, source), source.path in site.notebooks
+        )
         write_if_changed(site.out / f"{source.page}.md", page)
         write_if_changed(site.out / source.path, source.text)
-        is_program = source.path.startswith(tuple(f"{folder}/" for folder in site.programs))
-        write_if_changed(site.out / f"{source.page}.ipynb", notebook(source, is_program))
 
 
 def write_scripts(site: Site, sources: Sources) -> None:

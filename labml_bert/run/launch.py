@@ -28,7 +28,8 @@ def launch(
     Calls `main(run, options)`. Bad input prints one line and exits with code 2. A run that you stop prints
     how to resume it.
     """
-    experiment = Path(inspect.getfile(main)).stem
+    # Not with `inspect`, which in a notebook finds a temporary file.
+    experiment = Path(main.__globals__["__file__"]).stem
     description = inspect.cleandoc(main.__doc__ or "")
     with exit_on_bad_input():
         options = parse_options(options_type, experiment, description, argv)

@@ -149,6 +149,13 @@ def server_url() -> str | None:
 
     Raises `RuntimeError` if `.labml.yaml` has a setting that labml doesn't know.
     """
+    if "IPython" in sys.modules:
+        from IPython import display
+        from IPython.core import display as old_module
+
+        # In a notebook, labml imports this function from where it was before IPython 9.
+        vars(old_module)["display"] = display.display
+
     from labml import lab
 
     # Without a `.labml.yaml`, labml prints where it looked for one.

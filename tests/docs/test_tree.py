@@ -68,6 +68,7 @@ def project(root: Path) -> Site:
         contents=lambda sources: StubContents(),
         folders=("pack",),
         package="pack",
+        notebooks={"pack/deep/x.py": "print(1)"},
         first=("pack/b",),
     )
 
@@ -78,7 +79,10 @@ def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
     deep = (site.out / "pack/deep/x.md").read_text("utf-8")
     assert "# Deep {#x.py}" in deep and deep.endswith("The end.\n")
     assert deep.count('href="../../b/#b.py"') == 2
-    assert (site.out / "pack/deep/x.py").is_file() and (site.out / "pack/deep/x.ipynb").is_file()
+    assert (site.out / "pack/deep/x.py").is_file() and "print(1)" in (
+        site.out / "pack/deep/x.ipynb"
+    ).read_text()
+    assert not (site.out / "pack/b.ipynb").exists() and "Notebook" not in (site.out / "pack/b.md").read_text()
     assert "This is index, beside" in (site.out / "index.md").read_text("utf-8")
     assert not (site.out / "pack/__init__.md").exists(), "an empty file has no page"
     (tmp_path / "pack/deep/x.py").rename(tmp_path / "pack/deep/y.py")

@@ -1,0 +1,71 @@
+"""The notebooks run from their first cell to their last, where nothing of the project is installed."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+
+from docs.literate.page import notebook
+from docs.literate.site import read_sources
+from docs.project import PROJECT, ROOT
+from docs.site import SITE, notebooks
+from tests.support.runs import SIZES, SMALL, small_text
+
+SOURCES = {source.path: source for source in read_sources(ROOT, SITE.folders).values()}
+FILES = notebooks(replace(PROJECT, repo_url="https://example.org/repository"))
+EXPERIMENTS = [path for path in FILES if path.startswith("experiments/")]
+# As if the project weren't installed, as it is in our tests. A copy in the current folder is still found.
+UNINSTALLED = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in f'{f}{type(f)}']"
+
+
+def run_notebook(book: nbformat.NotebookNode, folder: Path) -> str:
+    """Returns what the cells print. Raises `CellExecutionError` if one of them fails."""
+    book.cells.insert(0, new_code_cell(UNINSTALLED))
+    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def test_an_experiment_has_a_notebook_only_if_it_can_get_the_project() -> None:
+    assert EXPERIMENTS and not [
+        path for path in notebooks(replace(PROJECT, repo_url="")) if path in EXPERIMENTS
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path not in EXPERIMENTS])
+def test_the_notebook_of_a_stand_alone_file_runs(path: str, tmp_path: Path) -> None:
+    book = nbformat.reads(notebook(SOURCES[path], FILES[path]), as_version=4)
+    book.cells.insert(0, new_code_cell("import torch"))
+    book.cells.append(new_code_cell("import labml_bert"))
+    with pytest.raises(Exception, match="No module named 'labml_bert'"):
+        run_notebook(book, tmp_path)
+    assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS)
+def test_the_notebook_of_an_experiment_trains(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    setup = FILES[path]
+    # What the cell would clone and install.
+    for name in SITE.folders:
+        shutil.copytree(ROOT / name, tmp_path / "project" / name)
+    clone, _, install, rest = setup.split("\n", 3)
+    assert clone.startswith("!git clone") and install.startswith("%pip install")
+    texts = tmp_path / "project" / "texts"
+    texts.mkdir()
+    for i in range(20):
+        (texts / f"{i}.txt").write_text(small_text(40, seed=i))
+    sizes = [*SIZES, "--schedule=16,32", "--vocab-size=200"] if "bert_tiny" in path else SMALL
+    options = [*sizes, "--corpus", "texts", "--steps", "4"]
+    rest = rest.replace(f'["{path}"]', repr([path, *options]))
+    book = nbformat.reads(notebook(SOURCES[path], f"%cd -q project\n{rest}"), as_version=4)
+    output = run_notebook(book, tmp_path)
+    assert "held-out" in output and "failed" not in output
+    assert list((tmp_path / "project" / "logs" / Path(path).stem).glob("*/checkpoint.safetensors"))
