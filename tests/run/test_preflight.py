@@ -30,6 +30,7 @@ WITH_TORCH = [
     "mlm_tiny",
     "attention_map",
     "acceptability",
+    "retrieval",
     "finetune_docstrings",
     "live",
     "claims",
