@@ -50,7 +50,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
 # Words that a summary needs at least. "Constructor." could belong to anything.
 FEWEST_WORDS = 4
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 1e-3
 BATCH_SIZE = 64
 
 Pair = tuple[str, str]
@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = OneLineParser(description="Find the summary of each description by comparing vectors.")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of SimCSE (default: 3)")
-    parser.add_argument("--steps", type=int, default=300, help="steps of SimCSE (default: 300)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of SimCSE (default: 100)")
     rate = f"peak learning rate of SimCSE (default: {LEARNING_RATE:g})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=rate)
     parser.add_argument("--validate", action="store_true", help="test on pairs of the training documents")
@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments = [f"--seeds={options.seeds}", f"--steps={options.steps}"]
         arguments += [f"--learning-rate={options.learning_rate:g}"] + ["--validate"] * options.validate
         record = {
-            **describe_run("retrieval", arguments, torch.device("cpu"), "float32"),
+            **describe_run("retrieval", arguments, torch.device("cpu")),
             # The folders of the path mean nothing on another machine.
             "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
             "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},

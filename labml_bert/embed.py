@@ -42,6 +42,7 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
+from labml_bert.training.device import has_fast_bfloat16
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
@@ -57,9 +58,8 @@ def pool_texts(
     tokens, and with `cls`, the last hidden state of `[CLS]`. A text of more than `max_length` tokens, or more
     than the model has positions, loses its end.
 
-    **Special tokens aren't part of the mean.** `[CLS]` and `[SEP]` are in every text, so their vectors make
-    all texts more alike, and short texts most of all. `[UNK]` is part of it, because it stands for a word.
-    Padding isn't.
+    **Special tokens aren't part of the mean.** `[CLS]` and `[SEP]` are in every text, so their vectors would
+    make all texts more alike. `[UNK]` stands for a word, so it counts.
 
     Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, or if you ask for
     `[CLS]` and the tokenizer adds none.
@@ -90,7 +90,7 @@ def pool_texts(
             raise ValueError("the model was trained without [CLS]; use the mean instead")
         return hidden[:, 0]  # (B, D)
     weights = is_word / is_word.sum(1, keepdim=True)  # (B, T)
-    return torch.einsum("bt,btd->bd", weights, hidden)  # (B, D)
+    return (weights[:, :, None] * hidden).sum(1)  # (B, D)
 
 
 @torch.no_grad()
@@ -128,13 +128,13 @@ def mean_cosine(vectors: Tensor) -> float:
     r"""
     ## How anisotropic are they?
 
-    Returns the mean cosine over all pairs of two different rows of `vectors`, `(N, D)`. If the directions
-    were random, the mean would be near 0. There's no need to look at each pair: for $N$ vectors of length 1,
-    the cosines of all pairs, each vector with itself included, sum to the squared length of their sum.
+    Returns the mean cosine over all pairs of two different rows of `vectors`, `(N, D)`. For random
+    directions, it's near 0. There's no need to look at each pair: the cosines of all of them, each vector
+    with itself included, sum to the squared length of the sum of the normalized vectors.
 
     Raises `ValueError` if there are fewer than two vectors.
 
-    Source: [Ethayarajh, 2019](https://arxiv.org/abs/1909.00512), section 3.2, for the measure.
+    Source: [Ethayarajh, 2019](https://arxiv.org/abs/1909.00512), for the measure.
     """
     N = len(vectors)
     if N < 2:
@@ -147,9 +147,8 @@ class Whitening(NamedTuple):
     r"""
     ## Whitening
 
-    If the vectors lean to one side, move their mean to the origin. If some directions have more variance than
-    others, rescale them until all have a variance of 1. The covariance of the vectors, $U \Lambda U^\top$,
-    gives both steps:
+    If the vectors lean to one side, subtract their mean $\mu$. If some directions have more variance than
+    others, rescale them until all have a variance of 1. With the covariance $U \Lambda U^\top$:
 
     $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$
 
@@ -198,8 +197,7 @@ def simcse_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Tensor:
     $$\mathcal L = -\frac{1}{B} \sum_{i=1}^{B}
     \log \frac{e^{\cos(a_i, b_i) / \tau}}{\sum_{j=1}^{B} e^{\cos(a_i, b_j) / \tau}}$$
 
-    This pulls the two views of a text together, and pushes different texts apart. The low temperature $\tau$
-    matters: cosines are at most 1, and without it, no softmax over them could be confident.
+    Cosines are at most 1. So without the low temperature $\tau$, no softmax over them could be confident.
 
     `a` and `b` are `(B, D)`. Returns the loss in nats.
 
@@ -217,36 +215,34 @@ def train_simcse(
     steps: int,
     batch_size: int = 64,
     dropout: float = 0.1,
-    max_length: int = 64,
+    max_length: int = 32,
     seed: int = 0,
 ) -> list[float]:
     """
-    Trains `model` in place, and returns the loss of each step, in nats. For unsupervised SimCSE, both texts
-    of a pair are the same. If you have pairs of different texts that belong together, such as questions and
-    answers, pass them, and the same loss learns from them.
+    Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. Both texts of
+    a pair are the same, or they belong together, such as a question and its answer. The learning rate decays
+    linearly to zero. Many small models are pretrained without dropout. Then the two views would be equal, so
+    this sets all dropout layers to `dropout`.
 
-    Many small models are pretrained without dropout. Then the two views would be equal, so all dropout
-    layers are set to `dropout`. The learning rate decays linearly to zero. Leaves the model in eval mode.
-
-    Raises `ValueError` if there are fewer pairs than `batch_size`, if that is below 2, or if there are no
-    steps, and the errors of `pool_texts`.
+    Raises `ValueError` if a batch has fewer than two pairs or more than there are, if there are no steps, and
+    the errors of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
-        raise ValueError(
-            f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps; use at least 1 step, and a "
-            "batch_size of at least 2 and at most the number of pairs"
-        )
+        sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
+        raise ValueError(f"{sizes}; use at least 1 step, and a batch_size from 2 to the number of pairs")
     torch.manual_seed(seed)
     model.train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
+    device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     losses = []
     for _ in range(steps):
         batch = [pairs[i] for i in torch.randperm(len(pairs))[:batch_size].tolist()]
-        a, b = (pool_texts(model, tokenizer, texts, "mean", max_length) for texts in zip(*batch, strict=True))
+        with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device)):
+            a, b = (pool_texts(model, tokenizer, [*t], "mean", max_length) for t in zip(*batch, strict=True))
         loss = simcse_loss(a, b)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -272,8 +268,7 @@ def ranks(similarities: Tensor) -> Tensor:
 
 def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:
     """
-    Returns the mean reciprocal rank, which is 1 if every rank is 1, and the recall at `k`: the fraction of
-    queries whose candidate is among the best `k`.
+    Returns the mean reciprocal rank and the recall at `k`, the fraction of queries with a rank up to `k`.
     """
     return (1 / ranks.double()).mean().item(), (ranks <= k).double().mean().item()
 
