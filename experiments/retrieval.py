@@ -90,17 +90,17 @@ def hold_out(train: list[Pair], count: int) -> Split:
     return Split(order[count:], order[:count])
 
 
-def tfidf_vectors(known: list[str], queries: list[str]) -> tuple[Tensor, Tensor]:
+def tfidf_vectors(documents: list[str], queries: list[str]) -> tuple[Tensor, Tensor]:
     """
     ## The baseline
 
-    Returns the TF-IDF vectors of `queries` and of `known`, `(Q, V)` and `(N, V)`. Words that only queries
+    Returns the TF-IDF vectors of `queries` and of `documents`, `(Q, V)` and `(N, V)`. Words that only queries
     contain are left out. As in `tfidf.py`, a word that a text repeats counts only logarithmically more.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer = TfidfVectorizer(analyzer=lambda text: words(Example(text, 0)), sublinear_tf=True)
-    vectors = vectorizer.fit_transform(known)
+    vectors = vectorizer.fit_transform(documents)
     query_vectors = vectorizer.transform(queries)
     return torch.from_numpy(query_vectors.toarray()).float(), torch.from_numpy(vectors.toarray()).float()
 
@@ -134,15 +134,18 @@ def compare(
     Raises the errors of `train_simcse`.
     """
     queries, candidates = ([pair[i] for pair in split.test] for i in (0, 1))
-    known = [text for pair in split.train for text in pair]
-    query_vectors, known_vectors = tfidf_vectors(candidates + known, queries)
-    results = {"TF-IDF": [evaluate(query_vectors, known_vectors[: len(candidates)])]}
+    train_texts = [text for pair in split.train for text in pair]
+    query_vectors, document_vectors = tfidf_vectors(candidates + train_texts, queries)
+    results = {"TF-IDF": [evaluate(query_vectors, document_vectors[: len(candidates)])]}
     model, tokenizer = load_model(run_path)
     q, c = (embed(model, tokenizer, texts) for texts in (queries, candidates))
     results["mean pooling"] = [evaluate(q, c)]
-    whiten = fit_whitening(embed(model, tokenizer, known))
+    whiten = fit_whitening(embed(model, tokenizer, train_texts))
     results["mean pooling, whitened"] = [evaluate(whiten(q), whiten(c))]
-    for name, pairs in {"SimCSE": [(text, text) for text in known], "SimCSE on pairs": split.train}.items():
+    for name, pairs in {
+        "SimCSE": [(text, text) for text in train_texts],
+        "SimCSE on pairs": split.train,
+    }.items():
         results[name] = []
         for seed in range(seeds):
             model, _ = load_model(run_path)

@@ -262,8 +262,8 @@ def ranks(similarities: Tensor) -> Tensor:
     returns the rank of each query's candidate, `(Q,)`; 1 is best. A candidate with an equal similarity counts
     as better, so a model that finds everything equally similar gains nothing.
     """
-    wanted = similarities.diagonal()[:, None]  # (Q, 1)
-    return similarities.size(1) - (similarities < wanted).sum(1)  # (Q)
+    targets = similarities.diagonal()[:, None]  # (Q, 1)
+    return similarities.size(1) - (similarities < targets).sum(1)  # (Q)
 
 
 def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:

@@ -13,9 +13,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert import embed as module
-from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer
 from labml_bert.embed import (
-    Model,
     cosines,
     embed,
     fit_whitening,
@@ -28,7 +27,7 @@ from labml_bert.embed import (
 )
 from labml_bert.models import BertForMaskedLM
 from tests.support.parity import TOLERANCE
-from tests.test_score import TEXT, random_model, subword_tokenizer
+from tests.support.small_models import TEXT, Model, random_model, subword_tokenizer
 
 KINDS = ["bert", "modern"]
 TEXTS = ["the unusual cats saw an unusual dog", "z", "an old dog", "cats", "the the z dog saw"]
@@ -205,7 +204,7 @@ def test_ranks_by_hand() -> None:
 
 
 def save_model(folder: Path) -> Model:
-    tokenizer = wordpiece_tokenizer(["the cat saw an old dog " * 9, TEXT], 45)
+    tokenizer = subword_tokenizer()
     model = model_of("bert", tokenizer)
     assert isinstance(model, BertForMaskedLM)
     model.save_pretrained(folder)

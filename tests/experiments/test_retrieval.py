@@ -69,8 +69,8 @@ def test_no_test_text_is_a_training_text() -> None:
 
 
 def test_tfidf_finds_the_text_with_the_rare_word() -> None:
-    known = ["the cat of the house", "the dog of the house", "the house of the house"]
-    queries, vectors = script["tfidf_vectors"](known, ["a dog in the house"])
+    documents = ["the cat of the house", "the dog of the house", "the house of the house"]
+    queries, vectors = script["tfidf_vectors"](documents, ["a dog in the house"])
     assert queries.shape == (1, vectors.size(1)) and len(vectors) == 3
     assert cosines(queries, vectors)[0].argmax() == 1
     assert vectors.norm(dim=1).tolist() == pytest.approx([1, 1, 1])
