@@ -16,8 +16,8 @@ A summary can give itself away. If a description repeats its summary word by wor
 copies of other docstrings are dropped too, see `docstring_tasks.py`. All test texts are from documents that
 pretraining on `python-docs` has held out, and no training text is equal to one of them.
 
-The learning rate and the number of steps were chosen with `--validate`, which takes the test pairs from the
-training documents instead.
+We chose the learning rate with `--validate`, which takes the test pairs from the training documents instead.
+After 60 steps, 1e-3 and 3e-4 were equally good.
 """
 
 import sys
@@ -197,8 +197,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of SimCSE (default: 3)")
     parser.add_argument("--steps", type=int, default=100, help="steps of SimCSE (default: 100)")
-    rate = f"peak learning rate of SimCSE (default: {LEARNING_RATE:g})"
-    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=rate)
+    default = f"peak learning rate of SimCSE (default: {LEARNING_RATE:g})"
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=default)
     parser.add_argument("--validate", action="store_true", help="test on pairs of the training documents")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
