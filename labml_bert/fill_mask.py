@@ -91,11 +91,16 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
 
     Raises `ValueError` if the text isn't UTF-8, or has more tokens than the model has positions.
     """
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
+    check_utf8(text)
     encoding = tokenizer.encode(text)
     check_length(len(encoding.ids), model.config)
     return encoding
+
+
+def check_utf8(text: str) -> None:
+    """Raises `ValueError` if a byte of a text from the command line isn't UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:

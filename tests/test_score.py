@@ -5,7 +5,6 @@ import math
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,50 +19,15 @@ from labml_bert.data.tokenizers import (
     character_tokenizer,
     save_tokenizer,
     word_tokenizer,
-    wordpiece_tokenizer,
 )
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.score import pseudo_log_likelihood, pseudo_perplexity, token_log_probs
-from tests.support.parity import TOLERANCE, perturb_weights, random_config
+from tests.support.parity import TOLERANCE
+from tests.support.small_models import TEXT, Model, random_model, subword_tokenizer
 
-TEXT = "the unusual cats saw an unusual dog"
 KINDS = ["bert", "modern"]
-Model = BertForMaskedLM | ModernBertForMaskedLM
-
-
-def subword_tokenizer() -> Tokenizer:
-    """It splits *unusual* into several pieces, and doesn't know the letter z."""
-    return wordpiece_tokenizer(["the cat saw an old dog " * 9, TEXT], 45)
-
-
-def random_model(kind: str, vocab_size: int, seed: int, **sizes: int) -> Model:
-    r = random.Random(seed)
-    model: Model
-    if kind == "bert":
-        config = replace(
-            random_config(seed), vocab_size=vocab_size, **{"max_position_embeddings": 40} | sizes
-        )
-        model = BertForMaskedLM(config)
-        perturb_weights(model, seed)
-    else:
-        heads = r.choice([1, 2, 3])
-        config = ModernBertConfig(
-            vocab_size=vocab_size,
-            hidden_size=heads * r.choice([4, 8]),
-            num_hidden_layers=r.randint(1, 4),
-            num_attention_heads=heads,
-            intermediate_size=r.randint(3, 40),
-            global_attn_every_n_layers=r.randint(1, 3),
-            local_attention=r.choice([2, 6]),
-            initializer_range=0.2,
-            pad_token_id=0,
-            **sizes,
-        )
-        torch.manual_seed(seed)
-        model = ModernBertForMaskedLM(config)
-    return model.eval()
 
 
 def in_transformers(model: Model) -> nn.Module:
@@ -259,8 +223,8 @@ def test_bad_input_gives_a_one_line_error(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no text to score"),
-        (b" \n\n", "no text to score"),
+        (b"", "there is no text;"),
+        (b" \n\n", "there is no text;"),
         (b"dog\n\xff\xfe\n", "text 2: the text has bytes that are not UTF-8"),
     ],
 )

@@ -7,12 +7,14 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example
 from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
@@ -120,6 +122,26 @@ def run_score(checker: Checker) -> None:
     m.token_log_probs(model, tokenizer, "[CLS]abcdef[SEP]", mask_rest_of_word=True, batch_size=B)
 
 
+def run_embed(checker: Checker) -> None:
+    m = checker.module
+    tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))]
+    )
+    texts = [f"word{i} " * (T - 1) for i in range(B)]
+    modern = ModernBertConfig(V, D, 1, 2, 44, pad_token_id=0)
+    for model in BertForMaskedLM(small_config()), ModernBertForMaskedLM(modern):
+        m.pool_texts(model, tokenizer, texts, "cls")
+        m.pool_texts(model, tokenizer, texts)
+    vectors = torch.randn(B, D)
+    m.ranks(m.simcse_loss(vectors, vectors) * torch.ones(B, B))
+    checker.fixed = {"D": D}
+    vectors = torch.randn(7, D)
+    m.mean_cosine(vectors)
+    m.fit_whitening(vectors)(vectors)
+    m.embed(model, tokenizer, texts)
+
+
 def run_attention_map(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
@@ -220,6 +242,7 @@ SCENARIOS = {
     "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "score.py": (run_score, {"B": B, "S": 8, "T": 6, "V": V}),
+    "embed.py": (run_embed, {"B": B, "T": T, "D": D}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }
 

@@ -157,6 +157,41 @@ def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
     raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")
 
 
+def retrieval_value(record: Record, method: str, field: str) -> float:
+    """
+    The mean over the seeds of one column of `retrieval.py`: `mrr`, `recall` or `mean_cosine`.
+
+    Raises `PageError` if the record has no such method.
+    """
+    methods = record.data["result"]["retrieval"]
+    if method not in methods:
+        raise PageError(f"the run {record.name} has no {method!r}; it has {', '.join(methods)}")
+    return statistics.mean(methods[method][field])
+
+
+def retrieval_gain(record: Record, over: str) -> str:
+    """The MRR of SimCSE minus that of another method, with its 95% interval over the queries."""
+    gap = record.data["result"]["simcse_minus"][over]
+    mean, low, high = (f"{gap[key]:+.3f}".replace("-", "−") for key in ("mean", "low", "high"))
+    return f"{mean} (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+
+
+def retrieval_table(record: Record) -> str:
+    """The methods of `retrieval.py` and how well each finds the summaries, as Markdown."""
+    table = "| method | MRR | recall at 10 | mean cosine |\n|---|---:|---:|---:|\n"
+    for method, columns in record.data["result"]["retrieval"].items():
+        mrr, recall = columns["mrr"], columns["recall"]
+        cells = [f"{statistics.mean(mrr):.3f}", f"{statistics.mean(recall):.1%}"]
+        if len(mrr) > 1:
+            cells = [
+                f"{cells[0]} ± {statistics.stdev(mrr):.3f}",
+                f"{cells[1]} ± {statistics.stdev(recall):.1%}",
+            ]
+        cosine = statistics.mean(columns["mean_cosine"])
+        table += f"| {cell(method)} | {' | '.join(cells)} | {cosine:.2f} |\n"
+    return wide(table)
+
+
 def wins_table(record: Record) -> str:
     """How often the original beats its scrambles, from a record of `acceptability.py`, as Markdown."""
     wins = record.data["result"]["wins"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from docs.figures import attention, live
 from docs.figures.cost import cost
-from docs.figures.derived import wins_table
+from docs.figures.derived import retrieval_table, wins_table
 from docs.figures.records import Record, describe_check, provenance
 from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
@@ -160,6 +160,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = ablation(record)
         elif "growth" in record.data:
             content = cost(record)
+        elif "retrieval" in record.data["result"]:
+            content = f"{retrieval_table(record)}\n\n{provenance(record)}"
         elif "wins" in record.data["result"]:
             content = f"{wins_table(record)}\n\n{provenance(record)}"
         else:

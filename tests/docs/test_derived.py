@@ -12,6 +12,9 @@ from docs.figures.derived import (
     fraction_of,
     gain,
     pair_test,
+    retrieval_gain,
+    retrieval_table,
+    retrieval_value,
     search_loss,
     wins_table,
     with_std,
@@ -122,3 +125,19 @@ def test_the_table_of_wins_shows_every_scramble_and_interval() -> None:
         "| scramble | model | n-gram |",
         "| shuffle | 90.0% [85.0%, 93.4%] | 88.0% [85.0%, 93.4%] |",
     ]
+
+
+def test_the_table_of_a_retrieval() -> None:
+    methods = {
+        "TF-IDF": {"mrr": [0.5], "recall": [0.75], "mean_cosine": [0.011]},
+        "SimCSE": {"mrr": [0.25, 0.75], "recall": [0.5, 0.5], "mean_cosine": [0.2, 0.4]},
+    }
+    gaps = {"TF-IDF": {"mean": -0.125, "low": -0.25, "high": 0.5}}
+    record = Record("retrieval", {"result": {"retrieval": methods, "simcse_minus": gaps}})
+    rows = retrieval_table(record).splitlines()
+    assert "| TF-IDF | 0.500 | 75.0% | 0.01 |" in rows
+    assert "| SimCSE | 0.500 ± 0.354 | 50.0% ± 0.0% | 0.30 |" in rows
+    assert retrieval_value(record, "SimCSE", "mean_cosine") == pytest.approx(0.3)
+    assert retrieval_gain(record, "TF-IDF") == "−0.125 (95% interval −0.250 to\N{NO-BREAK SPACE}+0.500)"
+    with pytest.raises(PageError, match="has no 'CLS'; it has TF-IDF, SimCSE"):
+        retrieval_value(record, "CLS", "mrr")

@@ -155,6 +155,7 @@ MORE_BAD_INPUT = {
     "attention without a mask": ("attention_map", ["none here", "--run", "good"], "no [MASK] in the text"),
     "attention of a missing run": ("attention_map", ["--run", "no"], "there is no run at no"),
     "scrambles without a model": ("acceptability", [], "no run under logs"),
+    "retrieval without a model": ("retrieval", [], "no run under logs"),
     "scrambles of a run without its text": ("acceptability", ["--run", "good"], "no corpus or file is"),
     "fine-tuning without a model": ("finetune_docstrings", [], "no finished run of bert_tiny"),
     "fine-tuning of a folder": ("finetune_docstrings", ["--model", "folder"], "there is no model in folder"),

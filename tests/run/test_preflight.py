@@ -30,6 +30,7 @@ WITH_TORCH = [
     "mlm_tiny",
     "attention_map",
     "acceptability",
+    "retrieval",
     "finetune_docstrings",
     "live",
     "claims",
@@ -46,6 +47,7 @@ WITH_TORCH = [
         ([script("own_language")], "labml_bert.training.trainer"),
         (["-m", "labml_bert.fill_mask", "[MASK]"], "torch"),
         (["-m", "labml_bert.score", "text"], "torch"),
+        (["-m", "labml_bert.embed", "query", "text"], "torch"),
         (["-m", "labml_bert.export", ".", "--to", "web"], "torch"),
     ],
 )

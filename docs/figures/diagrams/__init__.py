@@ -25,6 +25,7 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
     "tied_head": architecture.tied_head,
     "masking": inputs.masking,
     "score": inputs.score,
+    "mean_pooling": inputs.mean_pooling,
     "pair": inputs.pair,
     "pretrain_finetune": training.pretrain_finetune,
     "curriculum": training.curriculum,

@@ -97,6 +97,35 @@ def score(d: Drawing) -> Words:
     )
 
 
+def mean_pooling(d: Drawing) -> Words:
+    """The vectors of the words become one vector; those of the special tokens are left out."""
+    size, gap = (11.5, 2) if d.is_narrow else (13.5, 6)
+    cell, middle = 11.0, d.width / 2
+    encoder = d.box(0, 50, d.width, 28, "encoder", "attention")
+    mean = d.cells(middle - cell / 2, 184, 4, 1, (cell, cell), "embedding")
+    across, bus = columns(TOKENS, 0, d.width, gap, size), 156
+    for token, (x, width) in zip(TOKENS, across, strict=True):
+        is_special, center = token in ("[CLS]", "[SEP]"), x + width / 2
+        d.box(x, 0, width, 28, token, "token", size, "mono")
+        d.drop(center, 28, encoder.y)
+        kind = "pad" if is_special else "embedding"
+        vector = d.cells(center - cell / 2, 98, 4, 1, (cell, cell), kind)
+        d.drop(center, encoder.bottom, vector.y)
+        if not is_special:
+            d.line((center, vector.bottom + 2), (center, bus))
+    first, last = (x + width / 2 for x, width in (across[1], across[-2]))
+    d.line((first, bus), (last, bus))
+    d.drop(middle, bus, mean.y)
+    d.text(middle + 16, mean.center[1], "mean", "heading", anchor="start")
+    return Words(
+        "From token vectors to a text vector",
+        f"The encoder reads the sentence {' '.join(TOKENS)} and gives each token a vector h. Lines lead from "
+        "the vectors of the six words to a box with their mean, which is the vector of the text. The vectors "
+        "of the special tokens [CLS] and [SEP] are left out.",
+        "Mean pooling: the vector of a text is the mean of the vectors of its words.",
+    )
+
+
 def pair(d: Drawing) -> Words:
     """Two sentences as one row of a batch, with its tensors."""
     first, second = ["[CLS]", *FIRST, "[SEP]"], [*SECOND, "[SEP]"]

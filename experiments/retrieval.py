@@ -1,0 +1,257 @@
+r"""
+# Do similar texts get similar vectors?
+
+A good vector for a text should help you find a text that belongs to it. Docstrings come with a test: by
+convention, the first paragraph is a summary, and the rest is a description. This script takes descriptions
+that the model has never seen, and asks for the right summary among all held-out summaries. It compares:
+
+- **TF-IDF**: one dimension for each word, and no network. Rare words count more.
+- **mean pooling**: the mean over the last hidden states of a pretrained encoder.
+- **whitened**: the same vectors after `Whitening`, which is fitted on training texts.
+- **SimCSE**: the encoder after a few minutes of `train_simcse` on training texts, without any labels.
+- **SimCSE on pairs**: the same loss, but each training summary is paired with its own description. So this
+  encoder has seen what the task is, and the others haven't.
+
+A summary can give itself away. If a description repeats its summary word by word, we drop the pair. Near
+copies of other docstrings are dropped too, see `docstring_tasks.py`. All test texts are from documents that
+pretraining on `python-docs` has held out, and no training text is equal to one of them.
+
+We chose the learning rate with `--validate`, which takes the test pairs from the training documents instead.
+After 60 steps, 1e-3 and 3e-4 were equally good.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from labml_bert.baselines.tfidf import check_scikit_learn_is_here, words
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.docstring_tasks import Docstring, distinct_docstrings
+from labml_bert.embed import cosines, embed, fit_whitening, mean_cosine, mrr_and_recall, ranks, train_simcse
+from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.labeled_text import Example
+from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.stdout import console, display_path
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+
+# Words that a summary needs at least. "Constructor." could belong to anything.
+FEWEST_WORDS = 4
+LEARNING_RATE = 1e-3
+BATCH_SIZE = 64
+
+Pair = tuple[str, str]
+
+
+class Split(NamedTuple):
+    """Pairs of a description and its summary."""
+
+    train: list[Pair]
+    test: list[Pair]
+
+
+def split_pairs(docstrings: Sequence[Docstring]) -> Split:
+    """
+    ## Descriptions and summaries
+
+    The pairs of all docstrings that have both parts. Each part occurs once, and no description contains its
+    summary. Pairs that pretraining on `python-docs` hasn't seen are for the test.
+    """
+    train: list[Pair] = []
+    test: list[Pair] = []
+    earlier: set[str] = set()
+    # Start with the test pairs, so that a part that occurs twice is never in the training texts too.
+    for docstring in sorted(docstrings, key=lambda docstring: not docstring.unseen):
+        summary, _, description = (" ".join(p.split()) for p in docstring.text.strip().partition("\n\n"))
+        repeats = summary.lower().rstrip(".") in description.lower()
+        is_summary = len(summary.split()) >= FEWEST_WORDS and not repeats
+        if is_summary and description and not earlier & {summary, description}:
+            earlier |= {summary, description}
+            (test if docstring.unseen else train).append((description, summary))
+    return Split(train, test)
+
+
+def hold_out(train: list[Pair], count: int) -> Split:
+    """Splits the training pairs again: a random `count` of them becomes the test, for choosing values."""
+    order = random.Random(0).sample(train, len(train))
+    return Split(order[count:], order[:count])
+
+
+def tfidf_vectors(documents: list[str], queries: list[str]) -> tuple[Tensor, Tensor]:
+    """
+    ## The baseline
+
+    Returns the TF-IDF vectors of `queries` and of `documents`, `(Q, V)` and `(N, V)`. Words that only queries
+    contain are left out. As in `tfidf.py`, a word that a text repeats counts only logarithmically more.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(analyzer=lambda text: words(Example(text, 0)), sublinear_tf=True)
+    vectors = vectorizer.fit_transform(documents)
+    query_vectors = vectorizer.transform(queries)
+    return torch.from_numpy(query_vectors.toarray()).float(), torch.from_numpy(vectors.toarray()).float()
+
+
+class Result(NamedTuple):
+    """How well one kind of vectors finds the summaries."""
+
+    ranks: Tensor
+    """`(Q,)`; 1 is best."""
+    mrr: float
+    recall: float
+    """The fraction of descriptions whose summary is among the best 10."""
+    mean_cosine: float
+    """Of two random summaries."""
+
+
+def evaluate(queries: Tensor, candidates: Tensor) -> Result:
+    """Compares `queries` with `candidates`; row `i` of one belongs to row `i` of the other."""
+    positions = ranks(cosines(queries, candidates))
+    return Result(positions, *mrr_and_recall(positions), mean_cosine(candidates))
+
+
+def compare(
+    run_path: Path, split: Split, seeds: int, steps: int, learning_rate: float
+) -> dict[str, list[Result]]:
+    """
+    ## The comparison
+
+    Returns the results of each method: one for each seed if it trains, else a single one.
+
+    Raises the errors of `train_simcse`.
+    """
+    queries, candidates = ([pair[i] for pair in split.test] for i in (0, 1))
+    train_texts = [text for pair in split.train for text in pair]
+    query_vectors, document_vectors = tfidf_vectors(candidates + train_texts, queries)
+    results = {"TF-IDF": [evaluate(query_vectors, document_vectors[: len(candidates)])]}
+    model, tokenizer = load_model(run_path)
+    q, c = (embed(model, tokenizer, texts) for texts in (queries, candidates))
+    results["mean pooling"] = [evaluate(q, c)]
+    whiten = fit_whitening(embed(model, tokenizer, train_texts))
+    results["mean pooling, whitened"] = [evaluate(whiten(q), whiten(c))]
+    for name, pairs in {
+        "SimCSE": [(text, text) for text in train_texts],
+        "SimCSE on pairs": split.train,
+    }.items():
+        results[name] = []
+        for seed in range(seeds):
+            model, _ = load_model(run_path)
+            train_simcse(model, tokenizer, pairs, learning_rate, steps, BATCH_SIZE, seed=seed)
+            results[name].append(
+                evaluate(*(embed(model, tokenizer, texts) for texts in (queries, candidates)))
+            )
+            console.print(f"  {name}, seed {seed}: MRR {results[name][-1].mrr:.3f}", style="dim")
+    return results
+
+
+def difference(results: list[Result], baseline: list[Result]) -> dict[str, float]:
+    """
+    ## Is it luck?
+
+    The seeds tell you how much depends on training, and not how much depends on the choice of texts. So we
+    also compare two methods query by query. Returns the mean difference of their reciprocal ranks, each
+    averaged over the seeds, with its 95% interval over the queries.
+    """
+    a, b = (torch.stack([1 / r.ranks.double() for r in one]).mean(0) for one in (results, baseline))  # (Q)
+    mean, half = (a - b).mean().item(), 1.96 * (a - b).std().item() / len(a) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def with_std(values: Sequence[float], form: str) -> str:
+    """The mean and, over several seeds, the standard deviation."""
+    std = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{std}"
+
+
+def print_results(results: dict[str, list[Result]]) -> None:
+    """Prints a row for each method."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("method")
+    for column in ("MRR", "recall at 10", "mean cosine"):
+        table.add_column(column, justify="right")
+    for name, rows in results.items():
+        cells = with_std([r.mrr for r in rows], ".3f"), with_std([r.recall for r in rows], ".1%")
+        table.add_row(name, *cells, f"{statistics.mean(r.mean_cosine for r in rows):.3f}")
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the command line, compares the methods, and writes a record if asked."""
+    start_time = time.monotonic()
+    parser = OneLineParser(description="Find the summary of each description by comparing vectors.")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of SimCSE (default: 3)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of SimCSE (default: 100)")
+    default = f"peak learning rate of SimCSE (default: {LEARNING_RATE:g})"
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=default)
+    parser.add_argument("--validate", action="store_true", help="test on pairs of the training documents")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        check_scikit_learn_is_here()
+        at_least_one(options, "seeds", "steps")
+        if not 0 < options.learning_rate < 1:
+            raise ValueError(f"learning_rate is {options.learning_rate:g}; it must be between 0 and 1")
+        run_path = options.run or newest_run(Path("logs"))
+        if options.record is not None:
+            check_record(options.record)
+        load_model(run_path)
+        # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
+        is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
+        run_state = load_checkpoint(run_path)[0] if is_run else None
+        configuration = run_state["configuration"] if run_state else {}
+        is_python_docs = configuration.get("corpus") == "python-docs"
+        if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
+            raise ValueError("the run has read the docstrings of another Python; use the same version")
+    split = split_pairs(distinct_docstrings())
+    if options.validate:
+        split = hold_out(split.train, len(split.test))
+    console.print(f"\n  model {display_path(run_path)}", style="dim")
+    console.print(f"  {len(split.test)} descriptions and as many summaries to choose from", style="dim")
+    console.print(f"  {len(split.train)} pairs to train on\n", style="dim")
+    results = compare(run_path, split, options.seeds, options.steps, options.learning_rate)
+    print_results(results)
+    record: dict[str, Any] = {}
+    if run_state is not None:
+        arguments = [f"--seeds={options.seeds}", f"--steps={options.steps}"]
+        arguments += [f"--learning-rate={options.learning_rate:g}"] + ["--validate"] * options.validate
+        record = {
+            **describe_run("retrieval", arguments, torch.device("cpu")),
+            # The folders of the path mean nothing on another machine.
+            "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
+            "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+            "result": {
+                "test_pairs": len(split.test),
+                "train_pairs": len(split.train),
+                "example": split.test[0],
+                "retrieval": {
+                    name: {field: [getattr(r, field) for r in rows] for field in Result._fields[1:]}
+                    for name, rows in results.items()
+                },
+                "simcse_minus": {
+                    name: difference(results["SimCSE"], rows)
+                    for name, rows in results.items()
+                    if name != "SimCSE"
+                },
+            },
+        }
+    finish(options.record, record, start_time)
+
+
+if __name__ == "__main__":
+    main()

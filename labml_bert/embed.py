@@ -1,0 +1,300 @@
+r"""
+# One vector for a whole text
+
+How similar are two texts? An encoder gives each *token* a vector. To compare texts, you need one vector for
+each text. The simplest way is the mean over its tokens:
+
+$$s = \frac{1}{M} \sum_{t=1}^{M} h_t, \qquad
+\cos(s, s') = \frac{s \cdot s'}{\lVert s \rVert \, \lVert s' \rVert}$$
+
+Two vectors that point in the same direction have a cosine of 1. But masked language modeling never compares
+texts, so nothing makes these vectors spread out. They all lean in one direction, and even two unrelated texts
+can have a high cosine. People call such vectors *anisotropic*. This file has two remedies: whitening, which
+takes a second, and SimCSE, which takes minutes of training.
+
+    python -m labml_bert.embed "Return a copy." "Copies the list." "Closes the file."
+
+The command ranks the texts by their similarity to the first. Read the order, not the numbers: a cosine means
+something only in comparison with those of other texts.
+
+Letters for sizes: `N` texts, `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K`
+dimensions after whitening, `Q` queries, `C` candidates.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from labml_bert.fill_mask import check_utf8, load_model, newest_run, special_ids
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.score import read_texts
+from labml_bert.stdout import console, display_path, printable
+from labml_bert.training.device import has_fast_bfloat16
+
+Model = BertForMaskedLM | ModernBertForMaskedLM
+Pooling = Literal["mean", "cls"]
+
+
+def pool_texts(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling = "mean", max_length: int = 128
+) -> Tensor:
+    """
+    ## From token vectors to a text vector
+
+    Returns the vectors of one batch, `(B, D)`: with `mean`, the mean over the last hidden states of the
+    tokens, and with `cls`, the last hidden state of `[CLS]`. A text of more than `max_length` tokens, or more
+    than the model has positions, loses its end.
+
+    **Special tokens aren't part of the mean.** `[CLS]` and `[SEP]` are in every text, so their vectors would
+    make all texts more alike. `[UNK]` stands for a word, so it counts.
+
+    Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, or if you ask for
+    `[CLS]` and the tokenizer adds none.
+    """
+    if max_length < 3:
+        raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
+    for text in texts:
+        check_utf8(text)
+    # Truncation is a setting of the tokenizer, so set it on a copy.
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))
+    rows = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
+    device = next(model.parameters()).device
+    input_ids = pad_sequence(rows, True, model.config.pad_token_id).to(device)  # (B, T)
+    lengths = torch.tensor([len(row) for row in rows], device=device)  # (B)
+    attention_mask = torch.arange(input_ids.size(1), device=device) < lengths[:, None]  # (B, T)
+    ignored = torch.tensor([i for i in special_ids(tokenizer) if i != tokenizer.token_to_id("[UNK]")])
+    is_word = attention_mask & ~torch.isin(input_ids, ignored.to(device))  # (B, T)
+    for text, count in zip(texts, is_word.sum(1).tolist(), strict=True):
+        if count == 0:
+            raise ValueError(f"the text {text!r} has no tokens; use a text with at least one word")
+    if isinstance(model, ModernBertForMaskedLM):
+        hidden = model.model(input_ids, attention_mask)  # (B, T, D)
+    else:
+        hidden = model.bert(input_ids, attention_mask).last_hidden_state  # (B, T, D)
+    if pooling == "cls":
+        if any(row[0] != tokenizer.token_to_id("[CLS]") for row in rows):
+            raise ValueError("the model was trained without [CLS]; use the mean instead")
+        return hidden[:, 0]  # (B, D)
+    weights = is_word / is_word.sum(1, keepdim=True)  # (B, T)
+    return (weights[:, :, None] * hidden).sum(1)  # (B, D)
+
+
+@torch.no_grad()
+def embed(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pooling: Pooling = "mean",
+    max_length: int = 128,
+    batch_size: int = 64,
+) -> Tensor:
+    """
+    Returns the vectors of any number of texts, `(N, D)`, in the order of the texts. The model has to be in
+    eval mode. Texts of similar length share a batch, so little time goes to padding.
+
+    Raises `ValueError` if there are no texts, and the errors of `pool_texts`.
+    """
+    if not texts:
+        raise ValueError("there are no texts; pass at least one")
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    vectors = [
+        pool_texts(model, tokenizer, [texts[i] for i in group], pooling, max_length) for group in groups
+    ]
+    inverse = torch.tensor(order).argsort()  # (N)
+    return torch.cat(vectors)[inverse]  # (N, D)
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the cosine of each row of `a`, `(Q, D)`, and each row of `b`, `(C, D)`: `(Q, C)`."""
+    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+
+
+def mean_cosine(vectors: Tensor) -> float:
+    r"""
+    ## How anisotropic are they?
+
+    Returns the mean cosine over all pairs of two different rows of `vectors`, `(N, D)`. For random
+    directions, it's near 0. There's no need to look at each pair: the cosines of all of them, each vector
+    with itself included, sum to the squared length of the sum of the normalized vectors.
+
+    Raises `ValueError` if there are fewer than two vectors.
+
+    Source: [Ethayarajh, 2019](https://arxiv.org/abs/1909.00512), for the measure.
+    """
+    N = len(vectors)
+    if N < 2:
+        raise ValueError(f"a pair needs two texts, but there are {N}")
+    total = F.normalize(vectors.double(), dim=-1).sum(0)  # (D)
+    return ((total @ total - N) / (N * (N - 1))).item()
+
+
+class Whitening(NamedTuple):
+    r"""
+    ## Whitening
+
+    If the vectors lean to one side, subtract their mean $\mu$. If some directions have more variance than
+    others, rescale them until all have a variance of 1. With the covariance $U \Lambda U^\top$:
+
+    $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$
+
+    No training is needed: you fit $\mu$ and the matrix on any texts, and apply them to others.
+
+    Source: [Su et al., 2021](https://arxiv.org/abs/2103.15316), section 3.
+    """
+
+    mean: Tensor
+    """`(D)`"""
+    matrix: Tensor
+    """`(D, K)`"""
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Whitens `vectors`, `(N, D)`, and returns `(N, K)`."""
+        return (vectors - self.mean) @ self.matrix
+
+
+def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
+    """
+    Fits a whitening to `vectors`, `(N, D)`. Directions without variance are left out. There's always one,
+    because the LayerNorm at the end of an encoder subtracts the mean over the dimensions. With `dimensions`,
+    at most that many remain, those with the largest variance; the paper keeps a third of BERT base's.
+
+    Raises `ValueError` if all vectors are equal.
+    """
+    x = vectors.double()
+    variances, directions = torch.linalg.eigh(torch.cov(x.T))  # ascending
+    variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
+    K = int((variances > 1e-9 * variances[0].clamp(min=1e-30)).sum())
+    if K == 0:
+        raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
+    matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
+    return Whitening(x.mean(0).to(vectors), matrix.to(vectors))
+
+
+def simcse_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Tensor:
+    r"""
+    ## SimCSE
+
+    Whitening can't learn what makes two texts similar; a contrastive loss can. Give the encoder the same text
+    twice. Dropout removes different activations each time, so the two vectors $a_i$ and $b_i$ differ a
+    little. The model should still find that $b_i$ is the partner of $a_i$, among the $b_j$ of all texts in
+    the batch:
+
+    $$\mathcal L = -\frac{1}{B} \sum_{i=1}^{B}
+    \log \frac{e^{\cos(a_i, b_i) / \tau}}{\sum_{j=1}^{B} e^{\cos(a_i, b_j) / \tau}}$$
+
+    Cosines are at most 1. So without the low temperature $\tau$, no softmax over them could be confident.
+
+    `a` and `b` are `(B, D)`. Returns the loss in nats.
+
+    Source: [Gao et al., 2021](https://arxiv.org/abs/2104.08821), equation 4, and its 0.05 for $\tau$.
+    """
+    similarities = cosines(a, b) / temperature  # (B, B)
+    return F.cross_entropy(similarities, torch.arange(len(a), device=a.device))
+
+
+def train_simcse(
+    model: Model,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    learning_rate: float,
+    steps: int,
+    batch_size: int = 64,
+    dropout: float = 0.1,
+    max_length: int = 32,
+    seed: int = 0,
+) -> list[float]:
+    """
+    Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. Both texts of
+    a pair are the same, or they belong together, such as a question and its answer. The learning rate decays
+    linearly to zero. Many small models are pretrained without dropout. Then the two views would be equal, so
+    this sets all dropout layers to `dropout`.
+
+    Raises `ValueError` if a batch has fewer than two pairs or more than there are, if there are no steps, and
+    the errors of `pool_texts`.
+    """
+    if not 2 <= batch_size <= len(pairs) or steps < 1:
+        sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
+        raise ValueError(f"{sizes}; use at least 1 step, and a batch_size from 2 to the number of pairs")
+    torch.manual_seed(seed)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    losses = []
+    for _ in range(steps):
+        batch = [pairs[i] for i in torch.randperm(len(pairs))[:batch_size].tolist()]
+        with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device)):
+            a, b = (pool_texts(model, tokenizer, [*t], "mean", max_length) for t in zip(*batch, strict=True))
+        loss = simcse_loss(a, b)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        decay.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
+def ranks(similarities: Tensor) -> Tensor:
+    """
+    ## How good is a ranking?
+
+    Query `i` asks for candidate `i`. From the similarities of all queries and candidates, `(Q, C)`, this
+    returns the rank of each query's candidate, `(Q,)`; 1 is best. A candidate with an equal similarity counts
+    as better, so a model that finds everything equally similar gains nothing.
+    """
+    targets = similarities.diagonal()[:, None]  # (Q, 1)
+    return similarities.size(1) - (similarities < targets).sum(1)  # (Q)
+
+
+def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:
+    """
+    Returns the mean reciprocal rank and the recall at `k`, the fraction of queries with a rank up to `k`.
+    """
+    return (1 / ranks.double()).mean().item(), (ranks <= k).double().mean().item()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line and prints the texts with their cosines, most similar first."""
+    description = "Rank texts by the cosine of their mean-pooled vectors with that of a query."
+    parser = OneLineParser(prog="python -m labml_bert.embed", description=description)
+    parser.add_argument("query", help="the text to compare with; a long text loses its end")
+    parser.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        run_path = options.run or newest_run(Path("logs"))
+        model, tokenizer = load_model(run_path)
+        texts = options.texts or read_texts(sys.stdin.buffer.read())
+        vectors = embed(model, tokenizer, [options.query, *texts])
+    console.print(f"\n  model {display_path(run_path)}\n", style="dim")
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("cosine", justify="right", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    for cosine, text in sorted(zip(cosines(vectors[:1], vectors[1:])[0].tolist(), texts, strict=True))[::-1]:
+        table.add_row(f"{cosine:.3f}", printable(text))
+    console.print(table, soft_wrap=False)
+    console.print(f"\n  mean cosine of any two of these texts: {mean_cosine(vectors):.3f}\n", style="dim")
+
+
+if __name__ == "__main__":
+    main()
