@@ -68,6 +68,11 @@ def check_utf8(path: Path) -> None:
         raise ValueError(f"the name {str(path)!a} is not UTF-8; use another folder, or rename it") from None
 
 
+def is_utf8(text: str) -> bool:
+    """False for a text with surrogates: bytes of another encoding, or half of a character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes the names in a folder to disk. Raises `OSError` if the disk fails."""
     try:

@@ -9,7 +9,7 @@ Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from labml_bert.heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from labml_bert.labeled_text import Example
+from labml_bert.labeled_text import Example, quality
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.optimization import TrainingArguments
@@ -139,6 +139,7 @@ def fine_tune(
     batch_size: int = 32,
     seed: int = 0,
     bfloat16: bool | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """
     ## The recipe
@@ -161,6 +162,9 @@ def fine_tune(
     `encode_examples` makes rows for `BertForSequenceClassification`. You have to make the rows of the other
     heads yourself. If truncation removes an answer from a row, set both positions to 0, as the original does.
 
+    `should_stop` is called `epochs` times at equal intervals, and training ends once it returns true; see
+    `EarlyStopping`.
+
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
     hardware decides.
 
@@ -175,7 +179,9 @@ def fine_tune(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
-    arguments = TrainingArguments(steps=steps, learning_rate=learning_rate, warmup_ratio=0.1)
+    arguments = TrainingArguments(
+        steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
+    )
     # Fine-tuning takes only a minute, so it has no run folder and no checkpoints.
     trainer = Trainer(model, arguments, generator, device, bfloat16)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
@@ -191,12 +197,51 @@ def fine_tune(
                 step.backward(output.loss)
             step.update()
             losses.append(step.loss)
+            if step.evaluation_due and should_stop():
+                break
     except NonFiniteLossError:
         raise NonFiniteLossError(
             f"the loss or its gradient exploded at the learning rate {learning_rate:g}; try a lower one"
         ) from None
     model.eval()
     return torch.stack(losses).tolist()
+
+
+class EarlyStopping:
+    """
+    ## When to stop
+
+    With more epochs, a model gets better at first. Later it learns its few training texts by heart, and may
+    get worse on all others. So we look at `rows` that it doesn't train on. Call the object after each epoch:
+    it keeps a copy of the best weights so far, and returns true after `patience` epochs in a row that weren't
+    better. Then `restore_best` puts the best weights into the model.
+
+    Higher accuracy is better, and among equals lower loss. Because the rows choose the epoch, a score on them
+    is slightly too good. Measure the final score on other rows.
+    """
+
+    def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):
+        self.model, self.rows, self.patience = model, rows, patience
+        self.labels = torch.tensor([row.targets["labels"] for row in rows])  # (N)
+        self.qualities: list[tuple[float, float]] = []
+        """The accuracy and the negative loss after each epoch."""
+        self.best_epoch = 0
+        self.best_weights: dict[str, Tensor] = {}
+
+    def __call__(self) -> bool:
+        self.qualities.append(quality(predict(self.model, self.rows), self.labels))
+        epoch = len(self.qualities)
+        if epoch == 1 or self.qualities[-1] > self.qualities[self.best_epoch - 1]:
+            self.best_epoch = epoch
+            self.best_weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return epoch - self.best_epoch >= self.patience
+
+    def restore_best(self) -> tuple[float, float]:
+        """Copies the best weights back into the model, and returns their accuracy and negative loss."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.best_weights[name])
+        return self.qualities[self.best_epoch - 1]
 
 
 @torch.no_grad()

@@ -152,7 +152,7 @@ def read_texts(data: bytes) -> list[str]:
     lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "surrogateescape").split("\n")]
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise ValueError("no text to score; pass one as an argument, or one per line to standard input")
+        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
     return texts
 
 

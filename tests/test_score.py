@@ -259,8 +259,8 @@ def test_bad_input_gives_a_one_line_error(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no text to score"),
-        (b" \n\n", "no text to score"),
+        (b"", "there is no text"),
+        (b" \n\n", "there is no text"),
         (b"dog\n\xff\xfe\n", "text 2: the text has bytes that are not UTF-8"),
     ],
 )
