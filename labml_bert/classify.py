@@ -62,7 +62,7 @@ from labml_bert.training.trainer import NonFiniteLossError
 # The part of the rows for the test, and the part of the rest that chooses the learning rate and the epoch.
 HELD_OUT = 0.2
 # The paper's three learning rates suit 110 million parameters. Models below `SMALL` need higher ones.
-PAPER_LEARNING_RATES = (2e-5, 3e-5, 5e-5)
+PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
 # Training stops after this many epochs without a better one.
@@ -189,14 +189,14 @@ def train_command(options: argparse.Namespace) -> None:
         raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
     rest, test = split_by_label(texts.examples, HELD_OUT, options.seed)
     parts = (*split_by_label(rest, HELD_OUT, options.seed), test)
-    train_rows, validation_rows, test_rows = (encode_examples(tokenizer, part, max_length) for part in parts)
-    learning_rates = [options.learning_rate]
-    if options.learning_rate is None:
-        is_small = sum(p.numel() for p in model.parameters()) < SMALL
-        learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
-    full = sum(len(row.input_ids) == max_length for row in train_rows) / len(train_rows)
+    rows = [encode_examples(tokenizer, part, max_length) for part in parts]
+    is_small = sum(p.numel() for p in model.parameters()) < SMALL
+    learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
+    if options.learning_rate is not None:
+        learning_rates = (options.learning_rate,)
+    full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
     repeats = f" ({texts.repeats:,} more are repeated)" if texts.repeats else ""
-    sizes = (len(train_rows), len(validation_rows), len(test_rows))
+    sizes = [len(part) for part in parts]
     details = {
         "file": display_path(options.file),
         "rows": f"{sum(sizes):,} with {K} labels{repeats}",
@@ -206,11 +206,11 @@ def train_command(options: argparse.Namespace) -> None:
     }
     prepare_folder(output)
     header("classify: a classifier from your own labels", details)
-    model = train_classifier(
-        model.to(device), train_rows, validation_rows, learning_rates, options.epochs, options.seed
-    )
-    print_report(predict(model, test_rows), texts.labels, rest, test)
-    save_tokenizer(tokenizer, output, max_length)
+    model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
+    print_report(predict(model, rows[2]), texts.labels, rest, test)
+    # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    save_tokenizer(tokenizer, output, model_max_length=max_length, model_input_names=inputs)
     model.save_pretrained(output)
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text")
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")

@@ -205,22 +205,20 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int | None = None) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> None:
     """
     ## For `transformers` too
 
     Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece also `vocab.txt`, with one subword
     per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids. It loads a WordPiece tokenizer
     as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in `tokenizer_config.json`.
-    If the caller asks `transformers` to truncate, it truncates to `max_length` tokens.
+    `settings` are added to `tokenizer_config.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if max_length is not None:
-        config["model_max_length"] = max_length
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if isinstance(tokenizer.model, models.WordPiece) and normalizer.get("type") == "BertNormalizer":
         config |= {
@@ -231,4 +229,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int | None = 
         }
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         write_whole(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
-    write_whole(folder / "tokenizer_config.json", json.dumps(config, indent=2))
+    write_whole(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))
