@@ -1,30 +1,28 @@
 """From a file of labels to a classifier: reading, splitting, training, saving, and what bad input gives."""
 
-import contextlib
-import csv
 import json
 import random
+import shutil
+import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.cells import cell_len
 from torch import Tensor
 
 from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
-from labml_bert.classification_report import confusion_lines, measure_baselines
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
-from labml_bert.labeled_file import read_labeled_texts
-from labml_bert.labeled_text import Example, confusion_matrix, quality, split_by_label
+from labml_bert.labeled_text import Example, quality, split_by_label
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT
+from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, write_csv
 from tests.support.parity import TOLERANCE, perturb_weights
 from tests.support.runs import small_text
 
@@ -53,50 +51,6 @@ def yes_or_no(count: int) -> list[tuple[str, str]]:
     words = ["yes" if i % 3 else "no" for i in range(count)]
     sentences = small_text(count).split("\n")
     return [(f"{r.choice('abc')}, {word} {text}", word) for text, word in zip(sentences, words, strict=True)]
-
-
-def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("text", "label")) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-    return path
-
-
-# Reading
-
-
-FILLER = [(f"text {i}", "ab"[i % 2]) for i in range(20)]
-
-
-def test_csv_and_jsonl_give_the_same_examples(tmp_path: Path) -> None:
-    rows = [
-        ('A comma, a "quote"\nand a second line', "late", "ü"),
-        ("[MASK] — 漢字", " early ", "x"),
-        *((f"text {i}", ("early", "late")[i % 2], "pair") for i in range(20)),
-    ]
-    names = ("text", "label", "pair")
-    table = write_csv(tmp_path / "a.csv", rows, names)
-    # Spreadsheets write a byte order mark, other columns, and empty lines.
-    marked = write_csv(tmp_path / "b.CSV", [(str(i), *row) for i, row in enumerate(rows)], ("id", *names))
-    marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes() + b"\r\n\r\n")
-    objects = tmp_path / "c.jsonl"
-    lines = [
-        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=i % 2 == 0) for i, row in enumerate(rows)
-    ]
-    objects.write_text("\n\n".join(lines), encoding="utf-8")
-    texts = read_labeled_texts(table)
-    assert texts == read_labeled_texts(marked) == read_labeled_texts(objects)
-    assert texts.labels == ["early", "late"] and texts.has_pairs and texts.repeats == 0
-    assert texts.examples[:2] == [Example(rows[0][0], 1, "ü"), Example(rows[1][0], 0, "x")]
-    assert len(texts.examples) == len(rows)
-
-
-def test_repeated_rows_are_left_out_and_numbers_can_be_labels(tmp_path: Path) -> None:
-    objects = [{"text": text, "label": int(label == "a")} for text, label in FILLER]
-    path = tmp_path / "labels.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*objects, *objects[:7]])))
-    texts = read_labeled_texts(path)
-    assert texts.labels == ["0", "1"] and texts.repeats == 7 and not texts.has_pairs
-    assert [example.text for example in texts.examples] == [text for text, _ in FILLER]
 
 
 def test_the_split_keeps_every_label_in_both_parts() -> None:
@@ -178,44 +132,6 @@ def test_fine_tuning_asks_after_each_epoch_and_stops(backbone: Path) -> None:
     assert best == max(stopping.qualities) == quality(predict(model, rows[:9]), labels)
 
 
-# The report
-
-
-def test_the_confusion_matrix_by_hand() -> None:
-    logits = torch.nn.functional.one_hot(torch.tensor([0, 1, 1, 2, 0]), 3).float()
-    matrix = confusion_matrix(logits, torch.tensor([0, 0, 1, 2, 2]))
-    assert matrix.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
-    lines = confusion_lines(matrix, ["good", "bad\x1b[1m", "漢字" * 20])
-    assert [line.split()[-3:] for line in lines] == [
-        ["1", "2", "3"],
-        ["1", "1", "."],
-        [".", "1", "."],
-        ["1", ".", "1"],
-    ]
-    assert lines[1].startswith("1 good ") and lines[2].startswith("2 bad?[1m ")
-
-
-@pytest.mark.parametrize("K", [2, 9, 10, 19, 40, 150])
-@pytest.mark.parametrize("largest", [0, 7, 12_345])
-def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
-    matrix = torch.full((K, K), min(largest, 3))
-    matrix[1, 0] = largest
-    lines = confusion_lines(matrix, [f"{'漢字' * 30}{i}" for i in range(K)])
-    assert max(map(cell_len, lines), default=0) <= 78
-    assert len(lines) in (K + 1, min(10, largest * K * K))
-
-
-def test_the_baselines_are_scored_on_the_test_rows() -> None:
-    examples = [Example(text, int(label == "yes")) for text, label in yes_or_no(60)]
-    scores = measure_baselines(examples[:40], examples[40:], 2)
-    constant, words = scores["most frequent label"], scores["bag of words (TF-IDF)"]
-    assert constant is not None and words is not None
-    assert constant.accuracy == sum(example.label for example in examples[40:]) / 20
-    assert words.accuracy == 1
-    emoji = [Example("😀" * (i + 1), i % 2) for i in range(30)]
-    assert measure_baselines(emoji, emoji, 2)["bag of words (no words found)"] is None
-
-
 # The whole way
 
 
@@ -244,7 +160,8 @@ def predictions_of(output: str) -> list[tuple[str, float]]:
     return [(label, float(probability.rstrip("%")) / 100) for label, probability, *_ in rows]
 
 
-def test_a_classifier_learns_and_predicts(trained: Path, capsys) -> None:
+@pytest.mark.slow("trains until the task is learned")
+def test_a_classifier_learns_and_predicts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     classify.main(
         ["predict", str(trained), "b, yes the cat sees the dog today.", "a, no the dog likes a bird"]
     )
@@ -253,7 +170,8 @@ def test_a_classifier_learns_and_predicts(trained: Path, capsys) -> None:
     assert max(map(len, output.splitlines())) <= 80
 
 
-def test_transformers_opens_the_folder_and_agrees(trained: Path, capsys) -> None:
+@pytest.mark.slow("trains until the task is learned")
+def test_transformers_opens_the_folder_and_agrees(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
     pipeline = transformers.pipeline("text-classification", str(trained), device="cpu")
     texts = ["b, yes the cat", "no dog", "the river, zebra!", "Yes " + "the old house " * 30]
@@ -269,7 +187,9 @@ def test_transformers_opens_the_folder_and_agrees(trained: Path, capsys) -> None
     assert json.loads((trained / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
 
 
-def test_pairs_from_a_run_of_characters_agree_with_transformers(tmp_path: Path, capsys) -> None:
+def test_pairs_from_a_run_of_characters_agree_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tokenizer of such a run adds no special tokens, and its model has no pooler."""
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
     tokenizer = character_tokenizer([small_text(100)])
@@ -279,16 +199,8 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(tmp_path: Path, 
     rows = [(text, "ab"[i % 2], text[:9]) for i, text in enumerate(dict.fromkeys(small_text(30).split("\n")))]
     path = write_csv(tmp_path / "pairs.csv", rows, ("text", "label", "pair"))
     out = tmp_path / "out"
-    arguments = [
-        "--from",
-        str(tmp_path / "run"),
-        "--output",
-        str(out),
-        "--learning-rate",
-        "1e-3",
-        "--epochs",
-        "1",
-    ]
+    arguments = ["--from", str(tmp_path / "run"), "--output", str(out), "--epochs", "1"]
+    monkeypatch.setattr(classify, "MIN_STEPS", 1)
     classify.main(["train", str(path), *arguments])
     model = BertForSequenceClassification.from_pretrained(out)
     perturb_weights(model, 0)
@@ -312,85 +224,28 @@ def save_run(folder: Path, model: BertForMaskedLM, configuration: dict[str, obje
 
 # Bad input
 
-
-GOOD = "\n".join(f"text {i},{'ab'[i % 2]}" for i in range(20))
-HEADER = "text,label\n"
-
-
-def objects(*lines: str) -> str:
-    return "\n".join([*(json.dumps({"text": text, "label": label}) for text, label in FILLER), *lines])
-
-
-# The name of the file, its contents, and a part of the error message.
-BAD_FILES = {
-    "empty": ("a.csv", "", "is empty"),
-    "blank": ("a.csv", " \n\n", "is empty"),
-    "not UTF-8": ("a.csv", b"text,label\ncaf\xe9,a\n", "is not UTF-8 (byte 14)"),
-    "UTF-16": ("a.csv", (HEADER + GOOD).encode("utf-16"), "is not UTF-8 (byte 0)"),
-    "no header": ("a.csv", GOOD, "line 1: no column is called 'text'"),
-    "no label column": ("a.csv", "text,kind\n" + GOOD, "no column is called 'label'"),
-    "semicolons": ("a.csv", (HEADER + GOOD).replace(",", ";"), "and it is: text;label"),
-    "duplicate column": ("a.csv", "text,label,text\n", "two columns are called 'text'"),
-    "only a header": ("a.csv", HEADER, "there are no rows; a classifier needs at least two labels"),
-    "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22 has 1 fields and the header 2"),
-    "too many fields": ("a.csv", HEADER + "one, two,a\n" + GOOD, "line 2 has 3 fields and the header 2"),
-    "after a row of two lines": ("a.csv", HEADER + '"a\nb",a\n\nx\n', "line 5 has 1 fields"),
-    "open quote": ("a.csv", HEADER + GOOD + '\n"open,a\nb,b\n', "line 22: unexpected end of data; close every"),
-    "quote in a field": ("a.csv", HEADER + '"a "b" c",a\n' + GOOD, "line 2: ',' expected after '\"'"),
-    "huge field": ("a.csv", HEADER + "x" * 200_000 + ",a\n" + GOOD, "line 2: field larger than field limit"),
-    "empty text": ("a.csv", HEADER + GOOD + "\n ,a", "line 22: the text is empty"),
-    "empty label": ("a.csv", HEADER + GOOD + "\nx,", "line 22: the label is empty"),
-    "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
-    "control character": ("a.csv", HEADER + GOOD + "\nx,\x1b[2Ja", "the label '?[2Ja' has a control character"),
-    "line end in a label": ("a.csv", HEADER + GOOD + '\nx,"a\nb"', "the label 'a⏎b' has a control character"),
-    "text as a label": ("a.csv", HEADER + GOOD + "\na," + "x" * 101, "the label has 101 characters"),
-    "some pairs": ("a.csv", "text,label,pair\nx,a,y\nz,b,\n", "line 3: some rows have a pair and others don't"),
-    "one class": ("a.csv", HEADER + GOOD.replace(",b", ",a"), "all rows have the label 'a'"),
-    "class of one row": ("a.csv", HEADER + GOOD + "\nx,c", "the label 'c' has too few different rows (1)"),
-    "copies of a row": ("a.csv", HEADER + GOOD + "\nx,c" * 5, "the label 'c' has too few different rows (1)"),
-    "too few rows": ("a.csv", HEADER + GOOD[: GOOD.index("text 19") - 1], "has 19 different rows"),
-    "broken JSON": ("a.jsonl", objects('{"text": "x"'), "line 21 is not JSON (Expecting"),
-    "JSON that is a list": ("a.jsonl", objects('["x", "a"]'), "line 21 is not a JSON object"),
-    "JSON over several lines": ("a.json", '{\n"text": "x"\n}', "line 1 is not JSON"),
-    "deep JSON": ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
-    "text that is a number": ("a.jsonl", objects('{"text": 5, "label": "a"}'), "line 21: the text is 5, not a"),
-    "label that is a list": ("a.jsonl", objects('{"text": "x", "label": ["a"]}'), "the label is ['a'], not a"),
-    "text that is missing": ("a.jsonl", objects('{"label": "a"}'), "line 21: there is no text"),
-    "label that is null": ("a.jsonl", objects('{"text": "x", "label": null}'), "line 21: there is no label"),
-    "half a character": ("a.jsonl", objects('{"text": "\\ud83d", "label": "a"}'), "or half a character"),
-    "JSON with a name twice": ("a.jsonl", objects('{"text": "x", "text": "y"}'), "line 21 has 'text' twice"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_named_with_its_line(name: str, backbone: Path, tmp_path: Path, capsys) -> None:
-    file, content, message = BAD_FILES[name]
-    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_fails(tmp_path, ["train", file, "--from", str(backbone), "--output", "out"], message, capsys)
-
-
 # The arguments, and a part of the error message.
+TRAIN, OUT = ("train", "good.csv"), ("--output", "out")
 BAD_ARGUMENTS = {
-    "missing file": (["train", "no.csv", "--output", "out"], "there is no file no.csv"),
-    "folder": (["train", "full", "--output", "out"], "full is a folder"),
-    "endless file": (["train", "/dev/zero", "--output", "out"], "/dev/zero is not a regular file"),
-    "full output": (["train", "good.csv", "--output", "full"], "full exists and is not an empty folder"),
-    "output that is a file": (["train", "good.csv", "--output", "good.csv"], "is not an empty folder"),
-    "output in a file": (["train", "good.csv", "--from", "bert", "--output", "good.csv/a"], "cannot write to"),
+    "missing file": (["train", "no.csv", *OUT], "there is no file no.csv"),
+    "folder": (["train", "full", *OUT], "full is a folder"),
+    "full output": ([*TRAIN, "--output", "full"], "full exists and is not an empty folder"),
+    "output that is a file": ([*TRAIN, "--output", "good.csv"], "is not an empty folder"),
+    "output in a file": ([*TRAIN, "--from", "bert", "--output", "good.csv/a"], "cannot write to"),
     "no output": (["train", "good.csv"], "the following arguments are required: --output"),
-    "no run": (["train", "good.csv", "--output", "out"], "no run under logs"),
-    "missing run": (["train", "good.csv", "--from", "no", "--output", "out"], "there is no run at no"),
-    "folder without a run": (["train", "good.csv", "--from", "full", "--output", "out"], "no run at full"),
-    "ModernBERT": (["train", "good.csv", "--from", "modern", "--output", "out"], "modern has a ModernBERT"),
-    "modern run": (["train", "good.csv", "--from", "modern-run", "--output", "out"], "has a ModernBERT"),
-    "another run": (["train", "good.csv", "--from", "other-run", "--output", "out"], "is not a run of a masked"),
-    "learning rate": (["train", "good.csv", "--output", "out", "--learning-rate", "0"], "--learning-rate is 0"),
-    "NaN": (["train", "good.csv", "--output", "out", "--learning-rate", "nan"], "--learning-rate is nan"),
-    "no epochs": (["train", "good.csv", "--output", "out", "--epochs", "0"], "--epochs is 0; it must be"),
-    "seed": (["train", "good.csv", "--output", "out", "--seed", "-1"], "--seed is -1; it must be"),
-    "length": (["train", "good.csv", "--from", "bert", "--output", "out", "--max-length", "25"], "from 5 to 24"),
-    "device": (["train", "good.csv", "--from", "bert", "--output", "out", "--device", "no"], "'no' is not available"),
-    "pairs for one type": (["train", "pairs.csv", "--from", "one-type", "--output", "out"], "one token type"),
+    "no run": ([*TRAIN, *OUT], "no run under logs"),
+    "missing run": ([*TRAIN, "--from", "no", *OUT], "there is no run at no"),
+    "folder without a run": ([*TRAIN, "--from", "full", *OUT], "no run at full"),
+    "ModernBERT": ([*TRAIN, "--from", "modern", *OUT], "modern has a ModernBERT"),
+    "modern run": ([*TRAIN, "--from", "modern-run", *OUT], "has a ModernBERT"),
+    "another run": ([*TRAIN, "--from", "other-run", *OUT], "is not a run of a masked"),
+    "learning rate": ([*TRAIN, *OUT, "--learning-rate", "0"], "--learning-rate is 0"),
+    "NaN": ([*TRAIN, *OUT, "--learning-rate", "nan"], "--learning-rate is nan"),
+    "no epochs": ([*TRAIN, *OUT, "--epochs", "0"], "--epochs is 0; it must be"),
+    "seed": ([*TRAIN, *OUT, "--seed", "-1"], "--seed is -1; it must be"),
+    "length": ([*TRAIN, "--from", "bert", *OUT, "--max-length", "25"], "from 5 to 24"),
+    "device": ([*TRAIN, "--from", "bert", *OUT, "--device", "no"], "'no' is not available"),
+    "pairs for one type": (["train", "pairs.csv", "--from", "one-type", *OUT], "one token type"),
     "no command": ([], "the following arguments are required"),
     "predict nothing": (["predict", "no", "text"], "there is no model in no"),
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
@@ -398,16 +253,18 @@ BAD_ARGUMENTS = {
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
 }  # fmt: skip
+if sys.platform != "win32":
+    BAD_ARGUMENTS["endless file"] = (["train", "/dev/zero", *OUT], "/dev/zero is not a regular file")
 
 
 @pytest.fixture(scope="module")
 def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     (folder / "good.csv").write_text(HEADER + GOOD)
-    write_csv(folder / "pairs.csv", [(*row, "pair") for row in FILLER], ("text", "label", "pair"))
+    write_csv(folder / "pairs.csv", [(*row, "pair") for row in ROWS], ("text", "label", "pair"))
     (folder / "full").mkdir()
     (folder / "full" / "file").touch()
-    (folder / "bert").symlink_to(backbone)
+    shutil.copytree(backbone, folder / "bert")
     modern = ModernBertForMaskedLM(ModernBertConfig(20, **SIZES, pad_token_id=0))
     modern_folder.save_pretrained(modern, folder / "modern")
     model = BertForMaskedLM(replace(CONFIG, vocab_size=20))
@@ -421,18 +278,8 @@ def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
-def test_bad_arguments_give_a_one_line_error(name: str, bad_folder: Path, capsys) -> None:
+def test_bad_arguments_give_a_one_line_error(
+    name: str, bad_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, message = BAD_ARGUMENTS[name]
     assert_fails(bad_folder, arguments, message, capsys)
-
-
-def assert_fails(folder: Path, arguments: list[str], message: str, capsys) -> None:
-    """One line on stderr, exit code 2, and the same files as before."""
-    before = sorted(folder.rglob("*"))
-    with contextlib.chdir(folder), pytest.raises(SystemExit) as exit_info:
-        classify.main(arguments)
-    assert exit_info.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    assert message in captured.err
-    assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,34 @@
+"""Files of labels, and what happens to bad ones."""
+
+import contextlib
+import csv
+from pathlib import Path
+
+import pytest
+
+from labml_bert import classify
+
+# Twenty rows, half of them with each label.
+ROWS = [(f"text {i}", "ab"[i % 2]) for i in range(20)]
+HEADER = "text,label\n"
+GOOD = "\n".join(map(",".join, ROWS))
+
+
+def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("text", "label")) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def assert_fails(
+    folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this folder, `classify` prints one line, exits with code 2, and leaves all files as they are."""
+    before = sorted(folder.rglob("*"))
+    with contextlib.chdir(folder), pytest.raises(SystemExit) as exit_info:
+        classify.main(arguments)
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+    assert sorted(folder.rglob("*")) == before
