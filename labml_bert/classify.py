@@ -1,8 +1,8 @@
 r"""
 # A classifier from your own labels
 
-You have a few hundred texts with labels. How good a classifier can you get out of them? Put the texts into a
-CSV or JSONL file with the columns `text` and `label`, and fine-tune a pretrained encoder on it:
+How good a classifier do you get from a few hundred labeled texts? Put the texts into a CSV or JSONL file with
+the columns `text` and `label`, and fine-tune a pretrained encoder on it:
 
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."

@@ -136,7 +136,7 @@ def test_fine_tuning_asks_after_each_epoch_and_stops(backbone: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classifier(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     path = write_csv(folder / "labels.csv", yes_or_no(150))
     classify.main(
@@ -161,9 +161,9 @@ def predictions_of(output: str) -> list[tuple[str, float]]:
 
 
 @pytest.mark.slow("trains until the task is learned")
-def test_a_classifier_learns_and_predicts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_classifier_learns_and_predicts(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
     classify.main(
-        ["predict", str(trained), "b, yes the cat sees the dog today.", "a, no the dog likes a bird"]
+        ["predict", str(classifier), "b, yes the cat sees the dog today.", "a, no the dog likes a bird"]
     )
     output = capsys.readouterr().out
     assert [label for label, _ in predictions_of(output)] == ["yes", "no"]
@@ -171,20 +171,22 @@ def test_a_classifier_learns_and_predicts(trained: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow("trains until the task is learned")
-def test_transformers_opens_the_folder_and_agrees(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transformers_opens_the_folder_and_agrees(
+    classifier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
-    pipeline = transformers.pipeline("text-classification", str(trained), device="cpu")
+    pipeline = transformers.pipeline("text-classification", str(classifier), device="cpu")
     texts = ["b, yes the cat", "no dog", "the river, zebra!", "Yes " + "the old house " * 30]
     theirs = pipeline(texts, truncation=True)
-    classify.main(["predict", str(trained), *texts])
+    classify.main(["predict", str(classifier), *texts])
     ours = predictions_of(capsys.readouterr().out)
     assert [label for label, _ in ours] == [result["label"] for result in theirs]
-    model = BertForSequenceClassification.from_pretrained(trained)
-    tokenizer = classify.load_tokenizer(trained / "tokenizer.json")
+    model = BertForSequenceClassification.from_pretrained(classifier)
+    tokenizer = classify.load_tokenizer(classifier / "tokenizer.json")
     logits = predict(model, encode_examples(tokenizer, [Example(text, 0) for text in texts], 24))
     expected = torch.tensor([result["score"] for result in theirs])
     assert (logits.softmax(-1).amax(-1) - expected).abs().max() < TOLERANCE
-    assert json.loads((trained / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
+    assert json.loads((classifier / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
 
 
 def test_pairs_from_a_run_of_characters_agree_with_transformers(
@@ -218,8 +220,8 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
 def save_run(folder: Path, model: BertForMaskedLM, configuration: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": p for name, p in model.named_parameters()}
-    about = {"step": 3, "seconds": 1.0, "configuration": {"experiment": "mlm_tiny", **configuration}}
-    write_tensors(folder / CHECKPOINT, tensors, {"about": json.dumps(about)})
+    metadata = {"step": 3, "seconds": 1.0, "configuration": {"experiment": "mlm_tiny", **configuration}}
+    write_tensors(folder / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
 
 
 # Bad input
