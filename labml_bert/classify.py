@@ -65,7 +65,7 @@ HELD_OUT = 0.2
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
-# Training stops after this many epochs without a better one.
+# Training stops after this many evaluations in a row without a better one.
 PATIENCE = 3
 # An epoch of 100 texts has only a few steps, too few to learn anything.
 MIN_STEPS = 200
@@ -128,8 +128,8 @@ def train_classifier(
     """
     ## Several learning rates, each stopped early
 
-    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch,
-    `EarlyStopping` looks at `validation`. Returns the best epoch of the best learning rate.
+    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch, or less
+    often if there are few rows, `EarlyStopping` evaluates the copy on `validation`. Returns the best of all.
 
     Raises `NonFiniteLossError` if the loss explodes at every learning rate.
     """
@@ -149,7 +149,7 @@ def train_classifier(
         attempts.append((stopping.restore_best(), model))
         console.print(
             f"  learning rate {learning_rate:g}: accuracy {attempts[-1][0][0]:.1%} on the validation rows, "
-            f"epoch {stopping.best_epoch} of {len(stopping.qualities)}"
+            f"at evaluation {stopping.best} of {len(stopping.qualities)}"
         )
     return max(attempts, key=lambda attempt: attempt[0])[1]
 
@@ -195,7 +195,7 @@ def train_command(options: argparse.Namespace) -> None:
     if options.learning_rate is not None:
         learning_rates = (options.learning_rate,)
     full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
-    repeats = f" ({texts.repeats:,} more are repeated)" if texts.repeats else ""
+    repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
     sizes = [len(part) for part in parts]
     details = {
         "file": display_path(options.file),
@@ -268,8 +268,9 @@ def main(argv: list[str] | None = None) -> None:
     train.add_argument("--output", type=Path, required=True, help="new folder for the classifier")
     source = "folder of a run or of a BERT (default: newest trained run)"
     train.add_argument("--from", dest="source", metavar="FOLDER", type=Path, help=source)
-    train.add_argument("--learning-rate", type=float, help="(default: tries three)")
-    train.add_argument("--epochs", type=int, default=10, help="at most this many epochs (default: 10)")
+    train.add_argument("--learning-rate", type=float, help="(default: the best of three)")
+    epochs = f"train this long at most, or {MIN_STEPS} steps if that is longer (default: 10)"
+    train.add_argument("--epochs", type=int, default=10, help=epochs)
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
     train.add_argument("--seed", type=int, default=0, help="decides the split and the order (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")

@@ -26,6 +26,7 @@ from labml_bert.heads import (
 from labml_bert.labeled_text import Example, quality
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
+from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
@@ -162,8 +163,8 @@ def fine_tune(
     `encode_examples` makes rows for `BertForSequenceClassification`. You have to make the rows of the other
     heads yourself. If truncation removes an answer from a row, set both positions to 0, as the original does.
 
-    `should_stop` is called `epochs` times at equal intervals, and training ends once it returns true; see
-    `EarlyStopping`.
+    `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
+    training longer. Once it returns true, training ends; see `EarlyStopping`.
 
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
     hardware decides.
@@ -211,37 +212,37 @@ class EarlyStopping:
     """
     ## When to stop
 
-    With more epochs, a model gets better at first. Later it learns its few training texts by heart, and may
-    get worse on all others. So we look at `rows` that it doesn't train on. Call the object after each epoch:
-    it keeps a copy of the best weights so far, and returns true after `patience` epochs in a row that weren't
-    better. Then `restore_best` puts the best weights into the model.
+    With more steps, a model gets better at first. Later it learns its few training texts by heart, and may
+    get worse on all others. So evaluate it now and then on `rows` that it doesn't train on. Each call of this
+    object is an evaluation: it keeps a copy of the best weights so far, and returns true after `patience`
+    evaluations in a row that weren't better. Then `restore_best` puts the best weights into the model.
 
-    Higher accuracy is better, and among equals lower loss. Because the rows choose the epoch, a score on them
-    is slightly too good. Measure the final score on other rows.
+    Higher accuracy is better, and among equals lower loss. Because the rows choose the weights, a score on
+    them is slightly too good. Measure the final score on other rows.
     """
 
     def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):
         self.model, self.rows, self.patience = model, rows, patience
         self.labels = torch.tensor([row.targets["labels"] for row in rows])  # (N)
         self.qualities: list[tuple[float, float]] = []
-        """The accuracy and the negative loss after each epoch."""
-        self.best_epoch = 0
+        """The accuracy and the negative loss of each evaluation."""
+        self.best = 0
+        """The number of the best evaluation, counted from 1."""
         self.best_weights: dict[str, Tensor] = {}
 
     def __call__(self) -> bool:
+        """Evaluates the model. Returns whether to stop."""
         self.qualities.append(quality(predict(self.model, self.rows), self.labels))
-        epoch = len(self.qualities)
-        if epoch == 1 or self.qualities[-1] > self.qualities[self.best_epoch - 1]:
-            self.best_epoch = epoch
-            self.best_weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        return epoch - self.best_epoch >= self.patience
+        number = len(self.qualities)
+        if self.best == 0 or self.qualities[-1] > self.qualities[self.best - 1]:
+            self.best = number
+            self.best_weights = {name: w.detach().clone() for name, w in named_weights(self.model).items()}
+        return number - self.best >= self.patience
 
     def restore_best(self) -> tuple[float, float]:
         """Copies the best weights back into the model, and returns their accuracy and negative loss."""
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self.best_weights[name])
-        return self.qualities[self.best_epoch - 1]
+        load_named_weights(self.model, self.best_weights)
+        return self.qualities[self.best - 1]
 
 
 @torch.no_grad()

@@ -119,8 +119,8 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         if len(fields) != len(header):
             raise ValueError(
-                f"line {line} has {len(fields)} fields and the header {len(header)}; put a text with commas "
-                "between double quotes"
+                f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; put a text "
+                "with commas or line ends between double quotes"
             )
         yield line, dict(zip(header, fields, strict=True))
 

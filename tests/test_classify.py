@@ -71,28 +71,28 @@ def test_the_split_keeps_every_label_in_both_parts() -> None:
 
 
 class Scripted:
-    """Sets a weight to the number of the epoch, and gives predictions of a scripted quality."""
+    """Sets a weight to the number of the evaluation, and gives predictions of a scripted quality."""
 
     def __init__(self, correct: list[int], monkeypatch: pytest.MonkeyPatch):
         self.model = BertForSequenceClassification(replace(CONFIG, vocab_size=20), ["a", "b"])
         self.rows = [Row([2, 3], [0, 0], {"labels": 1})] * 10
         self.correct = correct
-        self.epoch = 0
+        self.evaluation = 0
         monkeypatch.setattr("labml_bert.finetuning.predict", self.predict)
 
     def predict(self, *_: object) -> Tensor:
         """The first texts are predicted correctly, always with the same confidence."""
-        right = torch.arange(10) < self.correct[self.epoch - 1]
+        right = torch.arange(10) < self.correct[self.evaluation - 1]
         return torch.stack([(~right).float(), right.float()], 1)
 
     def run(self, patience: int) -> tuple[EarlyStopping, int]:
         stopping = EarlyStopping(self.model, self.rows, patience)
-        for epoch in range(1, len(self.correct) + 1):
-            self.epoch = epoch
-            torch.nn.init.constant_(self.model.classifier.weight, epoch)
+        for evaluation in range(1, len(self.correct) + 1):
+            self.evaluation = evaluation
+            torch.nn.init.constant_(self.model.classifier.weight, evaluation)
             if stopping():
                 break
-        return stopping, self.epoch
+        return stopping, self.evaluation
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ class Scripted:
         ([4, 3], 1, 1, 2),
     ],
 )
-def test_early_stopping_keeps_the_best_epoch(
+def test_early_stopping_keeps_the_best_weights(
     correct: list[int], patience: int, best: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted = Scripted(correct, monkeypatch)
-    stopping, epoch = scripted.run(patience)
-    assert (stopping.best_epoch, epoch) == (best, last)
+    stopping, evaluation = scripted.run(patience)
+    assert (stopping.best, evaluation) == (best, last)
     accuracy, _ = stopping.restore_best()
     assert accuracy == pytest.approx(correct[best - 1] / 10)
     assert (scripted.model.classifier.weight == best).all()

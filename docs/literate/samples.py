@@ -3,8 +3,8 @@
 
 The code in a chapter runs. All fences of a page that are marked `python` form one program, in order; a fence
 marked `output` below one of them is what it printed. The tests compare the two, and
-`python -m docs.literate.samples docs/pages/some.md` updates the output in the page. The samples of a page run in
-an empty folder, so they can write files.
+`python -m docs.literate.samples docs/pages/some.md` updates the output in the page. The samples of a page run
+in an empty folder, so they can write files.
 """
 
 import contextlib
