@@ -148,7 +148,7 @@ def train_classifier(
             continue
         attempts.append((stopping.restore_best(), model))
         console.print(
-            f"  learning rate {learning_rate:g}: accuracy {attempts[-1][0][0]:.1%} on the validation rows, "
+            f"  learning rate {learning_rate:g}: validation accuracy {attempts[-1][0][0]:.1%}, "
             f"at evaluation {stopping.best} of {len(stopping.qualities)}"
         )
     return max(attempts, key=lambda attempt: attempt[0])[1]
@@ -180,6 +180,8 @@ def train_command(options: argparse.Namespace) -> None:
     texts = read_labeled_texts(options.file)
     K = len(texts.labels)
     folder = options.source or newest_run(Path("logs"))
+    # The head starts with random weights.
+    torch.manual_seed(options.seed)
     model, tokenizer = load_pretrained(folder, texts.labels)
     device, positions = choose_device(options.device), model.config.max_position_embeddings
     max_length = min(MAX_LENGTH, positions) if options.max_length is None else options.max_length

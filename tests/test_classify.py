@@ -15,14 +15,12 @@ from torch import Tensor
 from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
-from labml_bert.files import write_tensors
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.training.checkpoint import CHECKPOINT
-from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, write_csv
+from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, save_run, write_csv
 from tests.support.parity import TOLERANCE, perturb_weights
 from tests.support.runs import small_text
 
@@ -189,6 +187,24 @@ def test_transformers_opens_the_folder_and_agrees(
     assert json.loads((classifier / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
 
 
+def test_the_seed_decides_everything(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(classify, "MIN_STEPS", 1)
+    path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    weights = []
+    for number, seed in enumerate("112"):
+        out = tmp_path / str(number)
+        words = f"train {path} --from {backbone} --output {out} --seed {seed} --epochs 1"
+        classify.main(words.split())
+        output = capsys.readouterr().out
+        assert output.count("validation accuracy") == 3
+        assert max(len(line) for line in output.splitlines() if str(tmp_path) not in line) <= 80
+        tensors = BertForSequenceClassification.from_pretrained(out).parameters()
+        weights.append(torch.cat([tensor.flatten() for tensor in tensors]))
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
 def test_pairs_from_a_run_of_characters_agree_with_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,13 +231,6 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
         theirs = pipeline({"text": text, "text_pair": "a river today."}, truncation=True)
         assert theirs["label"] == label
         assert theirs["score"] == pytest.approx(probability, abs=6e-4)
-
-
-def save_run(folder: Path, model: BertForMaskedLM, configuration: dict[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": p for name, p in model.named_parameters()}
-    metadata = {"step": 3, "seconds": 1.0, "configuration": {"experiment": "mlm_tiny", **configuration}}
-    write_tensors(folder / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
 
 
 # Bad input
