@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from labml_bert.fill_mask import check_utf8, load_model, newest_run, special_ids
+from labml_bert.fill_mask import check_encoding, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
@@ -67,7 +67,7 @@ def pool_texts(
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
     for text in texts:
-        check_utf8(text)
+        check_encoding(text)
     # Truncation is a setting of the tokenizer, so set it on a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))

@@ -62,10 +62,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def check_utf8(path: Path) -> None:
     """Raises `ValueError` if safetensors could write a file in this folder, but not read it."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the name {str(path)!a} is not UTF-8; use another folder, or rename it") from None
+    if not is_utf8(str(path)):
+        raise ValueError(f"the name {str(path)!a} is not UTF-8; use another folder, or rename it")
+
+
+def is_utf8(text: str) -> bool:
+    """False for a text with surrogates: bytes of another encoding, or half of a character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def sync_folder(folder: Path) -> None:

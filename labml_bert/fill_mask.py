@@ -25,6 +25,7 @@ from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
+from labml_bert.files import is_utf8
 from labml_bert.model_folder import check_parameter_count, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -91,15 +92,15 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
 
     Raises `ValueError` if the text isn't UTF-8, or has more tokens than the model has positions.
     """
-    check_utf8(text)
+    check_encoding(text)
     encoding = tokenizer.encode(text)
     check_length(len(encoding.ids), model.config)
     return encoding
 
 
-def check_utf8(text: str) -> None:
+def check_encoding(text: str) -> None:
     """Raises `ValueError` if a byte of a text from the command line isn't UTF-8."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_utf8(text):
         raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
 
 
@@ -157,7 +158,7 @@ def newest_run(runs: Path) -> Path:
     for path in reversed(checkpoints):
         if load_checkpoint(path.parent)[0]["step"] > 0:
             return path.parent
-    raise ValueError(f"no run under {runs} has saved a trained model yet; wait, or name a run with --run")
+    raise ValueError(f"no run under {runs} has saved a trained model yet; wait, or name another run")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,7 +9,7 @@ Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,9 +23,10 @@ from labml_bert.heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from labml_bert.labeled_text import Example
+from labml_bert.labeled_text import Example, quality
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
+from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
@@ -139,6 +140,7 @@ def fine_tune(
     batch_size: int = 32,
     seed: int = 0,
     bfloat16: bool | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """
     ## The recipe
@@ -161,6 +163,9 @@ def fine_tune(
     `encode_examples` makes rows for `BertForSequenceClassification`. You have to make the rows of the other
     heads yourself. If truncation removes an answer from a row, set both positions to 0, as the original does.
 
+    `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
+    training longer. Once it returns true, training ends; see `EarlyStopping`.
+
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
     hardware decides.
 
@@ -175,7 +180,9 @@ def fine_tune(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
-    arguments = TrainingArguments(steps=steps, learning_rate=learning_rate, warmup_ratio=0.1)
+    arguments = TrainingArguments(
+        steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
+    )
     # Fine-tuning takes only a minute, so it has no run folder and no checkpoints.
     trainer = Trainer(model, arguments, generator, device, bfloat16)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
@@ -191,12 +198,51 @@ def fine_tune(
                 step.backward(output.loss)
             step.update()
             losses.append(step.loss)
+            if step.evaluation_due and should_stop():
+                break
     except NonFiniteLossError:
         raise NonFiniteLossError(
             f"the loss or its gradient exploded at the learning rate {learning_rate:g}; try a lower one"
         ) from None
     model.eval()
     return torch.stack(losses).tolist()
+
+
+class EarlyStopping:
+    """
+    ## When to stop
+
+    With more steps, a model gets better at first. Later it learns its few training texts by heart, and may
+    get worse on all others. So evaluate it now and then on `rows` that it doesn't train on. Each call of this
+    object is an evaluation: it keeps a copy of the best weights so far, and returns true after `patience`
+    evaluations in a row that weren't better. Then `restore_best` puts the best weights into the model.
+
+    Higher accuracy is better, and among equals lower loss. Because the rows choose the weights, a score on
+    them is slightly too good. Measure the final score on other rows.
+    """
+
+    def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):
+        self.model, self.rows, self.patience = model, rows, patience
+        self.labels = torch.tensor([row.targets["labels"] for row in rows])  # (N)
+        self.qualities: list[tuple[float, float]] = []
+        """The accuracy and the negative loss of each evaluation."""
+        self.best = 0
+        """The number of the best evaluation, counted from 1."""
+        self.best_weights: dict[str, Tensor] = {}
+
+    def __call__(self) -> bool:
+        """Evaluates the model. Returns whether to stop."""
+        self.qualities.append(quality(predict(self.model, self.rows), self.labels))
+        number = len(self.qualities)
+        if self.best == 0 or self.qualities[-1] > self.qualities[self.best - 1]:
+            self.best = number
+            self.best_weights = {name: w.detach().clone() for name, w in named_weights(self.model).items()}
+        return number - self.best >= self.patience
+
+    def restore_best(self) -> tuple[float, float]:
+        """Copies the best weights back into the model, and returns their accuracy and negative loss."""
+        load_named_weights(self.model, self.best_weights)
+        return self.qualities[self.best - 1]
 
 
 @torch.no_grad()

@@ -44,6 +44,17 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     return Score((predictions == labels).double().mean().item(), torch.stack(f1).double().mean().item())
 
 
+def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
+    """
+    ## Which classes are confused
+
+    Returns the counts, `(K, K)`: row `i` and column `j` has the number of texts with label `i` whose
+    prediction is `j`. The diagonal counts the correct predictions.
+    """
+    K = logits.size(-1)
+    return torch.bincount(labels * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
+
+
 def choose_hyperparameter(
     candidates: Sequence[float],
     examples: Sequence[Example],
@@ -67,8 +78,44 @@ def choose_hyperparameter(
     validation, train = ([examples[i] for i in part] for part in (order[:size], order[size:]))
     labels = torch.tensor([example.label for example in validation])  # (N)
 
-    def quality(candidate: float) -> tuple[float, float]:
-        logits = train_and_predict(candidate, train, validation)
-        return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
+    def rank_candidate(candidate: float) -> tuple[float, float]:
+        return quality(train_and_predict(candidate, train, validation), labels)
 
-    return max(candidates, key=quality)
+    return max(candidates, key=rank_candidate)
+
+
+def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """
+    Returns the accuracy and the negative loss. Two such tuples compare as candidates should: the higher
+    accuracy wins, and among equals the lower loss.
+    """
+    return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
+
+
+def split_by_label(
+    examples: Sequence[Example], fraction: float, seed: int = 0
+) -> tuple[list[Example], list[Example]]:
+    """
+    ## Holding examples out
+
+    Splits the examples into two random parts and returns them in random order. The second part has about
+    `fraction` of the examples of each label, and at least one. In a plain random split, a rare label could be
+    missing from one of the parts.
+
+    Raises `ValueError` if a label has only one example.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    by_label: dict[int, list[Example]] = {}
+    for i in torch.randperm(len(examples), generator=generator).tolist():
+        by_label.setdefault(examples[i].label, []).append(examples[i])
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    for label, group in by_label.items():
+        if len(group) < 2:
+            raise ValueError(f"label {label} has only one example; a split needs two")
+        size = max(1, round(fraction * len(group)))
+        parts[1].extend(group[:size])
+        parts[0].extend(group[size:])
+    for part in parts:
+        order = torch.randperm(len(part), generator=generator).tolist()
+        part[:] = [part[i] for i in order]
+    return parts

@@ -3,13 +3,15 @@
 
 The code in a chapter runs. All fences of a page that are marked `python` form one program, in order; a fence
 marked `output` below one of them is what it printed. The tests compare the two, and
-`python -m docs.literate.samples docs/pages/some.md` updates the output in the page.
+`python -m docs.literate.samples docs/pages/some.md` updates the output in the page. The samples of a page run
+in an empty folder, so they can write files.
 """
 
 import contextlib
 import io
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,15 @@ SAMPLE = re.compile(
 def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
     """Yields each sample of a page with what it prints, in order. An exception in a sample is not caught."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for match in SAMPLE.finditer(text):
-        # Put as many empty lines in front as the page has, so that a traceback names the right line.
-        above = "\n" * (text.count("\n", 0, match.start()) + 1)
-        code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            exec(compile(above + code, page, "exec"), names)
-        yield match, output.getvalue()
+    with tempfile.TemporaryDirectory() as folder:
+        for match in SAMPLE.finditer(text):
+            # Put as many empty lines in front as the page has, so that a traceback names the right line.
+            above = "\n" * (text.count("\n", 0, match.start()) + 1)
+            code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
+            output = io.StringIO()
+            with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+                exec(compile(above + code, page, "exec"), names)
+            yield match, output.getvalue()
 
 
 def indent_lines(text: str, indent: str) -> str:

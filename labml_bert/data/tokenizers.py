@@ -103,12 +103,18 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     vocab = train_wordpiece(texts, vocab_size, lowercase, specials + alphabet)
     tokenizer = untrained_wordpiece(vocab, lowercase)
     tokenizer.add_special_tokens(specials)
+    add_cls_sep(tokenizer)
+    return tokenizer
+
+
+def add_cls_sep(tokenizer: Tokenizer) -> None:
+    """From now on, the tokenizer turns a text into `[CLS] A [SEP]`, and two into `[CLS] A [SEP] B [SEP]`."""
+    cls_id, sep_id = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocab[token]) for token in ("[CLS]", "[SEP]")],
+        special_tokens=[("[CLS]", cls_id), ("[SEP]", sep_id)],
     )
-    return tokenizer
 
 
 def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
@@ -199,21 +205,22 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> None:
     """
     ## For `transformers` too
 
     Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece also `vocab.txt`, with one subword
     per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids. It loads a WordPiece tokenizer
     as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in `tokenizer_config.json`.
+    `settings` are added to `tokenizer_config.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if isinstance(tokenizer.model, models.WordPiece):
-        normalizer = json.loads(tokenizer.to_str())["normalizer"]
+    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
+    if isinstance(tokenizer.model, models.WordPiece) and normalizer.get("type") == "BertNormalizer":
         config |= {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": normalizer["lowercase"],
@@ -222,4 +229,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         }
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         write_whole(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
-    write_whole(folder / "tokenizer_config.json", json.dumps(config, indent=2))
+    write_whole(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))

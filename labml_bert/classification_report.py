@@ -1,0 +1,91 @@
+r"""
+# Is the classifier any good?
+
+An accuracy of 80% is good if you have twenty classes, and poor if 80% of the texts have the same label. So
+this report compares a classifier with two baselines on the same texts, and shows which labels it confuses.
+
+Letters for sizes: `N` texts, `K` classes.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from rich.cells import set_cell_size
+from rich.table import Table
+from torch import Tensor
+
+from labml_bert.baselines.tfidf import tune
+from labml_bert.labeled_text import Example, Score, confusion_matrix, score
+from labml_bert.stdout import console, printable
+
+
+def print_report(
+    logits: Tensor, labels: Sequence[str], train: Sequence[Example], test: Sequence[Example]
+) -> None:
+    """
+    Prints the scores of `logits`, `(N, K)`, which are predictions for `test`, beside those of the baselines,
+    and the confusion matrix. `labels` are the names of the classes, and the baselines learn from `train`.
+    """
+    numbers = torch.tensor([example.label for example in test])  # (N)
+    scores = {**measure_baselines(train, test, len(labels)), "fine-tuned model": score(logits, numbers)}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("test rows", min_width=24)
+    table.add_column("accuracy", justify="right")
+    table.add_column("macro F1", justify="right")
+    for name, result in scores.items():
+        table.add_row(name, *(f"{value:.1%}" for value in result or ()))
+    console.print()
+    console.print(table)
+    console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
+    for line in confusion_lines(confusion_matrix(logits, numbers), labels):
+        console.print(f"  {line}")
+
+
+def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int) -> dict[str, Score | None]:
+    """
+    ## What is there to beat?
+
+    Returns the scores of two baselines by name. The first always predicts the label that is most frequent in
+    `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn isn't
+    installed or if the texts have no words.
+    """
+    numbers = torch.tensor([example.label for example in test])  # (N)
+    most_frequent = Counter(example.label for example in train).most_common(1)[0][0]
+    constant = F.one_hot(torch.full_like(numbers, most_frequent), K).float()  # (N, K)
+    scores: dict[str, Score | None] = {"most frequent label": score(constant, numbers)}
+    if find_spec("sklearn") is None:
+        return {**scores, "TF-IDF (pip install scikit-learn)": None}
+    try:
+        return {**scores, "bag of words (TF-IDF)": score(tune(train, K).predict(test), numbers)}
+    except ValueError:
+        return {**scores, "bag of words (no words found)": None}
+
+
+def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> list[str]:
+    """
+    ## Which labels are confused?
+
+    Returns the confusion matrix, `(K, K)`, in lines of at most `width` columns: a row for each true label,
+    and a numbered column for each prediction. If there are too many labels for that, returns the ten most
+    frequent mistakes instead.
+    """
+    K, counts = len(labels), matrix.tolist()
+    names = [printable(label) for label in labels]
+    index_width = len(str(K))
+    cell_width = max(len(str(matrix.max().item())), index_width) + 1
+    name_width = min(24, width - K * cell_width - index_width - 1)
+    if name_width >= 8:
+        header = "".join(f"{i:{cell_width}}" for i in range(1, K + 1))
+        lines = [" " * (index_width + 1 + name_width) + header]
+        for i, (name, row) in enumerate(zip(names, counts, strict=True), 1):
+            cells = "".join(f"{count or '.':>{cell_width}}" for count in row)
+            lines.append(f"{i:{index_width}} {set_cell_size(name, name_width)}{cells}")
+        return lines
+    mistakes = [(counts[i][j], i, j) for i in range(K) for j in range(K) if i != j and counts[i][j]]
+    return [
+        f"{count:5}  {set_cell_size(names[i], 24)} predicted as {set_cell_size(names[j], 24)}".rstrip()
+        for count, i, j in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]
+    ]

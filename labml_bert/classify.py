@@ -1,0 +1,290 @@
+r"""
+# A classifier from your own labels
+
+How good a classifier do you get from a few hundred labeled texts? Put the texts into a CSV or JSONL file with
+the columns `text` and `label`, and fine-tune a pretrained encoder on it:
+
+    python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
+    python -m labml_bert.classify predict classifier "Send the mail again."
+
+`train` compares the classifier with two baselines, on rows that it never trained on. Then it writes a folder
+that `transformers` opens too:
+
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", "classifier")
+    classify("Send the mail again.", truncation=True)
+
+Letters for sizes: `N` texts, `K` classes.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from labml_bert.bert import BertConfig
+from labml_bert.checks import check_config
+from labml_bert.classification_report import print_report
+from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
+from labml_bert.export import prepare_folder
+from labml_bert.files import check_utf8, is_utf8
+from labml_bert.fill_mask import newest_run
+from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
+from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
+from labml_bert.labeled_file import read_labeled_texts
+from labml_bert.labeled_text import Example, split_by_label
+from labml_bert.model_folder import (
+    check_parameter_count,
+    check_sizes,
+    load_weights,
+    read_config,
+    read_json,
+    read_tensors,
+)
+from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header
+from labml_bert.score import read_texts
+from labml_bert.stdout import console, display_path, printable
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
+from labml_bert.training.device import choose_device
+from labml_bert.training.trainer import NonFiniteLossError
+
+# The part of the rows for the test, and the part of the rest that chooses the learning rate and the epoch.
+HELD_OUT = 0.2
+# The paper's three learning rates suit 110 million parameters. Models below `SMALL` need higher ones.
+PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
+SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
+SMALL = 30_000_000
+# Training stops after this many evaluations in a row without a better one.
+PATIENCE = 3
+# An epoch of 100 texts has only a few steps, too few to learn anything.
+MIN_STEPS = 200
+MAX_LENGTH = 128
+
+
+def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
+    """
+    ## The pretrained encoder
+
+    Returns a classifier with an untrained head, and its tokenizer. `folder` belongs to a run, or has a model
+    in the format of `transformers`. Dropout is 0.1 as in the paper, even if the model was pretrained without
+    dropout. If the folder has a classifier, its head was trained for other labels and isn't used.
+
+    Raises `ValueError` if the folder has no BERT, or if its files are damaged.
+    """
+    path = folder / "model.safetensors"
+    if (folder / "config.json").is_file() or path.is_file():
+        check_architecture(folder, read_json(folder).get("model_type") == "modernbert")
+        config, tensors = read_config(folder), read_tensors(folder)
+        check_sizes(config, tensors, path)
+    else:
+        metadata, state = load_checkpoint(folder)
+        path, tensors = folder / CHECKPOINT, with_prefix(state, "model.")
+        try:
+            sizes = metadata["configuration"]["model"]
+            check_architecture(folder, "global_rope_theta" in sizes)
+            config = BertConfig(**sizes)
+        except (KeyError, TypeError):
+            raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
+        check_config(config)
+    check_parameter_count(config, tensors, path)
+    tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
+    # Our tokenizers of characters and words don't add special tokens, but `transformers` needs them to.
+    add_cls_sep(tokenizer)
+    config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    model = BertForSequenceClassification(config, labels)
+    encoder = {name: tensor for name, tensor in tensors.items() if name.startswith("bert.")}
+    load_weights(model, encoder, path, NEW_PARAMETERS)
+    return model, tokenizer
+
+
+def check_architecture(folder: Path, is_modern: bool) -> None:
+    """Raises `ValueError` if the model is modern."""
+    if is_modern:
+        raise ValueError(
+            f"{folder} has a ModernBERT, and only a BERT has a classification head here; use a run of "
+            "bert_tiny.py, or the folder of a BERT"
+        )
+
+
+def train_classifier(
+    pretrained: BertForSequenceClassification,
+    train: Sequence[Row],
+    validation: Sequence[Row],
+    learning_rates: Sequence[float],
+    epochs: int = 10,
+    seed: int = 0,
+) -> BertForSequenceClassification:
+    """
+    ## Several learning rates, each stopped early
+
+    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch, or less
+    often if there are few rows, `EarlyStopping` evaluates the copy on `validation`. Returns the best of all.
+
+    Raises `NonFiniteLossError` if the loss explodes at every learning rate.
+    """
+    attempts: list[tuple[tuple[float, float], BertForSequenceClassification]] = []
+    for learning_rate in learning_rates:
+        model = copy.deepcopy(pretrained)
+        stopping = EarlyStopping(model, validation, PATIENCE)
+        torch.manual_seed(seed)
+        try:
+            with console.status(f"learning rate {learning_rate:g}"):
+                fine_tune(model, train, learning_rate, epochs, MIN_STEPS, seed=seed, should_stop=stopping)
+        except NonFiniteLossError as error:
+            if not attempts and learning_rate == learning_rates[-1]:
+                raise
+            console.print(f"  {error}")
+            continue
+        attempts.append((stopping.restore_best(), model))
+        console.print(
+            f"  learning rate {learning_rate:g}: validation accuracy {attempts[-1][0][0]:.1%}, "
+            f"at evaluation {stopping.best} of {len(stopping.qualities)}"
+        )
+    return max(attempts, key=lambda attempt: attempt[0])[1]
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Raises `ValueError` if a number on the command line is out of range."""
+    for name, least, most in (("epochs", 1, 10_000), ("seed", 0, 2**63 - 1), ("learning_rate", 1e-9, 1.0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value <= most:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is {value}; it must be from {least:g} to {most:g}")
+
+
+def train_command(options: argparse.Namespace) -> None:
+    """
+    ## Training
+
+    Splits the rows, trains, prints the scores on the test rows, and saves the classifier. Nothing is written
+    before all arguments and rows have been checked.
+
+    Raises `ValueError` if an argument or a row is invalid.
+    """
+    output: Path = options.output
+    check_utf8(output)
+    if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
+        raise ValueError(f"{output} exists and is not an empty folder; choose another with --output")
+    check_numbers(options)
+    texts = read_labeled_texts(options.file)
+    K = len(texts.labels)
+    folder = options.source or newest_run(Path("logs"))
+    # The head starts with random weights.
+    torch.manual_seed(options.seed)
+    model, tokenizer = load_pretrained(folder, texts.labels)
+    device, positions = choose_device(options.device), model.config.max_position_embeddings
+    max_length = min(MAX_LENGTH, positions) if options.max_length is None else options.max_length
+    if not 5 <= max_length <= positions:
+        raise ValueError(f"--max-length is {max_length}; for this model, it must be from 5 to {positions}")
+    if texts.has_pairs and model.config.type_vocab_size < 2:
+        raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
+    rest, test = split_by_label(texts.examples, HELD_OUT, options.seed)
+    parts = (*split_by_label(rest, HELD_OUT, options.seed), test)
+    rows = [encode_examples(tokenizer, part, max_length) for part in parts]
+    is_small = sum(p.numel() for p in model.parameters()) < SMALL
+    learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
+    if options.learning_rate is not None:
+        learning_rates = (options.learning_rate,)
+    full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
+    repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
+    sizes = [len(part) for part in parts]
+    details = {
+        "file": display_path(options.file),
+        "rows": f"{sum(sizes):,} with {K} labels{repeats}",
+        "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*sizes),
+        "length": f"at most {max_length} tokens; {full:.0%} of the texts fill that, or lose their end",
+        "model": display_path(folder),
+    }
+    prepare_folder(output)
+    header("classify: a classifier from your own labels", details)
+    model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
+    print_report(predict(model, rows[2]), texts.labels, rest, test)
+    # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    save_tokenizer(tokenizer, output, model_max_length=max_length, model_input_names=inputs)
+    model.save_pretrained(output)
+    again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text")
+    console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
+
+
+def read_max_length(folder: Path, positions: int) -> int:
+    """The length that the classifier in `folder` was trained with, or else the number of positions."""
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return max(5, min(int(settings["model_max_length"]), positions))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return positions
+
+
+def predict_command(options: argparse.Namespace) -> None:
+    """
+    ## Predicting
+
+    Prints the most probable label for each text, from the arguments or from the lines of standard input.
+
+    Raises `ValueError` if the folder has no classifier, or if a text is empty or not UTF-8.
+    """
+    model = BertForSequenceClassification.from_pretrained(options.model)
+    tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
+    texts = options.texts or read_texts(sys.stdin.buffer.read())
+    for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
+        name = f"text {number}" if number <= len(texts) else "--pair"
+        if not is_utf8(text):
+            raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
+        if not text.strip():
+            raise ValueError(f"{name} is empty; write some text")
+    max_length = read_max_length(options.model, model.config.max_position_embeddings)
+    rows = encode_examples(tokenizer, [Example(text, 0, options.pair) for text in texts], max_length)
+    probabilities = predict(model, rows).softmax(-1)  # (N, K)
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("label", overflow="fold", max_width=30)
+    table.add_column("probability", justify="right", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    for text, row in zip(texts, probabilities, strict=True):
+        best = int(row.argmax())
+        table.add_row(printable(model.labels[best]), f"{row[best]:.1%}", printable(text))
+    console.print()
+    console.print(table, soft_wrap=False)
+    console.print()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line, and trains a classifier or uses one."""
+    description = "Fine-tune a pretrained encoder on your own labels, and predict labels."
+    parser = OneLineParser(prog="python -m labml_bert.classify", description=description)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|predict")
+    train = commands.add_parser("train", help="train a classifier and save it")
+    train.set_defaults(run=train_command)
+    train.add_argument("file", type=Path, help="CSV or JSONL with text, label and perhaps pair")
+    train.add_argument("--output", type=Path, required=True, help="new folder for the classifier")
+    source = "folder of a run or of a BERT (default: newest trained run)"
+    train.add_argument("--from", dest="source", metavar="FOLDER", type=Path, help=source)
+    train.add_argument("--learning-rate", type=float, help="(default: the best of three)")
+    epochs = f"train this long at most, or {MIN_STEPS} steps if that is longer (default: 10)"
+    train.add_argument("--epochs", type=int, default=10, help=epochs)
+    train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
+    train.add_argument("--seed", type=int, default=0, help="decides the split and the order (default: 0)")
+    train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
+    use = commands.add_parser("predict", help="predict the labels of texts")
+    use.set_defaults(run=predict_command)
+    use.add_argument("model", type=Path, help="folder of a classifier")
+    use.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    use.add_argument("--pair", help="second text, if the classifier was trained with pairs")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+r"""
+# Labeled texts from a file
+
+Where do your labels live? Usually in a table with one text and one label per row. This file reads such a
+table as CSV:
+
+    text,label
+    "Great film, and far too short.",good
+    I left after ten minutes.,bad
+
+or as JSONL, with one JSON object per line and the same names:
+
+    {"text": "Great film, and far too short.", "label": "good"}
+
+If your task is about two texts, the second one is called `pair`. Other columns are ignored.
+
+A mistake in the file would otherwise become a label or a text of its own, and the classifier would learn it.
+So every problem is an error that names its line.
+"""
+
+import csv
+import io
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labml_bert.data.corpora import read_utf8
+from labml_bert.files import is_utf8
+from labml_bert.labeled_text import Example
+from labml_bert.stdout import printable
+
+# One row of each label is needed to train, one to choose when to stop, and one to test.
+FEWEST_PER_LABEL = 3
+# With fewer rows, a score would be no more than a guess.
+FEWEST_ROWS = 20
+# In characters. A longer label is probably a text in the wrong column.
+LONGEST_LABEL = 100
+
+
+class LabeledTexts(NamedTuple):
+    """What a file of labels contains."""
+
+    examples: list[Example]
+    labels: list[str]
+    """The names of the classes in alphabetical order. The label of an example is an index into this list."""
+    repeats: int
+    """The number of rows left out, because an earlier row is the same."""
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the examples are pairs of texts."""
+        return self.examples[0].pair is not None
+
+
+def read_labeled_texts(path: Path) -> LabeledTexts:
+    """
+    ## Reading the file
+
+    A name that ends in `.jsonl`, `.ndjson` or `.json` is read as JSONL, and any other as CSV. Rows that are
+    the same as an earlier row are left out. Otherwise, a copy of a training text could be in the test part.
+
+    Raises `ValueError` if the file can't be read, if a row is invalid, or if there are too few rows or labels
+    to train and test a classifier.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; pass a CSV or JSONL file")
+    if not path.exists():
+        raise ValueError(f"there is no file {path}; pass a CSV or JSONL file with texts and labels")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file; save the rows in a file and pass that")
+    content = read_utf8(path)
+    if not content.strip():
+        raise ValueError(f"{path} is empty; put a header and rows with a text and a label into it")
+    is_jsonl = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
+    rows: list[tuple[str, str, str | None]] = []
+    try:
+        for line, row in (read_jsonl if is_jsonl else read_csv)(content):
+            rows.append(check_row(row, line))
+            if (rows[-1][2] is None) != (rows[0][2] is None):
+                raise ValueError(
+                    f"line {line}: some rows have a pair and others don't; give all one, or none"
+                )
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from None
+    labels = sorted({label for _, label, _ in rows})
+    numbers = {label: i for i, label in enumerate(labels)}
+    examples = [Example(text, numbers[label], pair) for text, label, pair in dict.fromkeys(rows)]
+    check_counts(path, examples, labels)
+    return LabeledTexts(examples, labels, len(rows) - len(examples))
+
+
+def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Yields each row of a CSV file with the line that it starts on. Empty lines are skipped.
+
+    Raises `ValueError` if a row has another number of fields than the header, or a quote that isn't closed.
+    """
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    header: list[str] = []
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ValueError(
+                f"line {line}: {error}; close every quote, write a quote inside a text twice, and keep each "
+                f"text below {csv.field_size_limit():,} characters"
+            ) from None
+        if not fields:
+            continue
+        if not header:
+            header = [name.strip() for name in fields]
+            check_header(header, line)
+            continue
+        if len(fields) != len(header):
+            raise ValueError(
+                f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; put a text "
+                "with commas or line ends between double quotes"
+            )
+        yield line, dict(zip(header, fields, strict=True))
+
+
+def check_header(header: list[str], line: int) -> None:
+    """Raises `ValueError` if a column is missing or there twice."""
+    for name in ("text", "label"):
+        if name not in header:
+            names = printable(", ".join(header))
+            raise ValueError(
+                f"line {line}: no column is called {name!r}; the first row must name the columns, such as "
+                f"text,label, and it is: {names[:60]}"
+            )
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"line {line}: two columns are called '{printable(name)}'; rename or remove one")
+
+
+def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Yields the object on each line with the number of the line. Empty lines are skipped.
+
+    Raises `ValueError` if a line isn't a JSON object, or has a name twice.
+    """
+
+    def without_duplicates(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in items]
+        for name in ("text", "label", "pair"):
+            if names.count(name) > 1:
+                raise KeyError(name)
+        return dict(items)
+
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=without_duplicates)
+        except KeyError as error:
+            raise ValueError(f"line {number} has {error} twice; remove one") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number} is not JSON ({error}); write one object per line") from None
+        if not isinstance(row, dict):
+            raise ValueError(
+                f'line {number} is not a JSON object; write {{"text": "…", "label": "…"}} on each line'
+            )
+        yield number, row
+
+
+def check_row(row: dict[str, Any], line: int) -> tuple[str, str, str | None]:
+    """
+    ## Checking a row
+
+    Returns the text, the label without spaces around it, and the pair. A label in JSONL can also be an
+    integer. An empty pair is the same as none.
+
+    Raises `ValueError` if something is missing, or isn't text that a tokenizer or a terminal can handle.
+    """
+    values: dict[str, str] = {}
+    for name in ("text", "label", "pair"):
+        value = row.get(name)
+        if name == "pair" and value in (None, ""):
+            continue
+        if name == "label" and type(value) is int:
+            value = str(value)
+        if value is None:
+            raise ValueError(f"line {line}: there is no {name}; give every row a text and a label")
+        if not isinstance(value, str):
+            raise ValueError(
+                f"line {line}: the {name} is {printable(repr(value)[:40])}, not a string; write it in quotes"
+            )
+        if not value.strip():
+            raise ValueError(f"line {line}: the {name} is empty; fill it in, or remove the row")
+        if "\0" in value or not is_utf8(value):
+            raise ValueError(f"line {line}: the {name} has a NUL byte or half a character; remove it")
+        values[name] = value
+    label = values["label"].strip()
+    if len(label) > LONGEST_LABEL:
+        raise ValueError(
+            f"line {line}: the label has {len(label):,} characters; use at most {LONGEST_LABEL}, or swap the "
+            "columns"
+        )
+    if any(unicodedata.category(character) == "Cc" for character in label):
+        raise ValueError(f"line {line}: the label '{printable(label)}' has a control character; remove it")
+    return values["text"], label, values.get("pair")
+
+
+def check_counts(path: Path, examples: list[Example], labels: list[str]) -> None:
+    """Raises `ValueError` if there are too few different rows or labels to train and test a classifier."""
+    if len(labels) < 2:
+        only = f"all rows have the label '{printable(labels[0])}'" if labels else "there are no rows"
+        raise ValueError(f"{path}: {only}; a classifier needs at least two labels")
+    counts = Counter(example.label for example in examples)
+    for i, label in enumerate(labels):
+        if counts[i] < FEWEST_PER_LABEL:
+            raise ValueError(
+                f"{path}: the label '{printable(label)}' has too few different rows ({counts[i]}); it needs "
+                f"{FEWEST_PER_LABEL}, to train, to choose when to stop, and to test"
+            )
+    if len(examples) < FEWEST_ROWS:
+        raise ValueError(f"{path} has {len(examples)} different rows; add some, to at least {FEWEST_ROWS}")

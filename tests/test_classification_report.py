@@ -1,0 +1,43 @@
+"""The report on a classifier: its confusion matrix, and the baselines."""
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from labml_bert.classification_report import confusion_lines, measure_baselines
+from labml_bert.labeled_text import Example, confusion_matrix
+
+
+def test_the_confusion_matrix_by_hand() -> None:
+    logits = torch.nn.functional.one_hot(torch.tensor([0, 1, 1, 2, 0]), 3).float()
+    matrix = confusion_matrix(logits, torch.tensor([0, 0, 1, 2, 2]))
+    assert matrix.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
+    lines = confusion_lines(matrix, ["good", "bad\x1b[1m", "漢字" * 20])
+    assert [line.split()[-3:] for line in lines] == [
+        ["1", "2", "3"],
+        ["1", "1", "."],
+        [".", "1", "."],
+        ["1", ".", "1"],
+    ]
+    assert lines[1].startswith("1 good ") and lines[2].startswith("2 bad?[1m ")
+
+
+@pytest.mark.parametrize("K", [2, 9, 10, 19, 40, 150])
+@pytest.mark.parametrize("largest", [0, 7, 12_345])
+def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
+    matrix = torch.full((K, K), min(largest, 3))
+    matrix[1, 0] = largest
+    lines = confusion_lines(matrix, [f"{'漢字' * 30}{i}" for i in range(K)])
+    assert max(map(cell_len, lines), default=0) <= 78
+    assert len(lines) in (K + 1, min(10, largest * K * K))
+
+
+def test_the_baselines_are_scored_on_the_test_rows() -> None:
+    examples = [Example(f"text {i} {'no' if i % 3 else 'yes'}", int(i % 3 > 0)) for i in range(60)]
+    scores = measure_baselines(examples[:40], examples[40:], 2)
+    constant, words = scores["most frequent label"], scores["bag of words (TF-IDF)"]
+    assert constant is not None and words is not None
+    assert constant.accuracy == sum(example.label for example in examples[40:]) / 20
+    assert words.accuracy == 1
+    emoji = [Example("😀" * (i + 1), i % 2) for i in range(30)]
+    assert measure_baselines(emoji, emoji, 2)["bag of words (no words found)"] is None

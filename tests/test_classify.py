@@ -1,0 +1,296 @@
+"""From a file of labels to a classifier: reading, splitting, training, saving, and what bad input gives."""
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from labml_bert import classify, modern_folder
+from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
+from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
+from labml_bert.heads import BertForSequenceClassification
+from labml_bert.labeled_text import Example, quality, split_by_label
+from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, save_run, write_csv
+from tests.support.parity import TOLERANCE, perturb_weights
+from tests.support.runs import small_text
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+CONFIG = BertConfig(vocab_size=90, **SIZES, max_position_embeddings=24, initializer_range=0.05)
+
+
+def save_backbone(folder: Path, config: BertConfig = CONFIG) -> Path:
+    """Writes an encoder that hasn't been trained, as a model folder."""
+    tokenizer = wordpiece_tokenizer([small_text(300), "yes no yes no"], config.vocab_size)
+    torch.manual_seed(0)
+    config = replace(config, vocab_size=tokenizer.get_vocab_size())
+    BertForPreTraining(config).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+def yes_or_no(count: int) -> list[tuple[str, str]]:
+    """Texts whose label is the word *yes* or *no* in them; two of three are *yes*."""
+    r = random.Random(0)
+    words = ["yes" if i % 3 else "no" for i in range(count)]
+    sentences = small_text(count).split("\n")
+    return [(f"{r.choice('abc')}, {word} {text}", word) for text, word in zip(sentences, words, strict=True)]
+
+
+def test_the_split_keeps_every_label_in_both_parts() -> None:
+    counts = {0: 70, 1: 25, 2: 3, 3: 2}
+    examples = [Example(f"{label}-{i}", label) for label, count in counts.items() for i in range(count)]
+    rest, held_out = split_by_label(examples, 0.2, seed=1)
+    assert sorted(rest + held_out) == sorted(examples)
+    assert Counter(example.label for example in held_out) == {0: 14, 1: 5, 2: 1, 3: 1}
+    assert (rest, held_out) == split_by_label(examples, 0.2, seed=1)
+    assert set(held_out) != set(split_by_label(examples, 0.2, seed=2)[1])
+    # Neither part is sorted by label.
+    assert sorted(rest, key=lambda example: example.label) != rest
+    with pytest.raises(ValueError, match="only one example"):
+        split_by_label(examples[:1], 0.2)
+
+
+# Early stopping
+
+
+class Scripted:
+    """Sets a weight to the number of the evaluation, and gives predictions of a scripted quality."""
+
+    def __init__(self, correct: list[int], monkeypatch: pytest.MonkeyPatch):
+        self.model = BertForSequenceClassification(replace(CONFIG, vocab_size=20), ["a", "b"])
+        self.rows = [Row([2, 3], [0, 0], {"labels": 1})] * 10
+        self.correct = correct
+        self.evaluation = 0
+        monkeypatch.setattr("labml_bert.finetuning.predict", self.predict)
+
+    def predict(self, *_: object) -> Tensor:
+        """The first texts are predicted correctly, always with the same confidence."""
+        right = torch.arange(10) < self.correct[self.evaluation - 1]
+        return torch.stack([(~right).float(), right.float()], 1)
+
+    def run(self, patience: int) -> tuple[EarlyStopping, int]:
+        stopping = EarlyStopping(self.model, self.rows, patience)
+        for evaluation in range(1, len(self.correct) + 1):
+            self.evaluation = evaluation
+            torch.nn.init.constant_(self.model.classifier.weight, evaluation)
+            if stopping():
+                break
+        return stopping, self.evaluation
+
+
+@pytest.mark.parametrize(
+    ("correct", "patience", "best", "last"),
+    [
+        ([3, 5, 4, 4, 9], 2, 2, 4),
+        ([3, 5, 4, 4, 9], 3, 5, 5),
+        ([6, 6, 6, 6], 3, 1, 4),
+        ([1, 2, 3, 4], 1, 4, 4),
+        ([4, 3], 1, 1, 2),
+    ],
+)
+def test_early_stopping_keeps_the_best_weights(
+    correct: list[int], patience: int, best: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = Scripted(correct, monkeypatch)
+    stopping, evaluation = scripted.run(patience)
+    assert (stopping.best, evaluation) == (best, last)
+    accuracy, _ = stopping.restore_best()
+    assert accuracy == pytest.approx(correct[best - 1] / 10)
+    assert (scripted.model.classifier.weight == best).all()
+
+
+def test_fine_tuning_asks_after_each_epoch_and_stops(backbone: Path) -> None:
+    model, tokenizer = classify.load_pretrained(backbone, ["no", "yes"])
+    rows = encode_examples(
+        tokenizer, [Example(text, int(label == "yes")) for text, label in yes_or_no(40)], 24
+    )
+    answers = iter([False, False, True])
+    losses = fine_tune(model, rows, 1e-3, epochs=6, batch_size=8, should_stop=lambda: next(answers))
+    assert len(losses) == 3 * 5 and not model.training
+    stopping = EarlyStopping(model, rows[:9], patience=99)
+    assert len(fine_tune(model, rows, 1e-3, epochs=4, batch_size=8, should_stop=stopping)) == 4 * 5
+    assert len(stopping.qualities) == 4
+    best = stopping.restore_best()
+    labels = torch.tensor([row.targets["labels"] for row in rows[:9]])
+    assert best == max(stopping.qualities) == quality(predict(model, rows[:9]), labels)
+
+
+# The whole way
+
+
+@pytest.fixture(scope="module")
+def classifier(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    path = write_csv(folder / "labels.csv", yes_or_no(150))
+    classify.main(
+        [
+            "train",
+            str(path),
+            "--from",
+            str(backbone),
+            "--output",
+            str(folder / "out"),
+            "--learning-rate",
+            "3e-3",
+        ]
+    )
+    return folder / "out"
+
+
+def predictions_of(output: str) -> list[tuple[str, float]]:
+    """The label and the probability in each row of the printed table."""
+    rows = [line.split() for line in output.splitlines() if "%" in line]
+    return [(label, float(probability.rstrip("%")) / 100) for label, probability, *_ in rows]
+
+
+@pytest.mark.slow("trains until the task is learned")
+def test_a_classifier_learns_and_predicts(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classify.main(
+        ["predict", str(classifier), "b, yes the cat sees the dog today.", "a, no the dog likes a bird"]
+    )
+    output = capsys.readouterr().out
+    assert [label for label, _ in predictions_of(output)] == ["yes", "no"]
+    assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.slow("trains until the task is learned")
+def test_transformers_opens_the_folder_and_agrees(
+    classifier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    pipeline = transformers.pipeline("text-classification", str(classifier), device="cpu")
+    texts = ["b, yes the cat", "no dog", "the river, zebra!", "Yes " + "the old house " * 30]
+    theirs = pipeline(texts, truncation=True)
+    classify.main(["predict", str(classifier), *texts])
+    ours = predictions_of(capsys.readouterr().out)
+    assert [label for label, _ in ours] == [result["label"] for result in theirs]
+    model = BertForSequenceClassification.from_pretrained(classifier)
+    tokenizer = classify.load_tokenizer(classifier / "tokenizer.json")
+    logits = predict(model, encode_examples(tokenizer, [Example(text, 0) for text in texts], 24))
+    expected = torch.tensor([result["score"] for result in theirs])
+    assert (logits.softmax(-1).amax(-1) - expected).abs().max() < TOLERANCE
+    assert json.loads((classifier / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
+
+
+def test_the_seed_decides_everything(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(classify, "MIN_STEPS", 1)
+    path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    weights = []
+    for number, seed in enumerate("112"):
+        out = tmp_path / str(number)
+        words = f"train {path} --from {backbone} --output {out} --seed {seed} --epochs 1"
+        classify.main(words.split())
+        output = capsys.readouterr().out
+        assert output.count("validation accuracy") == 3
+        assert max(len(line) for line in output.splitlines() if str(tmp_path) not in line) <= 80
+        tensors = BertForSequenceClassification.from_pretrained(out).parameters()
+        weights.append(torch.cat([tensor.flatten() for tensor in tensors]))
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_pairs_from_a_run_of_characters_agree_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer of such a run adds no special tokens, and its model has no pooler."""
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    tokenizer = character_tokenizer([small_text(100)])
+    config = replace(CONFIG, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=40)
+    save_run(tmp_path / "run", BertForMaskedLM(config), {"model": asdict(config)})
+    tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
+    rows = [(text, "ab"[i % 2], text[:9]) for i, text in enumerate(dict.fromkeys(small_text(30).split("\n")))]
+    path = write_csv(tmp_path / "pairs.csv", rows, ("text", "label", "pair"))
+    out = tmp_path / "out"
+    arguments = ["--from", str(tmp_path / "run"), "--output", str(out), "--epochs", "1"]
+    monkeypatch.setattr(classify, "MIN_STEPS", 1)
+    classify.main(["train", str(path), *arguments])
+    model = BertForSequenceClassification.from_pretrained(out)
+    perturb_weights(model, 0)
+    model.save_pretrained(out)
+    capsys.readouterr()
+    pipeline = transformers.pipeline("text-classification", str(out), device="cpu")
+    for text in ("the cat", "the dog likes the bird " * 3):
+        classify.main(["predict", str(out), text, "--pair", "a river today."])
+        ((label, probability),) = predictions_of(capsys.readouterr().out)
+        theirs = pipeline({"text": text, "text_pair": "a river today."}, truncation=True)
+        assert theirs["label"] == label
+        assert theirs["score"] == pytest.approx(probability, abs=6e-4)
+
+
+# Bad input
+
+# The arguments, and a part of the error message.
+TRAIN, OUT = ("train", "good.csv"), ("--output", "out")
+BAD_ARGUMENTS = {
+    "missing file": (["train", "no.csv", *OUT], "there is no file no.csv"),
+    "folder": (["train", "full", *OUT], "full is a folder"),
+    "full output": ([*TRAIN, "--output", "full"], "full exists and is not an empty folder"),
+    "output that is a file": ([*TRAIN, "--output", "good.csv"], "is not an empty folder"),
+    "output in a file": ([*TRAIN, "--from", "bert", "--output", "good.csv/a"], "cannot write to"),
+    "no output": (["train", "good.csv"], "the following arguments are required: --output"),
+    "no run": ([*TRAIN, *OUT], "no run under logs"),
+    "missing run": ([*TRAIN, "--from", "no", *OUT], "there is no run at no"),
+    "folder without a run": ([*TRAIN, "--from", "full", *OUT], "no run at full"),
+    "ModernBERT": ([*TRAIN, "--from", "modern", *OUT], "modern has a ModernBERT"),
+    "modern run": ([*TRAIN, "--from", "modern-run", *OUT], "has a ModernBERT"),
+    "another run": ([*TRAIN, "--from", "other-run", *OUT], "is not a run of a masked"),
+    "learning rate": ([*TRAIN, *OUT, "--learning-rate", "0"], "--learning-rate is 0"),
+    "NaN": ([*TRAIN, *OUT, "--learning-rate", "nan"], "--learning-rate is nan"),
+    "no epochs": ([*TRAIN, *OUT, "--epochs", "0"], "--epochs is 0; it must be"),
+    "seed": ([*TRAIN, *OUT, "--seed", "-1"], "--seed is -1; it must be"),
+    "length": ([*TRAIN, "--from", "bert", *OUT, "--max-length", "25"], "from 5 to 24"),
+    "device": ([*TRAIN, "--from", "bert", *OUT, "--device", "no"], "'no' is not available"),
+    "pairs for one type": (["train", "pairs.csv", "--from", "one-type", *OUT], "one token type"),
+    "no command": ([], "the following arguments are required"),
+    "predict nothing": (["predict", "no", "text"], "there is no model in no"),
+    "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
+    "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
+    "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
+    "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
+}  # fmt: skip
+if sys.platform != "win32":
+    BAD_ARGUMENTS["endless file"] = (["train", "/dev/zero", *OUT], "/dev/zero is not a regular file")
+
+
+@pytest.fixture(scope="module")
+def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "good.csv").write_text(HEADER + GOOD)
+    write_csv(folder / "pairs.csv", [(*row, "pair") for row in ROWS], ("text", "label", "pair"))
+    (folder / "full").mkdir()
+    (folder / "full" / "file").touch()
+    shutil.copytree(backbone, folder / "bert")
+    modern = ModernBertForMaskedLM(ModernBertConfig(20, **SIZES, pad_token_id=0))
+    modern_folder.save_pretrained(modern, folder / "modern")
+    model = BertForMaskedLM(replace(CONFIG, vocab_size=20))
+    save_run(folder / "modern-run", model, {"model": asdict(modern.config)})
+    save_run(folder / "other-run", model, {})
+    save_backbone(folder / "one-type", replace(CONFIG, type_vocab_size=1))
+    save_backbone(folder / "classifier")
+    config = BertForPreTraining.from_pretrained(backbone).config
+    BertForSequenceClassification(config, ["a", "b"]).save_pretrained(folder / "classifier")
+    return folder
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_bad_arguments_give_a_one_line_error(
+    name: str, bad_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, message = BAD_ARGUMENTS[name]
+    assert_fails(bad_folder, arguments, message, capsys)
