@@ -59,7 +59,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The part of the rows for the test, and the part of the rest that chooses the learning rate and the epoch.
+# The part of the rows for the test, and of the rest for validation, which chooses the learning rate.
 HELD_OUT = 0.2
 # The paper's three learning rates suit 110 million parameters. Models below `SMALL` need higher ones.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
@@ -209,11 +209,11 @@ def train_command(options: argparse.Namespace) -> None:
     prepare_folder(output)
     header("classify: a classifier from your own labels", details)
     model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
-    print_report(predict(model, rows[2]), texts.labels, rest, test)
     # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     save_tokenizer(tokenizer, output, model_max_length=max_length, model_input_names=inputs)
     model.save_pretrained(output)
+    print_report(predict(model, rows[2]), texts.labels, rest, test)
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text")
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 
