@@ -66,7 +66,15 @@ SITE = Site(
     scripts=("docs/live/bert.js", "docs/live/modern.js"),
     copied=("docs/live",),
     # The chapters say what these experiments found; the scripts repeat what the Python files say.
-    unsearched=("docs/live", "experiments/claims", "experiments/live", "experiments/speed"),
+    unsearched=(
+        "docs/live/",
+        "experiments/acceptability",
+        "experiments/claims/",
+        "experiments/finetune_docstrings",
+        "experiments/live/",
+        "experiments/retrieval",
+        "experiments/speed/",
+    ),
     watched=("docs/runs",),
     titles={
         "labml_bert": "The package",

@@ -51,7 +51,7 @@ class Site:
     copied: tuple[str, ...] = ()
     """Folders that are copied to the site unchanged."""
     unsearched: tuple[str, ...] = ()
-    """Folders of files whose pages search leaves out."""
+    """What the paths of files begin with whose pages search leaves out."""
     chapters: str = "docs/pages"
     written: str = "docs/written"
     watched: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def write_if_changed(path: Path, text: str | bytes) -> None:
 
 def is_searched(site: Site, source: Source) -> bool:
     """Whether search lists the page of a source."""
-    return not source.path.startswith(tuple(f"{folder}/" for folder in site.unsearched))
+    return not source.path.startswith(site.unsearched)
 
 
 def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
