@@ -12,8 +12,8 @@ from scipy import stats
 
 from labml_bert.baselines.ngrams import NgramModel, ngram_baselines
 from labml_bert.data.tokenizers import character_tokenizer, special_token_ids, word_tokenizer
-from labml_bert.run.launch import launch
 from tests.support.runs import small_text
+from tests.support.tiny_run import assert_fails, train_tiny
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "acceptability.py"
 script = runpy.run_path(str(SCRIPT))
@@ -29,14 +29,7 @@ def grammar(sentences: int) -> str:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("acceptability")
-    (folder / "text.txt").write_text(grammar(600))
-    training = runpy.run_path(str(SCRIPT.with_name("mlm_tiny.py")))
-    sizes = "--schedule 8 --steps 2 --batch-tokens 64 --hidden-size 16 --num-hidden-layers 1 "
-    sizes += "--num-attention-heads 2 --max-position-embeddings 64"
-    folders = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
-    launch(training["main"], training["Options"], [*sizes.split(), *folders])
-    return next((folder / "logs").glob("*/*"))
+    return train_tiny(tmp_path_factory.mktemp("acceptability"), grammar(600), layers=1, positions=64)
 
 
 def test_plain_sentences_have_words_of_letters_and_one_period() -> None:
@@ -167,18 +160,10 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_bad_input_gets_one_line_and_exit_code_2(
     run_folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_fails(["--run", str(run_folder), *arguments], message, capsys)
+    assert_fails(main, ["--run", str(run_folder), *arguments], message, capsys)
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--run", str(run_folder / "model"), "--record", str(tmp_path / "record.json")]
-    assert_fails(arguments, "there is no run at", capsys)
+    assert_fails(main, arguments, "there is no run at", capsys)
     assert list(tmp_path.iterdir()) == []
-
-
-def assert_fails(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    assert exit_info.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and message in error

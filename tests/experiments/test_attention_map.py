@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from labml_bert.run.launch import launch
 from tests.support.runs import small_text
+from tests.support.tiny_run import train_tiny
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "attention_map.py"
 main = runpy.run_path(str(SCRIPT))["main"]
@@ -16,14 +16,7 @@ main = runpy.run_path(str(SCRIPT))["main"]
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("attention")
-    (folder / "text.txt").write_text(small_text(400))
-    training = runpy.run_path(str(SCRIPT.with_name("mlm_tiny.py")))
-    sizes = "--schedule 8 --steps 2 --batch-tokens 64 --hidden-size 16 --num-hidden-layers 2 "
-    sizes += "--num-attention-heads 2 --max-position-embeddings 32"
-    folders = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
-    launch(training["main"], training["Options"], [*sizes.split(), *folders])
-    return next((folder / "logs").glob("*/*"))
+    return train_tiny(tmp_path_factory.mktemp("attention"), small_text(400), layers=2, positions=32)
 
 
 @pytest.mark.processes

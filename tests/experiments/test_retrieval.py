@@ -9,8 +9,8 @@ import torch
 
 from labml_bert.data.docstring_tasks import Docstring
 from labml_bert.embed import cosines
-from labml_bert.run.launch import launch
 from tests.support.runs import small_text
+from tests.support.tiny_run import assert_fails, train_tiny
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "retrieval.py"
 script = runpy.run_path(str(SCRIPT))
@@ -28,14 +28,7 @@ def docstrings(start: int, count: int, unseen: bool) -> list[Docstring]:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("retrieval")
-    (folder / "text.txt").write_text(small_text(400))
-    training = runpy.run_path(str(SCRIPT.with_name("mlm_tiny.py")))
-    sizes = "--schedule 8 --steps 2 --batch-tokens 64 --hidden-size 16 --num-hidden-layers 1 "
-    sizes += "--num-attention-heads 2 --max-position-embeddings 64"
-    folders = ["--corpus", str(folder / "text.txt"), "--runs", str(folder / "logs")]
-    launch(training["main"], training["Options"], [*sizes.split(), *folders])
-    return next((folder / "logs").glob("*/*"))
+    return train_tiny(tmp_path_factory.mktemp("retrieval"), small_text(400), layers=1, positions=64)
 
 
 @pytest.fixture
@@ -139,7 +132,7 @@ def test_validation_needs_no_record_and_uses_training_pairs(
 def test_bad_input_gets_one_line_and_exit_code_2(
     run_folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_fails(["--run", str(run_folder), *arguments], message, capsys)
+    assert_fails(main, ["--run", str(run_folder), *arguments], message, capsys)
 
 
 def test_a_run_on_the_docstrings_of_another_python_is_refused(
@@ -147,18 +140,10 @@ def test_a_run_on_the_docstrings_of_another_python_is_refused(
 ) -> None:
     state = {"configuration": {"corpus": "python-docs", "corpus_sha256": "0"}}
     monkeypatch.setitem(main.__globals__, "load_checkpoint", lambda path: (state, {}))
-    assert_fails(["--run", str(run_folder)], "the docstrings of another Python", capsys)
+    assert_fails(main, ["--run", str(run_folder)], "the docstrings of another Python", capsys)
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--run", str(run_folder / "model"), "--record", str(tmp_path / "record.json")]
-    assert_fails(arguments, "there is no run at", capsys)
+    assert_fails(main, arguments, "there is no run at", capsys)
     assert list(tmp_path.iterdir()) == []
-
-
-def assert_fails(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    assert exit_info.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
