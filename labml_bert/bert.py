@@ -176,8 +176,8 @@ class BertIntermediate(nn.Module):
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    BERT uses this exact GELU. GPT-2's tanh approximation is off by up to $5 \cdot 10^{-4}$, enough to change
-    the output of a published checkpoint. After the GELU, a `BertOutput` projects back to $D$.
+    `transformers` uses this exact GELU for BERT. GPT-2's tanh approximation, now also in Google's code, is off
+    by up to $5 \cdot 10^{-4}$, enough to change a checkpoint's output. A `BertOutput` then projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
@@ -371,11 +371,11 @@ def main() -> None:
 
 class Dropout(nn.Dropout):
     r"""
-    ## Code that only makes it faster
+    ## Code that only makes the encoder faster
 
-    The model works without the five tricks below. A trick's speedup is the time of a training step without
-    the trick, divided by the time with the trick. We measured the speedups with 4 layers of width 256 and 32
-    sequences of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
+    The model works without these five tricks. A speedup is the time of a training step without the trick,
+    divided by the time with it. We measured it with 4 layers of width 256 and 32 sequences of 128
+    characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
     | trick | speedup |
     |---|---|
@@ -386,9 +386,9 @@ class Dropout(nn.Dropout):
     | one cast for all layers: `cast_once` | 1.08 |
 
     Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But at
-    $p = 0.1$, 16 random bits per element are enough, so one 64-bit draw serves four elements. With 16 bits,
-    the actual probability differs from $p$ by at most $2^{-17}$. The factor uses the actual probability.
+    preserves the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits are
+    enough, so one 64-bit draw serves four elements. The actual probability then differs from $p$ by at most
+    $2^{-17}$. We scale by the actual probability, so the mean is still preserved.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts for autocast. On a CPU, LayerNorm keeps the type, so the matmuls need no casts of their own."""
+    """Casts for autocast. On a CPU, LayerNorm keeps this dtype, so the matmuls don't cast it again."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -175,8 +175,8 @@ class ModernBertMLP(nn.Module):
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    At the same $I$, the second projection adds half as many parameters again. To compensate, ModernBERT base
-    uses a smaller $I$: $1.5 D$ instead of BERT's $4 D$.
+    At the same $I$, this network has $3DI$ parameters instead of $2DI$. ModernBERT base has an $I$ of only
+    $1.5 D$ instead of BERT's $4 D$, and spends the parameters on more layers.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
@@ -392,9 +392,9 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, so what the encoder learns at
-    one length holds at another. In BERT's position table, rows beyond the longest training sequence are
-    useless."""
+    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, and an offset of two occurs at
+    every length, so what the encoder learns at 16 holds at 64. In BERT's position table, the rows beyond 16
+    would stay untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -419,7 +419,7 @@ def main() -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:
     """
-    ## Code that only makes it faster
+    ## Code that only makes attention faster
 
     Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. PyTorch's fused CPU
     kernel is slow with dropout and in bfloat16. In those two cases, we compute attention step by step."""

@@ -81,7 +81,7 @@ class PairMaker:
         """
         ### One document
 
-        Uses each sentence at most once, in an A or in the B that follows it. If B is random, the
+        Uses each sentence at most once: in an A, or in a B labeled *next*. If B is random, the
         next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
@@ -110,7 +110,7 @@ class PairMaker:
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original can end up with the same document after ten draws; we can't.
+        tokens or the document ends. The original draws up to ten times and can still get the same document.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        Sentences are kept whole, so a pair can be too long. Then we remove single tokens, each from a random
-        end of the longer side. If we always cut the last token, the model would rarely see how a text ends.
+        Pairs are made of whole sentences, so a pair can be too long. Then we remove single tokens, each from
+        a random end of the longer side. If we always cut the last token, few texts would keep their end.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
