@@ -177,7 +177,7 @@ class BertIntermediate(nn.Module):
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
     `transformers` uses this exact GELU. The tanh approximation, which GPT-2 and now Google's code use, is off
-    by up to $5 \cdot 10^{-4}$, enough to change a checkpoint's output. `BertOutput` then projects back to $D$.
+    by up to $5 \cdot 10^{-4}$, which changes a model's output. `BertOutput` then projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
