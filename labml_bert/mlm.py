@@ -64,8 +64,8 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, the number of chosen tokens in a row isn't random. As in the original BERT, it's the fraction
-    `mlm_probability` of the row's ordinary tokens, rounded, but at least one and at most this limit.
+    If set, a row has a fixed number of chosen tokens: the fraction `mlm_probability` of its ordinary tokens
+    (in the original, of all its tokens), rounded, but at least one and at most this limit.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
@@ -142,7 +142,7 @@ class TokenMasker:
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Index w holds the random number of word w. An index without a word has size 0, so it's harmless.
+        # `size` and `word_draw` are indexed by word. An index without a word has size 0, so it's harmless.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)

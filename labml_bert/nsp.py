@@ -9,8 +9,8 @@ $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
 Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1 for *random*.
 
-Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse
-without it. [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
+Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
+4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
 answer away. Tasks with two input texts still use such pairs. This file needs only PyTorch; you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
@@ -110,7 +110,7 @@ class PairMaker:
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original draws up to ten documents and can still end up with A's own.
+        tokens or the document ends. The original draws a document up to ten times, and can still get A's own.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -178,8 +178,8 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     """
     ## The loss
 
-    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. Don't ignore label
-    0: it's a class like label 1. As in `transformers`, pairs labeled -100 don't count; if no others are left,
+    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. Label 0
+    is a class, so it counts. As in `transformers`, pairs labeled -100 don't count; if no others are left,
     the loss is 0, not 0/0. For a micro-batch, pass the number of pairs in the whole batch as
     `num_pairs_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
