@@ -180,8 +180,8 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
 
     Returns the mean cross-entropy of the labeled pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`.
     As in `transformers`, pairs labeled -100 don't count; if no others are left, the loss is 0, not 0/0.
-    (Label 0 means *next*, not padding, so it counts.) For a micro-batch, pass the number of pairs in the whole
-    batch as `num_pairs_in_batch`. The losses of the micro-batches then add up to that of the batch.
+    (Label 0 means *next*, not padding, so it counts.) For a micro-batch, pass the number of labeled pairs in
+    the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
