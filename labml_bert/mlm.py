@@ -184,11 +184,10 @@ class BertLMPredictionHead(nn.Module):
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    Using $E$ for both input and output is called weight tying. The output layer isn't the inverse of the
-    lookup: it compares the transformed state with every row of $E$. The head adds only $D^2 + D$ parameters
-    for the dense layer, $2D$ for the LayerNorm and $V$ for the bias $b_2$. At $D = 768$, the dense layer has
-    590,592 and the LayerNorm 1,536. The "decoder" in `transformers` is $E$ and the bias, not a second
-    Transformer.
+    Using $E$ as input and output is called weight tying. The output layer isn't the inverse of the lookup: it
+    compares the transformed state with each row of $E$. The head adds only $D^2 + D$ parameters for the dense
+    layer, $2D$ for the LayerNorm and $V$ for the bias $b_2$. At $D = 768$, the dense layer has 590,592 and
+    the LayerNorm 1,536. The "decoder" in `transformers` is $E$ and $b_2$, not a second Transformer.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """
