@@ -33,7 +33,7 @@ class MaskedTokens(NamedTuple):
     input_ids: Tensor
     """`(B, T)`, what the model sees."""
     labels: Tensor
-    """`(B, T)`, the true token at each chosen position and -100 everywhere else."""
+    """`(B, T)`, int64: the true token at each chosen position and -100 everywhere else."""
 
 
 @dataclass

@@ -261,8 +261,8 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        `output_positions`, `(B, P)`, lists the positions whose vectors you need, by default all of them.
-        Returns `(B, T, D)` or, with `output_positions`, `(B, P, D)`.
+        A local window counts tokens of the row, whatever their `position_ids`. `output_positions`, `(B, P)`,
+        lists the positions whose vectors you need, by default all. Returns `(B, T, D)` or `(B, P, D)`.
 
         Raises `ValueError` if the mask is additive or has the wrong shape.
         """

@@ -96,6 +96,9 @@ def parameter_groups(
     group. Old ports selected parameters by names that never occurred, and so decayed everything. Parameters
     in `exclude` are left out: another optimizer trains them.
 
+    Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, a group has
+    the key `has_decay`, true for matrices. `set_learning_rate` reads it.
+
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
     """
@@ -160,7 +163,9 @@ def set_learning_rate(
     r"""
     ## The learning rate of a step
 
-    `step` counts from 1; `progress` is the fraction of the budget spent before it.
+    `step` counts from 1; `progress` is the fraction of the budget spent before it. `optimizers` are an AdamW
+    and, if there is one, a Muon. Every AdamW group gets a new `lr`, `eps` and `weight_decay` (0 without
+    `has_decay`); a Muon group gets only the plain learning rate as its `lr`.
 
     Adam divides its running means $m$ and $v$ by $1 - \beta^t$, because both start at zero. The original BERT
     doesn't. PyTorch always does, so to leave the correction out, we pass a learning rate, an $\epsilon$ and a
