@@ -329,8 +329,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     ## Initialization
 
     Weights come from a normal distribution truncated at two standard deviations, and biases start at 0.
-    (PyTorch's LayerNorms need no change: they start at 1 and 0.) By default, PyTorch initializes embeddings with a standard deviation of 1, not
-    0.02. If an embedding with such large entries is also the output layer, the first loss can be many times
+    LayerNorms keep PyTorch's values, 1 and 0. By default, PyTorch initializes embeddings with a standard
+    deviation of 1, not 0.02. If such an embedding is also the output layer, the first loss can be many times
     $\ln V$, and training has to bring it down first.
 
     Source: `create_initializer` in `modeling.py` of
