@@ -1,0 +1,168 @@
+"""
+# Checks: masked language modeling
+
+What the steps in `mlm.py` must do, observed on small inputs. A solution may draw its random numbers in
+another order than the reference, so the checks of the masker observe counts and fractions.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.course.compare import Near, Probe
+from labml_bert.course.probes.tools import numbers, raises, set_weights
+
+V, MASK, SPECIAL = 40, 4, range(4)
+
+
+def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
+    labels = torch.tensor([7, -100, 0, -100, -100, -100])
+    none, logits = torch.full((6,), -100), numbers(6, V)
+    yield "the loss of a uniform guess among 100 tokens", m.masked_lm_loss(torch.zeros(4, 100), labels[:4])
+    yield "the loss of six positions, of which two are labeled", m.masked_lm_loss(logits, labels)
+    yield "the loss without any label", m.masked_lm_loss(logits, none)
+    whole = torch.tensor(2)
+    yield (
+        "the sum of the losses of two micro-batches",
+        m.masked_lm_loss(logits[:1], labels[:1], whole) + m.masked_lm_loss(logits[1:], labels[1:], whole),
+    )
+    yield "the loss of bfloat16 logits", m.masked_lm_loss(logits.bfloat16(), labels)
+    yield "the loss of a micro-batch without labels", m.masked_lm_loss(logits, none, whole)
+
+
+def probe_accuracy(m: Any) -> Iterator[tuple[str, Any]]:
+    logits, labels = numbers(6, V), torch.tensor([-100] * 6)
+    labels[:4] = logits[:4].argmax(-1) + torch.tensor([0, 1, 0, 1])
+    yield "the accuracy, with two of four labeled positions right", m.masked_accuracy(logits, labels)
+    yield "the accuracy without any label", m.masked_accuracy(logits, torch.full((6,), -100))
+    yield "the accuracy of a micro-batch", m.masked_accuracy(logits, labels, torch.tensor(8))
+
+
+def masker(m: Any, **options: Any) -> Any:
+    """A masker of the module, with a generator of its own."""
+    return m.TokenMasker(V, MASK, SPECIAL, generator=torch.Generator().manual_seed(0), **options)
+
+
+def probe_ordinary_ids(m: Any) -> Iterator[tuple[str, Any]]:
+    made = m.TokenMasker(8, 4, [0, 2])
+    yield "is_special, with the special tokens 0 and 2 and the mask token 4", made.is_special.tolist()
+    yield "ordinary_ids", made.ordinary_ids
+
+
+def fraction(part: Tensor, whole: Tensor, tolerance: float) -> Near:
+    """The fraction of true entries in `whole` that are also true in `part`."""
+    return Near((part & whole).sum().item() / max(1, int(whole.sum())), tolerance)
+
+
+def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
+    is_candidate = numbers(200, 200) < 1.0
+    before = torch.get_rng_state()
+    result = masker(m).choose(is_candidate)
+    yield "the shape and the type", (tuple(result.shape), str(result.dtype))
+    yield "the number of chosen tokens that aren't candidates", int((result & ~is_candidate).sum())
+    yield "the fraction of candidates that are chosen", fraction(result, is_candidate, 0.01)
+    yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
+    words = (torch.arange(200) // 2).expand(200, 200)
+    all_tokens = torch.ones_like(is_candidate)
+    result = masker(m).choose(all_tokens, words)
+    yield "the number of words chosen only in part", int((result[:, ::2] != result[:, 1::2]).sum())
+    yield "the fraction of words that are chosen", fraction(result, all_tokens, 0.02)
+    sizes = torch.tensor([200, 100, 40, 3])
+    some = torch.arange(200) >= 200 - sizes[:, None]
+    result = masker(m, max_predictions_per_seq=20).choose(some)
+    yield "with a limit of 20, the number of chosen tokens in rows of 200, 100, 40 and 3", result.sum(1)
+    yield "with a limit, the number of chosen tokens that aren't candidates", int((result & ~some).sum())
+    result = masker(m, max_predictions_per_seq=50).choose(all_tokens)
+    yield "with a limit, the fraction chosen in the first half", fraction(result[:, :100], all_tokens, 0.01)
+    result = masker(m, max_predictions_per_seq=50).choose(all_tokens, words)
+    yield "with a limit and words, the number of chosen tokens in each row", result.sum(1).tolist()
+
+
+def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
+    ids = torch.full((400, 400), 7)
+    masked, labels = masker(m, mlm_probability=1.0)(ids.clone())
+    everywhere = torch.ones_like(ids).bool()
+    yield "the shapes", (tuple(masked.shape), tuple(labels.shape))
+    yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
+    yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
+    ids = torch.randint(V, (300, 100), generator=torch.Generator().manual_seed(1))
+    original = ids.clone()
+    masked, labels = masker(m)(ids)
+    yield "the number of input tokens that you overwrote", int((ids != original).sum())
+    is_labeled = labels != -100
+    is_special = original <= MASK
+    yield "the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "the fraction of ordinary tokens that have a label", fraction(is_labeled, ~is_special, 0.01)
+    yield "the number of wrong labels", int((is_labeled & (labels != original)).sum())
+    yield "the number of tokens that changed but have no label", int((~is_labeled & (masked != original)).sum())
+    random = masked[(masked != original) & (masked != MASK)]
+    yield "the number of special tokens used as random tokens", int((random < MASK).sum())
+    yield "whether all ordinary tokens occur as random tokens", len(random.unique()) == V - 5
+    attention_mask = (torch.arange(100) < 60).long().expand(300, 100)
+    labels = masker(m)(original, attention_mask).labels
+    yield "the number of padded positions that have a label", int((labels[:, 60:] != -100).sum())
+    words = torch.where(torch.arange(100) < 50, torch.arange(100) // 2, -1).expand(300, 100)
+    labels = masker(m)(torch.full((300, 100), 7), None, words).labels
+    yield "the number of labels at tokens with the word id -1", int((labels[:, 50:] != -100).sum())
+    yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
+    yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))
+    yield "the answer to labels as input", raises(masker(m), torch.tensor([[-100]]))
+    additive = torch.zeros(1, 4).index_fill(1, torch.tensor([3]), -1e9)
+    yield "the answer to an additive mask", raises(masker(m), torch.full((1, 4), 7), additive)
+
+
+def probe_select(m: Any) -> Iterator[tuple[str, Any]]:
+    states, labels = numbers(2, 3, 4), torch.tensor([[-100, 0, -100], [5, -100, 1]])
+    yield "the selected hidden states and labels", m.select_labeled(states, labels)
+    yield "the result without labels", m.select_labeled(states, None)
+
+
+def probe_transform(m: Any) -> Iterator[tuple[str, Any]]:
+    yield "the result", set_weights(m.BertPredictionHeadTransform(6))(3 * numbers(2, 3, 6))
+
+
+def probe_head(m: Any) -> Iterator[tuple[str, Any]]:
+    head = set_weights(m.BertLMPredictionHead(6, 9))
+    yield "the logits of M positions", head(numbers(4, 6), numbers(9, 6, seed=1))
+    yield "the logits of (B, T) positions", head(numbers(2, 3, 6), numbers(9, 6, seed=1))
+
+
+class Encoder(nn.Module):
+    """An embedding, times a factor that the caller can pass."""
+
+    def __init__(self, embedding: nn.Embedding, returns_tuple: bool):
+        super().__init__()
+        self.embedding, self.returns_tuple = embedding, returns_tuple
+
+    def forward(self, input_ids: Tensor, factor: float = 1.0) -> Any:
+        """Maps `(B, T)` to `(B, T, D)`, or to a tuple that begins with that tensor."""
+        x = self.embedding(input_ids) * factor
+        return (x, SimpleNamespace()) if self.returns_tuple else x
+
+
+def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
+    embedding = nn.Embedding(9, 6)
+    model = set_weights(m.MaskedLM(Encoder(embedding, False), embedding))
+    ids, labels = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[-100, 2, -100], [-100, 5, 6]])
+    yield "the loss, the logits and the labels", model(ids, labels)
+    yield "the output without labels", model(ids)
+    yield "the output for encoder inputs", model(ids, labels, factor=-3.0)
+    yield "the output for a micro-batch", model(ids, labels, torch.tensor(6))
+    model.encoder.returns_tuple = True
+    yield "the output if the encoder returns a tuple", model(ids, labels)
+
+
+PROBES: dict[str, Probe] = {
+    "mlm.py:masked_lm_loss": probe_loss,
+    "mlm.py:masked_accuracy": probe_accuracy,
+    "mlm.py:TokenMasker.__post_init__": probe_ordinary_ids,
+    "mlm.py:TokenMasker.choose": probe_choose,
+    "mlm.py:TokenMasker.__call__": probe_masker,
+    "mlm.py:select_labeled": probe_select,
+    "mlm.py:BertPredictionHeadTransform.forward": probe_transform,
+    "mlm.py:BertLMPredictionHead.forward": probe_head,
+    "mlm.py:MaskedLM.forward": probe_model,
+}

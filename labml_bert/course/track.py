@@ -1,0 +1,10 @@
+"""
+# The track
+
+All steps, in the order in which you write them.
+"""
+
+from labml_bert.course import encoder, masking
+from labml_bert.course.step import Step
+
+STEPS: tuple[Step, ...] = (*masking.STEPS, *encoder.STEPS)
