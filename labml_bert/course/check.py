@@ -49,7 +49,8 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
 
     Raises `ValueError` if a file of the exercises is missing.
     """
-    texts, passed = folders.read_files(folder), folders.read_progress(folder)
+    texts, progress = folders.read_files(folder), folders.read_progress(folder)
+    passed = progress.passed
     to_judge: list[Step] = []
     fingerprints: dict[str, str] = {}
     unwritten = None
@@ -68,10 +69,27 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
         passed.pop(verdict.step, None)
         if verdict.passed:
             passed[verdict.step] = fingerprints[verdict.step]
-    is_saved = folders.write_progress(folder, passed) if verdicts else True
+    is_saved = folders.write_progress(folder, progress) if verdicts else True
     failed = {verdict.step for verdict in verdicts if not verdict.passed}
     next_step = next((step for step in STEPS if step.name in failed or step.name not in passed), None)
     return Report(verdicts, next_step, output, restored, is_saved)
+
+
+def next_step(folder: Path) -> Step | None:
+    """
+    The first step that isn't done, or `None` if all are. Without a record of the progress, checks the code.
+
+    Raises `ValueError` if a file of the exercises is missing.
+    """
+    texts, passed = folders.read_files(folder), folders.read_progress(folder).passed
+    if not passed:
+        return check_folder(folder).next_step
+    for step in STEPS:
+        if read_problem(step, texts[step.file]):
+            return step
+        if passed.get(step.name) != folders.fingerprint(step, texts[step.file]):
+            return step
+    return None
 
 
 def read_problem(step: Step, text: str) -> Verdict | None:

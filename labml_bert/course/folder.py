@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
@@ -100,23 +101,34 @@ def fingerprint(step: Step, text: str) -> str:
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_progress(folder: Path) -> dict[str, str]:
-    """The fingerprints of the steps that have passed, by name. A damaged file counts as an empty one."""
+@dataclass
+class Progress:
+    """What `progress.json` holds."""
+
+    passed: dict[str, str] = field(default_factory=dict)
+    """The fingerprint of each step that has passed, by its name."""
+    hints: dict[str, int] = field(default_factory=dict)
+    """How many hints of a step have been printed, by its name."""
+
+
+def read_progress(folder: Path) -> Progress:
+    """The progress. A file that is missing or damaged counts as an empty one."""
     try:
         content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        return {str(name): str(value) for name, value in content["passed"].items()}
+        passed = {str(name): str(value) for name, value in content["passed"].items()}
+        return Progress(passed, {str(name): int(value) for name, value in content["hints"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+        return Progress()
 
 
-def write_progress(folder: Path, passed: dict[str, str]) -> bool:
+def write_progress(folder: Path, progress: Progress) -> bool:
     """
     Writes the file under a temporary name and renames it. Returns whether that was possible. It isn't in a
     read-only folder, and the only loss is time.
     """
     part = folder / f"{PROGRESS}.{os.getpid()}"
     try:
-        part.write_text(json.dumps({"passed": passed}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(asdict(progress), indent=1) + "\n", encoding="utf-8")
         part.replace(folder / PROGRESS)
     except OSError:
         with contextlib.suppress(OSError):

@@ -122,3 +122,11 @@ def make_mistake(step: Step, mistake: Mistake) -> str:
     if (count := body.count(mistake.old)) != 1:
         raise ValueError(f"{step.name}, {mistake.name}: {mistake.old!r} occurs {count} times in the body")
     return "\n".join([*lines[:first], body.replace(mistake.old, mistake.new), *lines[last:]])
+
+
+def first_line(text: str, function: str) -> int | None:
+    """The number of the first line below a function's docstring, or `None` if there is no such function."""
+    try:
+        return body_lines(find_function(ast.parse(text), function)[1])[0] + 1
+    except (ValueError, SyntaxError):
+        return None

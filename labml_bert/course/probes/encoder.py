@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import Doubling, numbers, raises, set_weights
+from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -35,7 +35,7 @@ def probe_embeddings(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the embeddings with default positions and token types", module(ids)
     yield "the embeddings with token types", module(ids, types)
     yield "the embeddings with positions", module(ids, None, torch.tensor([[4, 5, 6, 7], [0, 1, 2, 3]]))
-    module.dropout = Doubling()
+    module.dropout = FixedDropout()
     yield "the embeddings with dropout", module(ids, types)
 
 
@@ -58,7 +58,7 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the context vectors without output_attentions", module(x, x, mask)
     yield "the result for two query states", module(queries, x, mask, True)
     yield "the result for two query states without output_attentions", module(queries, x, mask)
-    module.dropout = Doubling()
+    module.dropout = FixedDropout()
     yield "the context vectors with dropout", module(x, x, mask, True)[0]
 
 
@@ -66,7 +66,7 @@ def probe_output(m: Any) -> Iterator[tuple[str, Any]]:
     module = set_weights(m.BertOutput(7, config(m)))
     x, residual = numbers(2, 5, 7), numbers(2, 5, 12, seed=1)
     yield "the result", module(x, residual)
-    module.dropout = Doubling()
+    module.dropout = FixedDropout()
     yield "the result with dropout", module(x, residual)
 
 

@@ -26,14 +26,14 @@ def set_weights(module: ModuleType, scale: float = 0.5) -> ModuleType:
     return module.eval()
 
 
-class Doubling(nn.Module):
-    """A stand-in for dropout. It isn't random, so a check can tell where it was applied."""
+class FixedDropout(nn.Module):
+    """A stand-in for dropout. It isn't random, so a check can tell whether and where it was applied."""
 
     p = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns twice the input, of any shape."""
-        return 2 * x
+        """Sets every third element of the last dimension to 0, and doubles the others."""
+        return x * torch.tensor([2.0, 2.0, 0.0]).repeat(x.size(-1))[: x.size(-1)]
 
 
 def raises(function: Callable[..., Any], *arguments: Any) -> str:
