@@ -58,7 +58,7 @@ def fraction(part: Tensor, whole: Tensor, tolerance: float) -> Near:
 
 
 def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
-    is_candidate = numbers(200, 200, seed=5) < 1.0
+    is_candidate = numbers(200, 200, seed=4321) < 1.0
     before = torch.get_rng_state()
     result = masker(m).choose(is_candidate)
     yield "the shape and the type", (tuple(result.shape), str(result.dtype))

@@ -1,0 +1,112 @@
+"""
+# Checks: a modern encoder
+
+What the steps in `modern.py` must do.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from labml_bert.course.compare import Probe
+from labml_bert.course.probes.tools import FixedDropout, numbers, set_weights
+
+
+def config(m: Any, **options: Any) -> Any:
+    """Sizes that all differ, so a mix-up of two dimensions shows in the shape."""
+    sizes = {
+        "vocab_size": 11,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 10,
+        "local_attention": 4,
+        "pad_token_id": 0,
+    }
+    return m.ModernBertConfig(**{**sizes, **options})
+
+
+def probe_angles(m: Any) -> Iterator[tuple[str, Any]]:
+    result = m.rotary_angles(torch.tensor([[0, 1, 5]]), 8, 100.0)
+    yield "the shapes", [tuple(part.shape) for part in result]
+    yield "the cosines of the first pair", result[0][..., 0]
+    yield "all cosines", result[0]
+    yield "all sines", result[1]
+    yield "the result for two rows", m.rotary_angles(torch.tensor([[0, 1, 5], [7, 2, 3]]), 4, 10_000.0)
+
+
+def probe_rotate(m: Any) -> Iterator[tuple[str, Any]]:
+    angles = 3 * numbers(2, 1, 1, 5, 3)
+    cos, sin = angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1)
+    yield "the result", m.rotate(numbers(2, 2, 3, 5, 6, seed=1), cos, sin)
+
+
+def probe_attend(m: Any) -> Iterator[tuple[str, Any]]:
+    q, k, v = numbers(2, 3, 4, 5), numbers(2, 3, 6, 5, seed=1), numbers(2, 3, 6, 5, seed=2)
+    mask = (torch.arange(6) < torch.tensor([[6], [4]]))[:, None, None]
+    yield "the result", m.attend(q, k, v, None, 0.0)
+    yield "the result with a mask", m.attend(q, k, v, mask, 0.0)
+
+
+def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.ModernBertAttention(config(m)))
+    x, positions = numbers(2, 5, 12), torch.tensor([[0, 3], [4, 1]])
+    angles = numbers(1, 1, 1, 5, 2)
+    rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]  # (B, 1, 1, T)
+    is_near = (torch.arange(5)[:, None] - torch.arange(5)).abs() < 3  # (T, T)
+    yield "the result", module(x, rotary, None)
+    yield "the result with padding", module(x, rotary, mask)
+    yield "the result at two output positions", module(x, rotary, None, positions)
+    yield "the result at two output positions with padding", module(x, rotary, mask, positions)
+    yield "the result at two output positions of a local layer", module(x, rotary, is_near & mask, positions)
+    yield "the same without padding", module(x, rotary, is_near[None, None], positions)
+    module.out_drop = FixedDropout()
+    yield "the result with dropout", module(x, rotary, None)
+
+
+def probe_mlp(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.ModernBertMLP(config(m)))
+    yield "the result", module(numbers(2, 5, 12))
+    module.drop = FixedDropout()
+    yield "the result with dropout", module(numbers(2, 5, 12))
+
+
+def probe_layer(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.ModernBertEncoderLayer(config(m), 1))
+    x, angles = numbers(2, 5, 12), numbers(1, 1, 1, 5, 2)
+    rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
+    yield "the result", module(x, rotary, None)
+    yield "the result with a mask", module(x, rotary, mask)
+    yield "the result at two output positions", module(x, rotary, None, torch.tensor([[0, 3], [4, 1]]))
+
+
+def probe_head(m: Any) -> Iterator[tuple[str, Any]]:
+    yield "the result", set_weights(m.ModernBertPredictionHead(config(m)))(numbers(2, 3, 12))
+
+
+def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
+    model = set_weights(m.ModernBertForMaskedLM(config(m)))
+    ids = torch.tensor([[1, 2, 3, 4, 5], [5, 6, 1, 0, 0]])
+    mask = (ids != 0).long()
+    labels = torch.tensor([[-100, 0, 1, 2, -100], [-100, 2, -100, -100, -100]])
+    yield "the output without labels", model(ids)
+    yield "the output without labels, with a mask", model(ids, attention_mask=mask)
+    yield "the output with labels", model(ids, labels)
+    yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
+    yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
+    yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss
+
+
+PROBES: dict[str, Probe] = {
+    "modern.py:rotary_angles": probe_angles,
+    "modern.py:rotate": probe_rotate,
+    "modern.py:attend": probe_attend,
+    "modern.py:ModernBertAttention.forward": probe_attention,
+    "modern.py:ModernBertMLP.forward": probe_mlp,
+    "modern.py:ModernBertEncoderLayer.forward": probe_layer,
+    "modern.py:ModernBertPredictionHead.forward": probe_head,
+    "modern.py:ModernBertForMaskedLM.forward": probe_model,
+}
