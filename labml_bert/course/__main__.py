@@ -9,9 +9,9 @@ one at a time:
     python -m labml_bert.course check
 
 `start` writes the source files with the bodies of the steps removed. `check` runs your code and the original
-on the same inputs, and says in plain words what is different. `hint` helps, `show` says where to read, `solve`
-compares your code with the original, and `watch` checks whenever you save. At the end, `train` trains your own
-model.
+on the same inputs, and says in plain words what is different. `hint` helps, `show` says where to read,
+`solve` compares your code with the original, and `watch` checks whenever you save. At the end, `train` trains
+your own model.
 """
 
 if __name__ == "__main__":

@@ -146,7 +146,9 @@ def explain_end(step: Step, code: int | None, trace: str, limit: float) -> Verdi
         lines = re.findall(rf'File "{re.escape(step.file)}", line (\d+) in {name}\b', trace)
         message = f"Your code was still running after {limit:g} seconds. Is there a loop without an end?"
         return Verdict(step.name, False, message, (), int(lines[0]) if lines else None)
-    message = f"Your code ended the process (exit code {code}). Does it call os._exit, or need too much memory?"
+    message = (
+        f"Your code ended the process (exit code {code}). Does it call os._exit, or need too much memory?"
+    )
     return Verdict(step.name, False, message)
 
 

@@ -2,8 +2,8 @@
 # What is expected, and what your code does
 
 How do you compare two implementations that may look nothing alike? You run both on the same inputs and
-observe something: a result, a shape, a count, a fraction, or an exception. This file compares observations and
-puts a difference into words.
+observe something: a result, a shape, a count, a fraction, or an exception. This file compares observations
+and puts a difference into words.
 """
 
 from collections.abc import Callable, Iterator
@@ -84,8 +84,8 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
     if isinstance(expected, dict) and isinstance(actual, dict):
         if expected.keys() != actual.keys():
             return pair(", ".join(map(str, expected)), ", ".join(map(str, actual)))
-        parts = {key: describe_difference(value, actual[key]) for key, value in expected.items()}
-        return next(([f"in {key}:", *part] for key, part in parts.items() if part), [])
+        by_key = {key: describe_difference(value, actual[key]) for key, value in expected.items()}
+        return next(([f"in {key}:", *part] for key, part in by_key.items() if part), [])
     if isinstance(expected, float) and isinstance(actual, float | int) and not isinstance(actual, bool):
         return describe_tensors(torch.tensor(expected).double(), torch.tensor(actual).double())
     if type(expected) is type(actual) and expected == actual:

@@ -72,8 +72,8 @@ STEPS = (
         hints=(
             "`apply_all(layers, x)` at the end of the file computes the output of every layer. Each is "
             "`(B, T, D)`.",
-            "A head is a slice of D/H neighboring numbers of each token's vector. `unflatten` splits the last "
-            "dimension into `(H, D/H)`.",
+            "A head is a slice of D/H neighboring numbers of each token's vector. `unflatten` splits the "
+            "last dimension into `(H, D/H)`.",
             "After `y.unflatten(-1, (H, -1))`, the shape is `(B, T, H, D/H)`. Swap the middle dimensions.",
         ),
         mistakes=(
@@ -88,8 +88,8 @@ STEPS = (
                 "tokens mixed into heads",
                 "y.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)",
                 "y.reshape(y.size(0), self.num_attention_heads, y.size(1), -1)",
-                "The shape is right, but the numbers of different tokens are mixed up. A reshape to (B, H, T, "
-                "D/H) doesn't move any number. Split the last dimension, and then swap two dimensions.",
+                "The shape is right, but the numbers of different tokens are mixed up. A reshape to (B, H, "
+                "T, D/H) doesn't move any number. Split the last dimension, and then swap two dimensions.",
             ),
             Mistake(
                 "heads and widths swapped",
@@ -396,8 +396,8 @@ STEPS = (
                 "additive mask accepted",
                 "if is_additive or attention_mask.shape",
                 "if attention_mask.shape",
-                "You accept an additive mask: 0 for a token, a large negative number for padding. Turned into "
-                "a boolean, it means the opposite. Raise `ValueError`.",
+                "You accept an additive mask: 0 for a token, a large negative number for padding. Turned "
+                "into a boolean, it means the opposite. Raise `ValueError`.",
             ),
             Mistake(
                 "mask of a wrong shape accepted",

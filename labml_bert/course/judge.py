@@ -92,9 +92,10 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text("utf-8"))
     steps = {step.name: step for step in STEPS}
-    with open(folder / "verdicts.jsonl", "w", encoding="utf-8") as verdicts, open(
-        folder / "trace.txt", "w", encoding="utf-8"
-    ) as trace:
+    with (
+        open(folder / "verdicts.jsonl", "w", encoding="utf-8") as verdicts,
+        open(folder / "trace.txt", "w", encoding="utf-8") as trace,
+    ):
         for name in job["steps"]:
             step = steps[name]
             tree = restore_others(job["files"][step.file], step, STEPS)

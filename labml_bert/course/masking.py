@@ -15,8 +15,8 @@ STEPS = (
         hints=(
             "`F.cross_entropy` computes -log p from logits. Which positions does it leave out, and what does "
             "it divide by? Read about its arguments `ignore_index` and `reduction`.",
-            "Let `F.cross_entropy` return the sum, and divide by the number of labels yourself. The number is "
-            "either counted in `labels` or passed as `num_items_in_batch`.",
+            "Let `F.cross_entropy` return the sum, and divide by the number of labels yourself. The number "
+            "is either counted in `labels` or passed as `num_items_in_batch`.",
             "Three lines: the count; the sum of the losses of `logits.float()`; the quotient, in which the "
             "count is at least 1.",
         ),
@@ -132,8 +132,8 @@ STEPS = (
                 "ordinary_ids is a matrix",
                 ".nonzero().flatten()",
                 ".nonzero()",
-                "`ordinary_ids` is a matrix with one column. It must have one dimension, because it's indexed "
-                "with random numbers.",
+                "`ordinary_ids` is a matrix with one column. It must have one dimension, because it's "
+                "indexed with random numbers.",
             ),
         ),
     ),
@@ -163,7 +163,8 @@ STEPS = (
                 "the other 85%",
                 "draw < self.mlm_probability",
                 "draw > self.mlm_probability",
-                "You choose 85% of the candidates, not 15%. A random number is below 0.15 in 15% of the cases.",
+                "You choose 85% of the candidates, not 15%. A random number is below 0.15 in 15% of the "
+                "cases.",
             ),
             Mistake(
                 "words chosen in part",
@@ -229,8 +230,8 @@ STEPS = (
                 "is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + "
                 "self.random_replace_prob)",
                 "is_random = is_chosen & (self.rand(input_ids) < self.random_replace_prob)",
-                "You get 72% masks, 10% random tokens and 18% unchanged ones, because random tokens overwrite "
-                "masks. Let a single draw decide between the three cases.",
+                "You get 72% masks, 10% random tokens and 18% unchanged ones, because random tokens "
+                "overwrite masks. Let a single draw decide between the three cases.",
             ),
             Mistake(
                 "independent draws",
@@ -246,8 +247,8 @@ STEPS = (
                 "masks and random tokens overlap",
                 "is_chosen & ~is_masked & (fate",
                 "is_chosen & (fate",
-                "Every number below 0.8 is also below 0.9, so all your masks become random tokens. The second "
-                "case must leave out the first.",
+                "Every number below 0.8 is also below 0.9, so all your masks become random tokens. The "
+                "second case must leave out the first.",
             ),
             Mistake(
                 "special tokens as random tokens",

@@ -1,7 +1,8 @@
 """
 # Steps: a modern encoder
 
-What changed since 2018: rotary positions, a gated feed-forward network, and pre-norm. The steps in `modern.py`.
+What changed since 2018: rotary positions, a gated feed-forward network and pre-norm, the steps in
+`modern.py`.
 """
 
 from labml_bert.course.step import Mistake, Step

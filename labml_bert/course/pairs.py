@@ -102,7 +102,8 @@ STEPS = (
                 "lone sentence accepted",
                 "fewest = 1 if self.lone_sentence_is_random else 2",
                 "fewest = 1",
-                "You ignore `lone_sentence_is_random`. If it's false, every chunk has at least two sentences.",
+                "You ignore `lone_sentence_is_random`. If it's false, every chunk has at least two "
+                "sentences.",
             ),
             Mistake(
                 "always cut after the first sentence",
@@ -122,7 +123,8 @@ STEPS = (
             "side. If both have the same length, shorten B.",
             "`generator.random() < 0.5` decides between the first token, `pop(0)`, and the last, `pop(-1)`. "
             "Work on copies: the caller still needs its lists.",
-            "The pair is `[CLS] A [SEP] B [SEP]`. The token types are 0 up to and including the first `[SEP]`.",
+            "The pair is `[CLS] A [SEP] B [SEP]`. The token types are 0 up to and including the first "
+            "`[SEP]`.",
         ),
         mistakes=(
             Mistake(

@@ -17,8 +17,8 @@ STEPS = (
             "random numbers per row, shape `(B, 1)`, and `torch.arange(T)`.",
             "`torch.randint(n, ...)` draws from 0 to n - 1. The last start is `len(token_ids) - T`, and the "
             "last offset is `max_position_embeddings - T`.",
-            "Pass `generator=generator` to both draws. The sum of `(B, 1)` and `(T)` is `(B, T)`, and you can "
-            "index `token_ids` with it.",
+            "Pass `generator=generator` to both draws. The sum of `(B, 1)` and `(T)` is `(B, T)`, and you "
+            "can index `token_ids` with it.",
         ),
         mistakes=(
             Mistake(
@@ -50,8 +50,8 @@ STEPS = (
                 "draws from another generator",
                 "start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)",
                 "start = torch.randint(len(token_ids) - T + 1, (B, 1))",
-                "You draw from PyTorch's global generator. Pass `generator`, whose state says where we are in "
-                "the data.",
+                "You draw from PyTorch's global generator. Pass `generator`, whose state says where we are "
+                "in the data.",
             ),
         ),
     ),
@@ -62,9 +62,10 @@ STEPS = (
         chapter="stuck",
         hints=(
             "Stage i lasts until the sum of the first i + 1 fractions.",
-            "`itertools.accumulate` computes the running sums. Return the length of the first stage whose end "
-            "is greater than `progress`.",
-            "At the end of the budget, and if rounding makes the last sum less than 1, return the last length.",
+            "`itertools.accumulate` computes the running sums. Return the length of the first stage whose "
+            "end is greater than `progress`.",
+            "At the end of the budget, and if rounding makes the last sum less than 1, return the last "
+            "length.",
         ),
         mistakes=(
             Mistake(
@@ -101,7 +102,8 @@ STEPS = (
         chapter="recipe",
         hints=(
             "The formula is at the top of the file. Its minimum chooses between warm-up and decay.",
-            "Without warm-up, `warmup_ratio` is 0, and the learning rate starts at the peak. Don't divide by 0.",
+            "Without warm-up, `warmup_ratio` is 0, and the learning rate starts at the peak. Don't divide by "
+            "0.",
             "`progress` can be a little above 1. The learning rate must never be negative.",
         ),
         mistakes=(
@@ -134,7 +136,8 @@ STEPS = (
                 "negative learning rate",
                 "max(0.0, min(warmup, decay))",
                 "min(warmup, decay)",
-                "After the end of the budget, your learning rate is negative, and training would undo itself.",
+                "After the end of the budget, your learning rate is negative, and training would undo "
+                "itself.",
             ),
             Mistake(
                 "peak ignored",
@@ -228,7 +231,8 @@ STEPS = (
         task="the learning rate, epsilon and weight decay of each group, for this step",
         chapter="recipe",
         hints=(
-            "Ask `arguments.learning_rate_at` for the learning rate. With bias correction, that's nearly all.",
+            "Ask `arguments.learning_rate_at` for the learning rate. With bias correction, that's nearly "
+            "all.",
             "Without bias correction, the docstring says which factor the learning rate gets, and that "
             "epsilon is divided by c.",
             "AdamW multiplies the weight decay by the learning rate of the group, so divide it by the same "
@@ -328,8 +332,8 @@ STEPS = (
         chapter="recipe",
         hints=(
             "Put the model into eval mode, and back into train mode at the end. Go through the windows a few "
-            "rows at a time, so the memory suffices. With `tokens`, use only the first `tokens // T` windows, "
-            "but at least one.",
+            "rows at a time, so the memory suffices. With `tokens`, use only the first `tokens // T` "
+            "windows, but at least one.",
             "Batches have different numbers of labels. Multiply the mean loss of each batch by its number of "
             "labels, add up, and divide by the total.",
             "Move the tensors to `trainer.device`, and call the model in `with trainer.autocast():`. "

@@ -47,9 +47,9 @@ def masker(m: Any, **options: Any) -> Any:
 
 
 def probe_ordinary_ids(m: Any) -> Iterator[tuple[str, Any]]:
-    made = m.TokenMasker(8, 4, [0, 2])
-    yield "is_special, with the special tokens 0 and 2 and the mask token 4", made.is_special.tolist()
-    yield "ordinary_ids", made.ordinary_ids
+    small = m.TokenMasker(8, 4, [0, 2])
+    yield "is_special, with the special tokens 0 and 2 and the mask token 4", small.is_special.tolist()
+    yield "ordinary_ids", small.ordinary_ids
 
 
 def fraction(part: Tensor, whole: Tensor, tolerance: float) -> Near:
@@ -97,7 +97,10 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the number of special tokens that have a label", int((is_labeled & is_special).sum())
     yield "the fraction of ordinary tokens that have a label", fraction(is_labeled, ~is_special, 0.01)
     yield "the number of wrong labels", int((is_labeled & (labels != original)).sum())
-    yield "the number of tokens that changed but have no label", int((~is_labeled & (masked != original)).sum())
+    yield (
+        "the number of tokens that changed but have no label",
+        int((~is_labeled & (masked != original)).sum()),
+    )
     random = masked[(masked != original) & (masked != MASK)]
     yield "the number of special tokens used as random tokens", int((random < MASK).sum())
     yield "whether all ordinary tokens occur as random tokens", len(random.unique()) == V - 5
