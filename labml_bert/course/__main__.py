@@ -32,7 +32,7 @@ from labml_bert.course.check import Report, check_folder, next_step
 from labml_bert.course.folder import FILES, read_files, read_progress, write_exercises, write_progress
 from labml_bert.course.source import PACKAGE, first_line, function_lines, read_reference
 from labml_bert.course.step import Step, Verdict
-from labml_bert.course.track import STEPS
+from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
 from labml_bert.stdout import console
 
@@ -108,6 +108,9 @@ def print_report(report: Report, folder: Path) -> None:
     else:
         say(f"Next is step {number(report.next_step)}: {report.next_step.title}.")
         console.print()
+    if report.next_step == STEPS[len(STEPS_TO_TRAIN)]:
+        say("You have written everything that you need to train your own model, in three minutes:")
+        console.print(f"\n  {COMMAND} train\n")
     for file in report.restored:
         say(f"Your code deleted {file}. It has been written again, as it was.", style="bold")
     if not report.is_saved:
@@ -199,7 +202,7 @@ def watch_command(options: argparse.Namespace) -> None:
 def train_command(options: argparse.Namespace) -> None:
     """Trains the learner's own model. Raises `ValueError` if a step isn't done."""
     step = next_step(options.folder)
-    if step is not None:
+    if step in STEPS_TO_TRAIN:
         raise ValueError(f"step {number(step)} ({step.title}) isn't done yet; run check")
     raise SystemExit(train(options.folder, options.arguments))
 

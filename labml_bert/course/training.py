@@ -328,7 +328,7 @@ STEPS = (
     Step(
         name="training/evaluation.py:evaluate_masked_lm",
         title="Evaluation",
-        task='the mean "loss" and "accuracy" over the labeled tokens of the held-out windows',
+        task="the mean loss and accuracy over the labeled tokens of the held-out windows",
         chapter="recipe",
         hints=(
             "Put the model into eval mode, and back into train mode at the end. Go through the windows a few "
