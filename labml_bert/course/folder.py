@@ -51,8 +51,8 @@ def write_exercises(folder: Path) -> None:
     for file in FILES:
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        tasks = {step.function: step.task for step in STEPS if step.file == file}
-        path.write_text(remove_bodies(read_reference(file), tasks), encoding="utf-8")
+        steps = [step for step in STEPS if step.file == file]
+        path.write_text(remove_bodies(read_reference(file), steps), encoding="utf-8")
     width = max(len(step.title) for step in STEPS)
     rows = [f"    {i:2}  {step.title:{width}}  {step.file}" for i, step in enumerate(STEPS, 1)]
     (folder / "README.md").write_text(README + "\n".join(rows) + "\n", encoding="utf-8")

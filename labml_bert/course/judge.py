@@ -77,7 +77,7 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
 def line_of(raised: Raised, step: Step) -> int | None:
     """The innermost line of the learner's code in a traceback, or `None` if it's in none of its lines."""
     line, traceback = None, raised.traceback
-    others = {other.function for other in STEPS} - {step.function}
+    others = {name for other in STEPS for name in (other.function, *other.twins)} - {step.function}
     while traceback is not None:
         code = traceback.tb_frame.f_code
         # The other steps are original code, with the line numbers of the original file.

@@ -264,6 +264,67 @@ STEPS = (
         ),
     ),
     Step(
+        name="modern.py:ModernBertModel.forward",
+        title="The whole modern encoder",
+        task="the vectors (B, T, D), or (B, P, D) at the output positions",
+        chapter="ladder",
+        hints=(
+            "Check the mask and give it the shape `(B, 1, 1, T)`, as in `BertModel.forward`. Embed the ids, "
+            "call the layers one after the other, and normalize at the end with `self.final_norm`.",
+            "Layer i is global if `config.is_global(i)`. Global layers use the angles for "
+            "`config.global_rope_theta` and the mask; local layers use those for `config.local_rope_theta`, "
+            "and a mask that also hides distant tokens. Compute the angles of both kinds before the loop.",
+            "A local layer sees `config.local_attention // 2` tokens on each side: "
+            "`(indices[:, None] - indices).abs() <= reach`, combined with the mask by `&`. The width of a "
+            "head is `hidden_size // num_attention_heads`. Only the last layer gets the output positions.",
+        ),
+        mistakes=(
+            Mistake(
+                "no final LayerNorm",
+                "return self.final_norm(x)",
+                "return x",
+                "The LayerNorm at the end is missing. Without it, nothing bounds the residual stream.",
+            ),
+            Mistake(
+                "all layers global",
+                "masks[is_global]",
+                "masks[True]",
+                "All your layers see the whole sequence. In local layers, distant tokens are masked.",
+            ),
+            Mistake(
+                "one theta for all layers",
+                "rotary[is_global]",
+                "rotary[True]",
+                "All your layers use the same theta. Local layers have their own, `local_rope_theta`.",
+            ),
+            Mistake(
+                "twice the reach",
+                "config.local_attention // 2",
+                "config.local_attention",
+                "Your local layers see `local_attention` tokens on each side. That's the number for both "
+                "sides together.",
+            ),
+            Mistake(
+                "padding visible in local layers",
+                "is_near[None, None] if attention_mask is None else is_near & attention_mask",
+                "is_near[None, None]",
+                "In local layers, your tokens attend to padding.",
+            ),
+            Mistake(
+                "position_ids ignored",
+                "indices[None] if position_ids is None else position_ids",
+                "indices[None]",
+                "You ignore `position_ids`.",
+            ),
+            Mistake(
+                "additive mask accepted",
+                "if is_additive or attention_mask.shape",
+                "if attention_mask.shape",
+                "You accept an additive mask, which means the opposite as a boolean. Raise `ValueError`.",
+            ),
+        ),
+    ),
+    Step(
         name="modern.py:ModernBertPredictionHead.forward",
         title="The modern head",
         task="dense layer, GELU, LayerNorm",

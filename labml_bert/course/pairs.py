@@ -321,5 +321,6 @@ STEPS = (
                 "Your labels are shifted by one token. Every token has its own label.",
             ),
         ),
+        twins=("BertForQuestionAnswering.forward", "BertForMultipleChoice.forward"),
     ),
 )

@@ -52,19 +52,23 @@ def body_lines(node: ast.FunctionDef) -> tuple[int, int]:
     return first, node.end_lineno
 
 
-def remove_bodies(text: str, tasks: dict[str, str]) -> str:
+def remove_bodies(text: str, steps: Collection[Step]) -> str:
     """
     ## The exercise
 
-    Replaces the body of each function in `tasks` with an error that says what to write. The signature and
-    the docstring stay.
+    Replaces the body of each step in `steps`, and of its twins, with an error that says what to write. The
+    signature and the docstring stay.
     """
     lines, tree = text.split("\n"), ast.parse(text)
-    functions = [(find_function(tree, function)[1], task) for function, task in tasks.items()]
-    for node, task in sorted(functions, key=lambda pair: -pair[0].lineno):
+    messages = {step.function: f"write this: {step.task}" for step in steps}
+    messages |= {
+        twin: f"left out, because it's like {step.function}" for step in steps for twin in step.twins
+    }
+    functions = [(find_function(tree, function)[1], message) for function, message in messages.items()]
+    for node, message in sorted(functions, key=lambda pair: -pair[0].lineno):
         first, last = body_lines(node)
         indent = " " * node.body[0].col_offset
-        lines[first:last] = [f'{indent}raise NotImplementedError("write this: {task}")']
+        lines[first:last] = [f'{indent}raise NotImplementedError("{message}")']
     return "\n".join(lines)
 
 
@@ -93,17 +97,17 @@ def restore_others(text: str, step: Step, others: Collection[Step]) -> ast.Modul
     ## One step alone
 
     Parses the learner's file, with the original code in all steps of `others` that are in the same file,
-    except for `step`. All nodes from the learner's text keep their line numbers.
+    except for `step`, and in all twins. All nodes from the learner's text keep their line numbers.
 
     Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
     """
     tree, reference = ast.parse(text), ast.parse(read_reference(step.file))
     find_function(tree, step.function)
     for other in others:
-        if other.file == step.file and other.name != step.name:
-            parent, node = find_function(tree, other.function)
-            original = find_function(reference, other.function)[1]
-            parent.body[parent.body.index(node)] = original
+        if other.file == step.file:
+            for function in {other.function, *other.twins} - {step.function}:
+                parent, node = find_function(tree, function)
+                parent.body[parent.body.index(node)] = find_function(reference, function)[1]
     return tree
 
 

@@ -38,6 +38,9 @@ class Step:
     hints: tuple[str, ...]
     """Up to three, each stronger than the one before."""
     mistakes: tuple[Mistake, ...]
+    twins: tuple[str, ...] = ()
+    """Functions of the same file that would give the solution away. They are removed too, but nobody has to
+    write them."""
 
     @property
     def file(self) -> str:

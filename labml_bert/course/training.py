@@ -377,5 +377,6 @@ STEPS = (
                 "You evaluate only the first batch of windows.",
             ),
         ),
+        twins=("evaluate_pretraining",),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from labml_bert.course.compare import Probe
-from labml_bert.course.probes.tools import FixedDropout, numbers, set_weights
+from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -83,6 +83,19 @@ def probe_layer(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result at two output positions", module(x, rotary, None, torch.tensor([[0, 3], [4, 1]]))
 
 
+def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
+    model = set_weights(m.ModernBertModel(config(m, num_hidden_layers=3, local_rope_theta=50.0)))
+    ids = (numbers(2, 9).abs() * 5).long() % 10 + 1
+    mask = (torch.arange(9) < torch.tensor([[9], [6]])).long()
+    yield "the result", model(ids)
+    yield "the result with a mask", model(ids, mask)
+    yield "the result of a short sequence", model(ids[:, :3], mask[:, :3])
+    yield "the result with positions", model(ids, mask, torch.arange(0, 18, 2)[None])
+    yield "the result at two output positions", model(ids, mask, None, torch.tensor([[0, 3], [4, 1]]))
+    yield "the answer to an additive mask", raises(model, ids, (1.0 - mask) * -1e9)
+    yield "the answer to a mask of shape (B, 1, 1, T)", raises(model, ids, mask[:, None, None])
+
+
 def probe_head(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result", set_weights(m.ModernBertPredictionHead(config(m)))(numbers(2, 3, 12))
 
@@ -107,6 +120,7 @@ PROBES: dict[str, Probe] = {
     "modern.py:ModernBertAttention.forward": probe_attention,
     "modern.py:ModernBertMLP.forward": probe_mlp,
     "modern.py:ModernBertEncoderLayer.forward": probe_layer,
+    "modern.py:ModernBertModel.forward": probe_encoder,
     "modern.py:ModernBertPredictionHead.forward": probe_head,
     "modern.py:ModernBertForMaskedLM.forward": probe_model,
 }
