@@ -91,7 +91,6 @@ def check_command(options: argparse.Namespace) -> bool:
 def print_report(report: Report, folder: Path) -> None:
     """Prints what a check found out: the steps that pass, and then the first that doesn't."""
     by_name = {step.name: step for step in STEPS}
-    console.print()
     for verdict in report.verdicts:
         step = by_name[verdict.step]
         if verdict.passed:
@@ -114,13 +113,16 @@ def print_report(report: Report, folder: Path) -> None:
     for file in report.restored:
         say(f"Your code deleted {file}. It has been written again, as it was.", style="bold")
     if not report.is_saved:
-        say(f"{folder} can't be written, so the next check will run these steps again.", style="dim")
+        say("This folder can't be written, so the next check will run these steps again.", style="dim")
 
 
 def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
     """Prints what is wrong with a step, with what was expected and what was found."""
     is_unwritten = verdict.mistake == "not written"
-    heading(step, verdict.line or first_line(read_files(folder)[step.file], step.function))
+    if verdict.mistake == "syntax error":
+        console.print(Text(f"\n  {step.file}, line {verdict.line}\n", style="bold"))
+    else:
+        heading(step, verdict.line or first_line(read_files(folder)[step.file], step.function))
     say(verdict.message if is_unwritten else f"✗ {verdict.message}", style="" if is_unwritten else "bold red")
     if verdict.details:
         console.print()
@@ -245,8 +247,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if options.run(options) is False:
             raise SystemExit(1)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         fail(error)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; use another folder")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

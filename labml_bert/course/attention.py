@@ -142,6 +142,13 @@ STEPS = (
                 "keys, the last dimension.",
             ),
             Mistake(
+                "softmax over heads",
+                "scores.softmax(dim=-1)",
+                "scores.softmax(dim=1)",
+                "Your weights add up to 1 over the heads. For each head and query, they must add up to 1 "
+                "over the keys, the last dimension.",
+            ),
+            Mistake(
                 "mask added as ones and zeros",
                 "scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)",
                 "scores + attention_mask",

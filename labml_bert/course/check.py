@@ -50,29 +50,24 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
     Raises `ValueError` if a file of the exercises is missing.
     """
     texts, progress = folders.read_files(folder), folders.read_progress(folder)
-    passed = progress.passed
     to_judge: list[Step] = []
-    fingerprints: dict[str, str] = {}
-    unwritten = None
+    problem = None
     for step in [only] if only else STEPS:
-        unwritten = read_problem(step, texts[step.file])
-        if unwritten:
+        problem = read_problem(step, texts[step.file])
+        if problem:
             break
-        fingerprints[step.name] = folders.fingerprint(step, texts[step.file])
-        if only or passed.get(step.name) != fingerprints[step.name]:
+        if only or not is_done(step, texts, progress):
             to_judge.append(step)
     verdicts, output = run_judge(to_judge, texts, limit) if to_judge else ([], "")
     restored = folders.put_back(folder, texts)
-    if unwritten and all(verdict.passed for verdict in verdicts):
-        verdicts.append(unwritten)
-    for verdict in verdicts:
-        passed.pop(verdict.step, None)
+    for step, verdict in zip(to_judge, verdicts, strict=False):
         if verdict.passed:
-            passed[verdict.step] = fingerprints[verdict.step]
+            progress.passed[step.name] = folders.fingerprint(step, texts[step.file])
     is_saved = folders.write_progress(folder, progress) if verdicts else True
-    failed = {verdict.step for verdict in verdicts if not verdict.passed}
-    next_step = next((step for step in STEPS if step.name in failed or step.name not in passed), None)
-    return Report(verdicts, next_step, output, restored, is_saved)
+    if problem and all(verdict.passed for verdict in verdicts):
+        verdicts.append(problem)
+    remaining = (step for step in STEPS if not is_done(step, texts, progress))
+    return Report(verdicts, next(remaining, None), output, restored, is_saved)
 
 
 def next_step(folder: Path) -> Step | None:
@@ -81,15 +76,16 @@ def next_step(folder: Path) -> Step | None:
 
     Raises `ValueError` if a file of the exercises is missing.
     """
-    texts, passed = folders.read_files(folder), folders.read_progress(folder).passed
-    if not passed:
+    texts, progress = folders.read_files(folder), folders.read_progress(folder)
+    if not progress.passed:
         return check_folder(folder).next_step
-    for step in STEPS:
-        if read_problem(step, texts[step.file]):
-            return step
-        if passed.get(step.name) != folders.fingerprint(step, texts[step.file]):
-            return step
-    return None
+    return next((step for step in STEPS if not is_done(step, texts, progress)), None)
+
+
+def is_done(step: Step, texts: dict[str, str], progress: folders.Progress) -> bool:
+    """Whether a step has passed with this very code."""
+    text = texts[step.file]
+    return not read_problem(step, text) and progress.passed.get(step.name) == folders.fingerprint(step, text)
 
 
 def read_problem(step: Step, text: str) -> Verdict | None:
@@ -100,7 +96,8 @@ def read_problem(step: Step, text: str) -> Verdict | None:
         folders.fingerprint(step, text)
     except SyntaxError as error:
         details = (f"{error.msg}:", f"  {(error.text or '').strip()}")
-        return Verdict(step.name, False, f"{step.file} isn't valid Python.", details, error.lineno)
+        message = f"{step.file} isn't valid Python."
+        return Verdict(step.name, False, message, details, error.lineno, "syntax error")
     except ValueError as error:
         message = f"In {step.file}, {error} any more. Every function of the file has to stay where it was."
         return Verdict(step.name, False, message)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
@@ -23,8 +24,8 @@ FILES = tuple(dict.fromkeys(step.file for step in STEPS))
 README = """\
 # Write it yourself
 
-You write BERT, one function at a time. Each function raises an error that says what to
-write. Its docstring says what goes in and what comes out.
+You write BERT, one function at a time. Each function raises an error that says
+what to write. Its docstring says what goes in and what comes out.
 
     python -m labml_bert.course check    what is wrong with the next step
     python -m labml_bert.course hint     a hint; repeat it for a stronger one
@@ -91,6 +92,7 @@ def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
     return restored
 
 
+@cache
 def fingerprint(step: Step, text: str) -> str:
     """
     A hash of everything that the check of a step depends on. Comments don't count.
