@@ -78,6 +78,8 @@ SITE = Site(
     watched=("docs/runs",),
     titles={
         "labml_bert": "The package",
+        "labml_bert/course": "The course",
+        "labml_bert/course/probes": "The checks of the course",
         "labml_bert/run": "Running and recording",
         "docs/live": "In the browser",
     },
@@ -92,6 +94,7 @@ SITE = Site(
         "labml_bert/training",
         "labml_bert/baselines",
         "labml_bert/run",
+        "labml_bert/course",
         "experiments/mlm_tiny",
         "experiments/mlm_modern",
         "experiments/mlm_words",
