@@ -49,7 +49,7 @@ def probe_project(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     module = set_weights(m.BertSelfAttention(config(m)))
     x, queries = numbers(2, 5, 12), numbers(2, 2, 12, seed=1)
-    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]  # (B, 1, 1, T)
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
     context, weights = module(x, x, None, True)
     yield "the attention weights", weights
     yield "the attention weights with padding", module(x, x, mask, True)[1]

@@ -54,8 +54,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     x, positions = numbers(2, 5, 12), torch.tensor([[0, 3], [4, 1]])
     angles = numbers(1, 1, 1, 5, 2)
     rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
-    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]  # (B, 1, 1, T)
-    is_near = (torch.arange(5)[:, None] - torch.arange(5)).abs() < 3  # (T, T)
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
+    is_near = (torch.arange(5)[:, None] - torch.arange(5)).abs() < 3
     yield "the result", module(x, rotary, None)
     yield "the result with padding", module(x, rotary, mask)
     yield "the result at two output positions", module(x, rotary, None, positions)

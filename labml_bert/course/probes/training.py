@@ -119,7 +119,7 @@ class Scorer(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> MaskedLMOutput:
         """The output of a `MaskedLM` with a vocabulary of 5."""
         ids, labels = input_ids[labels != -100], labels[labels != -100]
-        logits = nn.functional.one_hot(ids, 5).float() * (3.0 if self.training else 1.0)  # (M, 5)
+        logits = nn.functional.one_hot(ids, 5).float() * (3.0 if self.training else 1.0)
         loss = nn.functional.cross_entropy(logits, labels) if len(labels) else logits.sum()
         return MaskedLMOutput(loss, logits, labels)
 
