@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.figures.course import course_mistakes, course_steps, course_table
+from docs.figures.course import course_mistakes, course_notes, course_steps, course_table
+from docs.literate.page import source_page
+from docs.literate.site import read_sources
 from labml_bert.course.folder import write_exercises
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from tests.support.runs import ROOT
@@ -27,6 +29,22 @@ def test_the_numbers_in_the_text() -> None:
     assert f"the first {len(STEPS_TO_TRAIN)} steps are done" in CHAPTER
     assert f"After step {len(STEPS_TO_TRAIN)} " in CHAPTER
     assert re.findall(r"1 of (\d+)", CHAPTER) == [str(len(STEPS))]
+
+
+def test_each_definition_that_is_a_step_links_to_the_chapter() -> None:
+    sources = read_sources(ROOT, ("labml_bert",))
+    for number, step in enumerate(STEPS, 1):
+        source = next(s for s in sources.values() if s.path == f"labml_bert/{step.file}")
+        notes = course_notes(source)
+        page = source_page(source, sources, notes=notes)
+        assert step.function in {row.name for row in source.rows}
+        depth = "../" * source.page.count("/")
+        assert (
+            notes[step.function]
+            == f"[Write this yourself]({depth}course.md): it's step {number} of the course."
+        )
+        assert page.count(f"it's step {number} of the course") == 1
+    assert course_notes(sources["labml_bert.files"]) == {}
 
 
 @pytest.mark.processes
