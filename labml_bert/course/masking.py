@@ -192,6 +192,12 @@ STEPS = (
                 "You choose 15% of all tokens in a row. It must be 15% of its candidates.",
             ),
             Mistake(
+                "always 15%",
+                "is_candidate.sum(1) * self.mlm_probability",
+                "is_candidate.sum(1) * 0.15",
+                "You always choose 15%. The probability is `self.mlm_probability`.",
+            ),
+            Mistake(
                 "order used as rank",
                 ".argsort(dim=1).argsort(dim=1)",
                 ".argsort(dim=1)",
@@ -249,6 +255,12 @@ STEPS = (
                 "is_chosen & (fate",
                 "Every number below 0.8 is also below 0.9, so all your masks become random tokens. The "
                 "second case must leave out the first.",
+            ),
+            Mistake(
+                "always 80% and 10%",
+                "fate < self.mask_replace_prob + self.random_replace_prob",
+                "fate < self.mask_replace_prob + 0.1",
+                "You always use 10% random tokens. The probability is `self.random_replace_prob`.",
             ),
             Mistake(
                 "special tokens as random tokens",

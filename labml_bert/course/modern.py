@@ -123,6 +123,12 @@ STEPS = (
                 "token sees both sides.",
             ),
             Mistake(
+                "no dropout",
+                "F.dropout(scores.softmax(dim=-1), dropout_prob)",
+                "scores.softmax(dim=-1)",
+                "The attention weights have no dropout.",
+            ),
+            Mistake(
                 "no scaling",
                 "F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)",
                 "F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob, scale=1.0)",

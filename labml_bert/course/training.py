@@ -305,6 +305,13 @@ STEPS = (
                 "Detach them.",
             ),
             Mistake(
+                "world size ignored",
+                "(world_size() * loss).backward()",
+                "loss.backward()",
+                "DDP averages the gradients of all processes, but you need their sum. Multiply the loss by "
+                "`world_size()`.",
+            ),
+            Mistake(
                 "loss not among the metrics",
                 '{"loss": loss, **metrics}',
                 "metrics",

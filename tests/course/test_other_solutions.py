@@ -34,7 +34,7 @@ SOLUTIONS = {
         counts = []
         for i in range(len(is_candidate)):
             candidates = is_candidate[i].nonzero().flatten()
-            n = min(self.max_predictions_per_seq, max(1, round(0.15 * len(candidates))))
+            n = min(self.max_predictions_per_seq, max(1, round(self.mlm_probability * len(candidates))))
             counts.append(n)
             order = draw[i][candidates].argsort()
             result[i, candidates[order[:n]]] = True
@@ -47,9 +47,10 @@ SOLUTIONS = {
             raise ValueError("ids")
         if attention_mask is not None and (attention_mask < 0).any():
             raise ValueError("mask")
-        case = torch.multinomial(
-            torch.tensor([0.8, 0.1, 0.1]), input_ids.numel(), True, generator=self.generator
-        ).view_as(input_ids)
+        a, b = self.mask_replace_prob, self.random_replace_prob
+        p = torch.tensor([a, b, 1 - a - b])
+        case = torch.multinomial(p, input_ids.numel(), True, generator=self.generator)
+        case = case.view_as(input_ids)
         random = self.ordinary_ids[
             (self.rand(input_ids) * len(self.ordinary_ids)).long()
         ].to(input_ids.dtype)
@@ -224,10 +225,11 @@ SOLUTIONS = {
         return x * cos + torch.cat([b, a], -1) * sin
     """,
     "modern.py:attend": """
-        s = torch.einsum("bhpd,bhtd->bhpt", q, k) / q.shape[-1] ** 0.5
-        if attention_mask is not None:
-            s = s.masked_fill(~attention_mask, -1e30)
-        return F.dropout(s.softmax(-1), dropout_prob) @ v
+        return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
+    """,
+    "modern.py:ModernBertPredictionHead.forward": """
+        x = F.gelu(self.dense(x))
+        return self.norm(x)
     """,
     "modern.py:ModernBertMLP.forward": """
         h = self.Wi(x)

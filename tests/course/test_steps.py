@@ -70,6 +70,8 @@ def test_the_reference_passes_also_in_a_file_whose_other_steps_are_empty(step: S
         assert read_problem(step, text) is None
         verdict = judge(step, restore_others(text, step, STEPS))
         assert verdict.passed, verdict
+    observations = observe(PROBES[step.name], load(read_reference(step.file), step, step.file))
+    assert "error" not in [observation.name for observation in observations], observations[-1]
 
 
 @pytest.mark.parametrize(("step", "mistake"), MISTAKES, ids=[f"{s.name} {m.name}" for s, m in MISTAKES])

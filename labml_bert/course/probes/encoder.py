@@ -104,6 +104,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     mask, types = (ids != 0).long(), (torch.arange(5) > 2).long().expand(2, 5)
     yield "the result without a mask", module(ids)
     yield "the result with a mask", module(ids, mask)
+    yield "the result with a mask of floats, 0 and 1", module(ids, mask.float())
     yield "the result with token types", module(ids, mask, types)
     yield "the result with positions", module(ids, mask, types, torch.arange(5)[None] + 3)
     yield "the result with attention weights", module(ids, mask, output_attentions=True)

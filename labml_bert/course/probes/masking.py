@@ -24,6 +24,7 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the loss of a uniform guess among 100 tokens", m.masked_lm_loss(torch.zeros(4, 100), labels[:4])
     yield "the loss of six positions, of which two are labeled", m.masked_lm_loss(logits, labels)
     yield "the loss without any label", m.masked_lm_loss(logits, none)
+    yield "the loss with a single label", m.masked_lm_loss(logits[:2], labels[:2])
     whole = torch.tensor(2)
     yield (
         "the sum of the losses of two micro-batches",
@@ -38,6 +39,7 @@ def probe_accuracy(m: Any) -> Iterator[tuple[str, Any]]:
     labels[:4] = logits[:4].argmax(-1) + torch.tensor([0, 1, 0, 1])
     yield "the accuracy, with two of four labeled positions right", m.masked_accuracy(logits, labels)
     yield "the accuracy without any label", m.masked_accuracy(logits, torch.full((6,), -100))
+    yield "the accuracy with a single label", m.masked_accuracy(logits[2:3], labels[2:3])
     yield "the accuracy of a micro-batch", m.masked_accuracy(logits, labels, torch.tensor(8))
 
 
@@ -64,30 +66,50 @@ def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the shape and the type", (tuple(result.shape), str(result.dtype))
     yield "the number of chosen tokens that aren't candidates", int((result & ~is_candidate).sum())
     yield "the fraction of candidates that are chosen", fraction(result, is_candidate, 0.01)
+    half = masker(m, mlm_probability=0.5).choose(is_candidate)
+    yield "the fraction chosen if mlm_probability is 0.5", fraction(half, is_candidate, 0.02)
+    yield "whether the number of chosen tokens varies", len(half.sum(1).unique()) > 1
     yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
     words = (torch.arange(200) // 2).expand(200, 200)
     all_tokens = torch.ones_like(is_candidate)
     result = masker(m).choose(all_tokens, words)
     yield "the number of words chosen only in part", int((result[:, ::2] != result[:, 1::2]).sum())
     yield "the fraction of words that are chosen", fraction(result, all_tokens, 0.02)
+    yield "the fraction of the first words that are chosen", fraction(result[:, :2], all_tokens[:, :2], 0.1)
+    outside = torch.where(torch.arange(200) < 100, words, -1)
+    result = masker(m).choose(outside >= 0, outside)
+    yield "whether some tokens are chosen if others have the word id -1", bool(result.any())
     sizes = torch.tensor([200, 100, 40, 3])
     some = torch.arange(200) >= 200 - sizes[:, None]
     result = masker(m, max_predictions_per_seq=20).choose(some)
     yield "with a limit of 20, the number of chosen tokens in rows of 200, 100, 40 and 3", result.sum(1)
     yield "with a limit, the number of chosen tokens that aren't candidates", int((result & ~some).sum())
+    half = masker(m, mlm_probability=0.5, max_predictions_per_seq=30).choose(some)
+    yield "the number of chosen tokens in these rows if mlm_probability is 0.5 and the limit 30", half.sum(1)
     result = masker(m, max_predictions_per_seq=50).choose(all_tokens)
-    yield "with a limit, the fraction chosen in the first half", fraction(result[:, :100], all_tokens, 0.01)
-    result = masker(m, max_predictions_per_seq=50).choose(all_tokens, words)
-    yield "with a limit and words, the number of chosen tokens in each row", result.sum(1).tolist()
+    yield (
+        "with a limit, the fraction chosen in the first half",
+        fraction(result[:, :100], all_tokens[:, :100], 0.01),
+    )
+    result = masker(m, max_predictions_per_seq=15).choose(all_tokens, words)
+    yield "with a limit of 15 and words of 2 tokens, the number of chosen tokens", result.sum(1).unique()
+    halves = result[:, ::2] != result[:, 1::2]
+    yield "with a limit and words, the number of words chosen only in part", int(halves.sum())
 
 
 def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
+    before = torch.get_rng_state()
     ids = torch.full((400, 400), 7)
     masked, labels = masker(m, mlm_probability=1.0)(ids.clone())
     everywhere = torch.ones_like(ids).bool()
     yield "the shapes", (tuple(masked.shape), tuple(labels.shape))
     yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
     yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
+    options = {"mlm_probability": 1.0, "mask_replace_prob": 0.3, "random_replace_prob": 0.5}
+    masked, _ = masker(m, **options)(ids.clone())
+    name = "if mask_replace_prob is 0.3 and random_replace_prob is 0.5"
+    yield f"the fraction of masks {name}", fraction(masked == MASK, everywhere, 0.01)
+    yield f"the fraction of unchanged tokens {name}", fraction(masked == 7, everywhere, 0.01)
     ids = torch.randint(V, (300, 100), generator=torch.Generator().manual_seed(1))
     original = ids.clone()
     masked, labels = masker(m)(ids)
@@ -107,9 +129,16 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     attention_mask = (torch.arange(100) < 60).long().expand(300, 100)
     labels = masker(m)(original, attention_mask).labels
     yield "the number of padded positions that have a label", int((labels[:, 60:] != -100).sum())
+    is_labeled = labels != -100
+    yield "with padding, the number of special tokens that have a label", int((is_labeled & is_special).sum())
     words = torch.where(torch.arange(100) < 50, torch.arange(100) // 2, -1).expand(300, 100)
-    labels = masker(m)(torch.full((300, 100), 7), None, words).labels
-    yield "the number of labels at tokens with the word id -1", int((labels[:, 50:] != -100).sum())
+    is_labeled = masker(m)(torch.full((300, 100), 7), None, words).labels != -100
+    yield "the number of labels at tokens with the word id -1", int(is_labeled[:, 50:].sum())
+    yield "the number of words labeled in part", int((is_labeled[:, ::2] != is_labeled[:, 1::2]).sum())
+    yield "whether the word 0 is ever chosen", bool(is_labeled[:, 0].any())
+    is_labeled = masker(m)(original, None, words).labels != -100
+    yield "with words, the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
     yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
     yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))
     yield "the answer to labels as input", raises(masker(m), torch.tensor([[-100]]))

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
-from labml_bert.course.compare import Probe
+from labml_bert.course.compare import Near, Probe
 from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
 
 
@@ -21,7 +22,7 @@ def config(m: Any, **options: Any) -> Any:
         "num_hidden_layers": 2,
         "num_attention_heads": 3,
         "intermediate_size": 10,
-        "local_attention": 4,
+        "local_attention": 6,
         "pad_token_id": 0,
     }
     return m.ModernBertConfig(**{**sizes, **options})
@@ -45,12 +46,28 @@ def probe_rotate(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_attend(m: Any) -> Iterator[tuple[str, Any]]:
     q, k, v = numbers(2, 3, 4, 5), numbers(2, 3, 6, 5, seed=1), numbers(2, 3, 6, 5, seed=2)
     mask = (torch.arange(6) < torch.tensor([[6], [4]]))[:, None, None]
-    yield "the result", m.attend(q, k, v, None, 0.0)
-    yield "the result with a mask", m.attend(q, k, v, mask, 0.0)
+    result = m.attend(q, k, v, mask, 0.0)
+    yield "the result without a mask", m.attend(q, k, v, None, 0.0)
+    yield "the result with a mask", result
+    same = m.attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, 0.0)
+    yield "the type of the result in bfloat16", str(same.dtype)
+    yield "the largest rounding error in bfloat16", Near((same - result).abs().max().item(), 0.05)
+    yield (
+        "the result in bfloat16 without a mask",
+        tuple(m.attend(*[x.bfloat16() for x in (q, k, v)], None, 0.0).shape),
+    )
+    x = numbers(1, 1, 100, 100)
+    weights = m.attend(0 * x, x, torch.eye(100)[None, None], None, 0.3)
+    yield (
+        "the fraction of weights that dropout sets to 0, at p = 0.3",
+        Near((weights == 0).float().mean().item(), 0.03),
+    )
+    yield "the mean of the weights with dropout, times 100", Near(100 * weights.mean().item(), 0.05)
 
 
 def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
-    module = set_weights(m.ModernBertAttention(config(m)))
+    module = set_weights(m.ModernBertAttention(config(m, attention_dropout=0.5)))
+    module.out_drop = nn.Identity()
     x, positions = numbers(2, 5, 12), torch.tensor([[0, 3], [4, 1]])
     angles = numbers(1, 1, 1, 5, 2)
     rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
@@ -63,7 +80,7 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result at two output positions of a local layer", module(x, rotary, is_near & mask, positions)
     yield "the same without padding", module(x, rotary, is_near[None, None], positions)
     module.out_drop = FixedDropout()
-    yield "the result with dropout", module(x, rotary, None)
+    yield "the result with dropout of the output", module(x, rotary, None)
 
 
 def probe_mlp(m: Any) -> Iterator[tuple[str, Any]]:
@@ -89,7 +106,8 @@ def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
     mask = (torch.arange(9) < torch.tensor([[9], [6]])).long()
     yield "the result", model(ids)
     yield "the result with a mask", model(ids, mask)
-    yield "the result of a short sequence", model(ids[:, :3], mask[:, :3])
+    yield "the result with a mask of floats, 0 and 1", model(ids, mask.float())
+    yield "the result of a short sequence", model(ids[:, 4:7], mask[:, 4:7])
     yield "the result with positions", model(ids, mask, torch.arange(0, 18, 2)[None])
     yield "the result at two output positions", model(ids, mask, None, torch.tensor([[0, 3], [4, 1]]))
     yield "the answer to an additive mask", raises(model, ids, (1.0 - mask) * -1e9)
@@ -110,6 +128,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output with labels", model(ids, labels)
     yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
+    yield "the loss with a single label", model(ids[:, :2], labels[:, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss
 
 

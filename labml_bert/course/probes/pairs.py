@@ -95,6 +95,7 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     logits, labels = numbers(4, 2), torch.tensor([0, 1, 0, -100])
     yield "the loss of a uniform guess", m.next_sentence_loss(torch.zeros(2, 2), torch.tensor([0, 1]))
     yield "the loss of four pairs, of which one is labeled -100", m.next_sentence_loss(logits, labels)
+    yield "the loss of a single pair", m.next_sentence_loss(logits[:1], labels[:1])
     yield "the loss without any label", m.next_sentence_loss(logits, torch.full((4,), -100))
     yield "the loss of a micro-batch", m.next_sentence_loss(logits, labels, torch.tensor(12))
     yield "the loss of bfloat16 logits", m.next_sentence_loss(logits.bfloat16(), labels)

@@ -102,9 +102,13 @@ def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
 
 def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    m.world_size = lambda: 2
     step = m.Step(SimpleNamespace(step=0, progress=0.0))
     step.backward((weight * 3).sum(), accuracy=torch.tensor(0.25))
-    yield "the gradient after one micro-batch", 0.0 if weight.grad is None else weight.grad.clone()
+    yield (
+        "the gradient after one micro-batch, if world_size() is 2",
+        0.0 if weight.grad is None else weight.grad.clone(),
+    )
     step.backward((weight * 5).sum(), accuracy=torch.tensor(0.5))
     yield "the gradient after two micro-batches", 0.0 if weight.grad is None else weight.grad.clone()
     yield "the metrics after two micro-batches", dict(step.metrics)
@@ -138,6 +142,9 @@ def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     model.train()
     yield "the result on the first 3 windows", m.evaluate_masked_lm(trainer, held_out, 3 * T + 5)
     yield "the result for less than a window", m.evaluate_masked_lm(trainer, held_out, 2)
+    single = torch.full_like(labels, -100).index_fill(0, torch.tensor([1]), 3)
+    single[:, 1:] = -100
+    yield "the result with a single label", m.evaluate_masked_lm(trainer, MaskedTokens(ids, single))
     nothing = m.evaluate_masked_lm(trainer, MaskedTokens(ids, torch.full_like(labels, -100)))
     yield "the result without any label", {key: math.fsum([value]) for key, value in nothing.items()}
 
