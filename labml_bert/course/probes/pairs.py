@@ -59,6 +59,20 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     yield "with random_next_prob=1, the labels that occur", sorted({label for *_, label in pairs})
     yield "with random_next_prob=1, the documents of B", sorted({b[0] // 100 for _, b, _ in pairs})
     yield "with random_next_prob=1, the first texts that occur", sorted({tuple(a) for a, *_ in pairs})
+    fake = maker(m, random_next_prob=1.0, max_length=12)
+    requests: list[tuple[int, int]] = []
+
+    def record_request(index: int, length: int, generator: random.Random) -> list[int]:
+        requests.append((index, length))
+        return []
+
+    fake.elsewhere = record_request
+    firsts = [a for a, *_ in collect(fake, 0)]
+    yield "the document that elsewhere must avoid", sorted({index for index, _ in requests})
+    totals = {len(a) + length for a, (_, length) in zip(firsts, requests, strict=True)}
+    yield "the length of A and the length asked of elsewhere, together, if the target is 9", sorted(totals)
+    short = maker(m, random_next_prob=0.0, max_length=5, lone_sentence_is_random=False)
+    yield "the pairs of three long sentences, unless lone_sentence_is_random", collect(short, 1, 1)
     pairs = collect(maker(m), 0, 1000)
     yield "the fraction of pairs labeled 1", Near(sum(label for *_, label in pairs) / len(pairs), 0.04)
     for name, options in (("if", {}), ("unless", {"lone_sentence_is_random": False})):
