@@ -106,7 +106,7 @@ STEPS = (
             Mistake(
                 "keys from the queries",
                 "(x, hidden_states, attention_mask, output_attentions)",
-                "(x, x, None, output_attentions)",
+                "(x, x, attention_mask, output_attentions)",
                 "Your keys and values come from `query_states`. They must come from `hidden_states`, because "
                 "every query can attend to all positions.",
             ),

@@ -145,9 +145,10 @@ STEPS = (
         hints=(
             "Call `self.rand(is_candidate)` once, so that each token has a random number. With `word_ids`, "
             "all tokens of word w use the number at index w: look up `gather`, and clamp the -1.",
-            "Without `max_predictions_per_seq`, the candidates with a number below the probability are "
-            "chosen. With it, each row has its own count: 15% of its candidates, rounded, then clamped to "
-            "the range from 1 to the limit. Choose the candidates with the lowest numbers.",
+            "Without `max_predictions_per_seq`, the candidates with a number below `mlm_probability` are "
+            "chosen. With it, each row has its own count: its number of candidates times the probability, "
+            "rounded, then clamped to the range from 1 to the limit. Choose the candidates with the lowest "
+            "numbers.",
             "The rank of a number in its row is `x.argsort(dim=1).argsort(dim=1)`. Give non-candidates a "
             "number above 1 first, so they rank last. With both options set, return the result of "
             "`self.choose_words(is_candidate, word_ids, draw, count)`.",
@@ -222,8 +223,9 @@ STEPS = (
             "First find the candidates: not special, not padding (if there's an `attention_mask`), and part "
             "of a word (if there are `word_ids`). Then `self.choose` chooses among them. The labels are the "
             "true tokens there, and -100 elsewhere.",
-            "Draw one more random number for each token, with `self.rand(input_ids)`. Below 0.8 the token "
-            "becomes `[MASK]`; from 0.8 to 0.9, a random token; above 0.9 it stays. One draw for all three "
+            "Draw one more random number for each token, with `self.rand(input_ids)`. Below "
+            "`mask_replace_prob` the token becomes `[MASK]`. In the next interval, whose width is "
+            "`random_replace_prob`, it becomes a random token. Above that it stays. One draw for all three "
             "keeps the cases apart.",
             "For random tokens, draw indices with `torch.randint(len(self.ordinary_ids), input_ids.shape, "
             "generator=self.generator)` and look them up in `self.ordinary_ids`. Build the result with "

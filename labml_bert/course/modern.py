@@ -32,8 +32,8 @@ STEPS = (
                 "opposite direction",
                 "torch.cat((-sin, sin), dim=-1)",
                 "torch.cat((sin, -sin), dim=-1)",
-                "You rotate in the opposite direction. Scores would be the same, but published checkpoints "
-                "give other vectors.",
+                "You rotate in the opposite direction. A model could still learn from that, but published "
+                "checkpoints give other scores.",
             ),
             Mistake(
                 "neighbors paired",

@@ -10,7 +10,7 @@ STEPS = (
     Step(
         name="nsp.py:PairMaker.elsewhere",
         title="A random second text",
-        task="sentences of a different document, until they have length tokens",
+        task="sentences of a different document, until they have `length` tokens",
         chapter="next-sentence",
         hints=(
             "Draw the number of a document other than `index`, and then the sentence to start with.",
@@ -58,8 +58,9 @@ STEPS = (
         task="yield the pairs of one document",
         chapter="next-sentence",
         hints=(
-            "Collect sentences from `start` until they have `self.target_length(generator)` tokens, and at "
-            "least one sentence, or two if `lone_sentence_is_random` is false. That's a chunk.",
+            "Call `self.target_length(generator)` once. Collect sentences from `start` until they have that "
+            "many tokens, and at least one sentence, or two if `lone_sentence_is_random` is false. That's a "
+            "chunk.",
             "Cut the chunk after a random sentence: A is what comes before. B is random if nothing is left, "
             "or with the probability `random_next_prob`.",
             "A random B comes from `self.elsewhere(index, target - len(a), generator)`, and the next chunk "

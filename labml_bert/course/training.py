@@ -123,8 +123,8 @@ STEPS = (
                 "decay begins at the start",
                 "(1 - progress) / (1 - self.warmup_ratio)",
                 "1 - progress",
-                "Your learning rate never reaches its peak, because the decay starts at progress 0. It must "
-                "be 1 at the end of the warm-up.",
+                "Your learning rate never reaches its peak, because the decay starts at progress 0. At the "
+                "end of the warm-up, the decay must still be a factor of 1.",
             ),
             Mistake(
                 "division by zero",
@@ -150,7 +150,7 @@ STEPS = (
     Step(
         name="training/optimization.py:parameter_groups",
         title="What decays",
-        task="two groups: matrices with weight decay, and vectors without",
+        task="two dictionaries with params, weight_decay and has_decay: of matrices, and of vectors",
         chapter="recipe",
         hints=(
             "Biases and LayerNorm weights have one dimension. Everything that decays has more.",
@@ -170,7 +170,7 @@ STEPS = (
                 "has_decay missing",
                 '"weight_decay": weight_decay, "has_decay": True}',
                 '"weight_decay": weight_decay}',
-                "A group lacks the key `has_decay`, which says that its decay follows the schedule.",
+                "A group lacks the key `has_decay`, which says whether its parameters decay.",
             ),
             Mistake(
                 "frozen parameters included",

@@ -97,6 +97,9 @@ def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
             values = [1e4 * group[key] if key == "eps" else group[key] for group in groups]
             unit = ", times 10,000," if key == "eps" else ""
             yield f"{key}{unit} of both groups in step 3, {words} bias correction", values
+        alone = {"has_decay": True}
+        m.set_learning_rate([SimpleNamespace(param_groups=[alone])], arguments, 3, 0.1)
+        yield f"lr in step 3 without Muon, {words} bias correction", alone["lr"]
         yield f"the values of Muon in step 3, {words} bias correction", muon.param_groups
 
 
