@@ -12,16 +12,17 @@ import faulthandler
 import json
 import sys
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from labml_bert.course.compare import Raised, describe_difference, first_difference, observe
+from labml_bert.course.compare import Observation, Raised, describe_difference, first_difference, observe
 from labml_bert.course.probes.track import PROBES
 from labml_bert.course.source import make_mistake, read_reference, restore_others
-from labml_bert.course.step import Step, Verdict
+from labml_bert.course.step import Mistake, Step, Verdict
 from labml_bert.course.track import STEPS
 
 
@@ -34,6 +35,19 @@ def load(code: str | ast.Module, step: Step, filename: str) -> ModuleType:
     return module
 
 
+@cache
+def observe_reference(step: Step) -> list[Observation]:
+    """What the probe of a step observes in the original."""
+    return observe(PROBES[step.name], load(read_reference(step.file), step, "<reference>"))
+
+
+@cache
+def observe_mistakes(step: Step) -> list[tuple[Mistake, list[Observation]]]:
+    """What the probe of a step observes in the original with each known mistake."""
+    modules = [(mistake, load(make_mistake(step, mistake), step, "<mistake>")) for mistake in step.mistakes]
+    return [(mistake, observe(PROBES[step.name], module)) for mistake, module in modules]
+
+
 def judge(step: Step, tree: ast.Module) -> Verdict:
     """
     ## One step
@@ -41,15 +55,14 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
     Compares what a probe observes in the learner's code with what it observes in the reference. If they
     differ, looks for a known mistake with the same observations, or else with the same first difference.
     """
-    probe = PROBES[step.name]
-    expected = observe(probe, load(read_reference(step.file), step, "<reference>"))
+    expected = observe_reference(step)
     try:
         module = load(tree, step, step.file)
     except BaseException as error:
         raised = Raised(type(error).__name__, " ".join(str(error).split()), error.__traceback__)
         line = line_of(raised, step)
         return Verdict(step.name, False, "The file can't be imported.", (str(raised),), line)
-    actual = observe(probe, module)
+    actual = observe(PROBES[step.name], module)
     i = first_difference(expected, actual)
     if i is None:
         return Verdict(step.name, True)
@@ -62,7 +75,7 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
         if value is None:
             message += " Does your function return its result?"
         details = [f"{expected[i].name}:", *describe_difference(expected[i].value, value)]
-    outcomes = [(m, observe(probe, load(make_mistake(step, m), step, "<mistake>"))) for m in step.mistakes]
+    outcomes = observe_mistakes(step)
     matches = [m for m, outcome in outcomes if first_difference(outcome, actual) is None]
     matches += [
         m

@@ -1,7 +1,9 @@
 """Whatever a learner's code does, there is one clear answer, and no file is lost."""
 
 import json
-import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,11 +195,16 @@ def test_only_one_step_is_checked_on_request(course: Path) -> None:
     assert [v.step for v in report.verdicts] == [STEPS[3].name]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 3, "hints": {}}', "\x00", "[" * 100_000])
-def test_damaged_progress_is_found_out_again(course: Path, content: str) -> None:
-    write(course, SOLUTION)
+def test_damaged_progress_counts_as_none(course: Path, content: str) -> None:
     (course / "progress.json").write_text(content, "utf-8")
+    assert read_progress(course) == Progress()
+
+
+@pytest.mark.processes
+def test_lost_progress_is_found_out_again(course: Path) -> None:
+    write(course, SOLUTION)
+    (course / "progress.json").write_text("{", "utf-8")
     assert next_step(course) == STEPS[1]
     assert list(read_progress(course).passed) == [FIRST.name]
 
@@ -207,23 +214,37 @@ def test_progress_that_cannot_be_written_costs_only_time(course: Path) -> None:
     write(course, SOLUTION)
     # A folder of the same name can't be replaced by a file. Permissions don't stop a test that runs as root.
     (course / "progress.json").mkdir()
-    for _ in range(2):
-        report = check_folder(course)
-        assert report.verdicts[0].passed
-        assert not report.is_saved
+    report = check_folder(course)
+    assert report.verdicts[0].passed
+    assert not report.is_saved
     assert sorted(path.name for path in course.iterdir() if path.name.startswith("progress")) == [
         "progress.json"
     ]
 
 
+@pytest.fixture()
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that a test can remount read-only. Permissions don't stop a test that runs as root."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], capture_output=True).returncode:
+        pytest.skip("mounting a read-only disk needs privileges")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 @pytest.mark.processes
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions don't stop root")
-def test_a_read_only_folder(course: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk")
+def test_a_read_only_folder(small_disk: Path) -> None:
+    course = small_disk / "course"
+    write_exercises(course)
     write(course, SOLUTION)
-    course.chmod(0o500)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     report = check_folder(course)
-    course.chmod(0o700)
     assert report.verdicts[0].passed and not report.is_saved
+    assert report.next_step == STEPS[1]
+    with pytest.raises(OSError, match="Read-only"):
+        write_exercises(small_disk / "other")
 
 
 def test_progress_is_written_whole(course: Path) -> None:
