@@ -15,10 +15,11 @@ your own model.
 """
 
 if __name__ == "__main__":
-    from labml_bert.run import preflight  # noqa: F401
+    from labml_bert.run import preflight
 
 import argparse
 import difflib
+import signal
 import sys
 import textwrap
 import time
@@ -256,4 +257,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
+        # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

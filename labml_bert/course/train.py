@@ -8,6 +8,7 @@ order, so it's enough to put the learner's folder in front.
 
 import importlib
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,13 @@ def train(folder: Path, arguments: list[str]) -> int:
     if not EXPERIMENT.is_file():
         raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")
     module = [sys.executable, "-m", "labml_bert.course.train"]
-    return subprocess.call([*module, str(folder.resolve()), *arguments])
+    with subprocess.Popen([*module, str(folder.resolve()), *arguments]) as process:
+        # On Ctrl-C, the run saves a checkpoint and prints how to go on. Wait for that.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def main(folder: Path, arguments: list[str]) -> None:
