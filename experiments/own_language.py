@@ -149,7 +149,7 @@ def main(run: Run, options: Options) -> None:
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
     if run.user_options.steps is None and options.steps:
-        details["budget"] = f"{EPOCHS} passes over the text, but at least {FEWEST_STEPS:,} steps"
+        details["budget"] = f"{EPOCHS} passes over the text, at least {FEWEST_STEPS:,} steps"
     trainer = run.trainer(model, text, "a modern masked language model", details)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints

@@ -12,13 +12,13 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 \end{aligned}
 $$
 
-This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. Modules
-and parameters have the same names as in `transformers`, so the same checkpoints work in both. The pretraining
-tasks are in `mlm.py` and `nsp.py`. The end of this file holds code that only makes the encoder faster.
+This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. The
+parameters have the same names as in `transformers`, so you can load the same checkpoints. The pretraining
+tasks are in `mlm.py` and `nsp.py`. Code that only makes the encoder faster comes last.
 
-All files use the same letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden
-size, `H` attention heads, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those
-whose vectors you need, usually all `T`), `M` masked positions in the whole batch.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
+`I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those whose vectors you need,
+usually all `T`).
 """
 
 import math
@@ -52,14 +52,14 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention ignores the order of its input vectors. So each token's vector has to encode the token itself,
-    its position and its segment. BERT learns an embedding table for each of the three and adds the rows:
+    Attention ignores the order of its input vectors, so a token's vector has to encode the position as well
+    as the token and its segment. BERT learns an embedding table for each of the three and adds the rows:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The rows and their sum have width $D$. Training decides how the tables share one space.
+    The rows and their sum all have $D$ elements. Training decides how the three tables share this space.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -67,7 +67,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # `padding_idx` keeps lookups of the padding token out of its row's gradient, as in `transformers`.
+        # With `padding_idx`, looking up padding adds nothing to its row's gradient, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -99,8 +99,8 @@ class BertSelfAttention(nn.Module):
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
     Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so the standard deviation of
-    the scores grows with $\sqrt d$. Dividing by $\sqrt d$ keeps the softmax from saturating, which would make
-    the gradients vanish. BERT has no causal mask, so every token sees the tokens on both sides.
+    the scores grows with $\sqrt d$. Large scores saturate the softmax and leave almost no gradient, so we
+    divide the scores by $\sqrt d$. BERT has no causal mask, so every token sees the tokens on both sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -127,7 +127,7 @@ class BertSelfAttention(nn.Module):
         """
         Queries come from `query_states`; keys and values come from `hidden_states`, which is usually the same
         tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns
-        vectors, `(B, P, D)`, and, with `output_attentions`, the attention weights, `(B, H, P, T)`.
+        vectors, `(B, P, D)`, and attention weights, `(B, H, P, T)`, or `None` without `output_attentions`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -153,8 +153,8 @@ class BertOutput(nn.Module):
     ## Dense, dropout, add, norm
 
     Attention and the feed-forward network end with the same steps: project to $D$, apply dropout, add the
-    sublayer's input, and normalize. The sum lets gradients bypass the sublayer. BERT normalizes the sum
-    (post-norm), so deep models need warm-up. (In `transformers`, attention ends with a `BertSelfOutput`.)
+    sublayer's input, and normalize. The sum lets gradients bypass the sublayer. BERT normalizes the sum,
+    which is called post-norm. In `transformers`, attention ends with a separate class, `BertSelfOutput`.
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -172,12 +172,12 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    Attention only mixes vectors. This network applies a nonlinearity to each vector at four times the width:
+    After attention has mixed the vectors, this layer projects each one to width $I$ and applies the GELU:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    BERT uses this exact GELU. GPT-2's tanh approximation is off by up to $5 \cdot 10^{-4}$, enough to change
-    the output of a published checkpoint. After the GELU, a `BertOutput` projects back to $D$.
+    For BERT, `transformers` uses this exact GELU. GPT-2 and the current version of Google's BERT use a tanh
+    approximation, which is off by up to $5 \cdot 10^{-4}$. `BertOutput` then projects back to $D$.
     """
 
     def __init__(self, config: BertConfig):
@@ -222,8 +222,8 @@ class BertEncoder(nn.Module):
     """
     ## The stack
 
-    Every block has its own weights. The input has the same shape for all blocks, so a block doesn't need to
-    know how deep in the stack it is.
+    All blocks have the same structure, and each has its own weights. A block's output has the same shape as
+    its input, so the output of one block can be the input of the next.
     """
 
     def __init__(self, config: BertConfig):
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns vectors, `(B, T, D)`, or `(B, P, D)` at `output_positions`, and all attention weights."""
+        """Returns vectors, `(B, T, D)`, or `(B, P, D)` at `output_positions`, and the attention weights."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -254,7 +254,7 @@ class BertPooler(nn.Module):
 
     The pooler returns one vector for the whole sequence: it applies a dense layer and a tanh to the vector of
     the first token, `[CLS]`. The pooler learns only from losses that use its output, such as the next
-    sentence loss. The masked LM loss doesn't, so a model trained on that loss alone needs no pooler.
+    sentence loss. The masked LM loss doesn't use it, so a model trained on that loss alone needs no pooler.
     """
 
     def __init__(self, config: BertConfig):
@@ -281,7 +281,7 @@ class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines the embeddings, the stack and the pooler. The default is BERT base: 109,482,240 parameters.
+    Combines the embeddings, the stack and the pooler. The default is BERT base, with 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -305,15 +305,15 @@ class BertModel(nn.Module):
     ) -> BertModelOutput:
         """
         The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
-        mask, there's no padding. `output_positions`, `(B, P)`, lists the positions whose vectors you need, by
-        default all of them. Raises `ValueError` if the mask is additive or has the wrong shape.
+        mask, all positions are tokens. `output_positions`, `(B, P)`, lists the positions whose vectors you
+        need, by default all of them. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked only as a *key*. Nothing uses the outputs at padded positions.
+            # Padding is masked only as a *key*. The outputs at padded positions are meaningless: ignore them.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
@@ -330,8 +330,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
 
     Weights come from a normal distribution truncated at two standard deviations. Biases start at 0, and
     LayerNorm weights at 1. By default, PyTorch initializes embeddings with a standard deviation of 1, not
-    0.02. If an embedding with a standard deviation of 1 is also the output layer, the first loss is many
-    times $\ln V$, and training has to bring the loss down first.
+    0.02. If an embedding with such large entries is also the output layer, the first loss can be many times
+    $\ln V$, and training has to bring it down first.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies, and a tenth of the others match by chance: the baseline is 55%.
+        # Half of the pairs are copies, and a tenth of the others match by chance, so the baseline is 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -371,11 +371,11 @@ def main() -> None:
 
 class Dropout(nn.Dropout):
     r"""
-    ## Code that only makes it faster
+    ## Code that only makes the encoder faster
 
-    The model works without the five tricks below. A trick's speedup is the time of a training step without
-    the trick, divided by the time with the trick. We measured the speedups with 4 layers of width 256 and 32
-    sequences of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
+    The model works without these five tricks. A speedup is the time of a training step without the trick,
+    divided by the time with it. We measured the speedups with 4 layers of width 256 and 32 sequences of 128
+    characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
     | trick | speedup |
     |---|---|
@@ -386,9 +386,9 @@ class Dropout(nn.Dropout):
     | one cast for all layers: `cast_once` | 1.08 |
 
     Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    preserves the mean. On a CPU, `nn.Dropout` draws a separate random number for each element. But at
-    $p = 0.1$, 16 random bits per element are enough, so one 64-bit draw serves four elements. With 16 bits,
-    the actual probability differs from $p$ by at most $2^{-17}$. The factor uses the actual probability.
+    preserves the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits are
+    enough, so one 64-bit draw serves four elements. The actual probability then differs from $p$ by at most
+    $2^{-17}$. The scale uses the actual probability, so the mean is still preserved.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -405,14 +405,14 @@ class Dropout(nn.Dropout):
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Computes every `layer(x)` in one large matmul, so the backward pass computes one gradient for `x`."""
+    """Computes every `layer(x)` in one large matmul, so the backward pass needn't add up gradients of `x`."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """The fused CPU kernel is slow with dropout, and in bfloat16 its backward doesn't use the matrix unit."""
+    """The fused CPU kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts for autocast. On a CPU, LayerNorm keeps the type, so the matmuls need no casts of their own."""
+    """Casts to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so the matmuls don't cast again."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

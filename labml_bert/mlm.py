@@ -6,11 +6,11 @@ the model predicts the original ones. The loss is their mean negative log-probab
 
 $$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $\tilde w$ is the masked text, and $\mathcal M$ holds the $M$ masked positions, about 15% of the text.
+Here $\tilde w$ is the masked text, and $\mathcal M$ is the set of the $M$ masked positions. BERT masks 15%.
 
 This file has three parts: the masking, the head that turns a hidden state into a distribution over the
-vocabulary, and the model that connects an encoder to the head. The encoder can come from `bert.py`, from
-`transformers` or from you. The file needs only PyTorch. Code that only makes training faster comes last.
+vocabulary, and the model that connects an encoder to the head. The encoder can come from `bert.py` or
+`transformers`, or be your own. The file needs only PyTorch. Code that only makes training faster comes last.
 
 Sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M` masked
 positions in the whole batch, `P` output positions in a sequence.
@@ -41,13 +41,13 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    The masker chooses 15% of the candidate tokens, and each chosen token meets one of three fates:
+    The masker chooses about 15% of the ordinary tokens, and each chosen token meets one of three fates:
 
     | fraction | what the model sees | why |
     |---|---|---|
     | 80% | `[MASK]` | the model learns to fill in masks |
     | 10% | a random token | any token may be wrong, so the model must check each one against its context |
-    | 10% | the token itself | fine-tuning never shows `[MASK]`, so real tokens need good vectors too |
+    | 10% | the token itself | fine-tuning texts have no `[MASK]`, so real tokens need good vectors too |
 
     Only the chosen tokens have a label and count toward the loss.
 
@@ -64,8 +64,8 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, each row gets a fixed number of chosen tokens, as in the original BERT: 15% of its candidates,
-    rounded, but at least one and at most this limit. Equal batch shapes then give equal logit shapes.
+    If set, a row has a fixed number of chosen tokens: the fraction `mlm_probability` of its ordinary tokens
+    (in the original, of all its tokens), rounded, but at least one and at most this limit.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
@@ -79,9 +79,9 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` numbers a
-        row's words from 0 to at most `T - 1`, or holds -1 for tokens that are never chosen. The tokens of a
-        word are chosen together. Raises `ValueError` for an additive mask and for ids outside the vocabulary.
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` gives
+        each token the number of its word, from 0 to at most `T - 1`, or -1 if it must not be chosen. A word's
+        tokens are chosen together. Raises `ValueError` for an additive mask or ids outside the vocabulary.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -117,7 +117,7 @@ class TokenMasker:
         ### Which tokens
 
         Draws a random number for every token and chooses the candidates with low numbers: either all below
-        0.15 or a fixed count of the lowest. Returns a boolean `(B, T)`, true at the chosen tokens.
+        `mlm_probability` or a fixed count of the lowest. Returns a boolean `(B, T)`, true where chosen.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
@@ -137,12 +137,12 @@ class TokenMasker:
         ### Which words
 
         Goes through the words of each row in random order and chooses a word if all of its tokens still fit
-        within the row's `count`. If a word doesn't fit, a shorter word may fit later. A row can end up with
-        fewer chosen tokens than its count, but never with more.
+        within the row's `count`. If a word doesn't fit, a shorter one may still fit later. A row can end up
+        with fewer chosen tokens than its count, but never with more.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Index w holds the random number of word w. An index without a word has size 0, so it's harmless.
+        # `size` and `word_draw` are indexed by word. An index without a word has size 0, so it's harmless.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -158,8 +158,8 @@ class BertPredictionHeadTransform(nn.Module):
     """
     ## From the encoder's space to that of the embeddings
 
-    The head compares hidden states with token embeddings. This dense layer maps hidden states to the space of
-    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning drops the head and uses the
+    The head compares hidden states with token embeddings. This transform maps hidden states to the space of
+    the embeddings, so the encoder's last layer doesn't have to. Most fine-tuning drops the head and uses the
     encoder's hidden states.
     """
 
@@ -179,15 +179,15 @@ class BertLMPredictionHead(nn.Module):
     r"""
     ## The head
 
-    The head turns $D$ numbers into $V$ scores, one for each token. The token embedding $E$ is $(V, D)$. A
-    token's score is the dot product of its embedding and the transformed state, plus a bias:
+    The head turns $D$ numbers into $V$ scores, one for each token in the vocabulary. The token embedding $E$
+    is $(V, D)$. A token's score is the dot product of its embedding and the transformed state, plus a bias:
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    Using $E$ twice is called weight tying. We don't invert $E$: each row is a direction to compare hidden
-    states with. The head adds only $D^2 + D$ parameters for the dense layer, $2D$ for the LayerNorm and $V$
-    for the bias $b_2$. At $D = 768$, the dense layer has 590,592 parameters and the LayerNorm has 1,536. The
-    "decoder" in `transformers` is the multiplication by $E$, not a second Transformer.
+    Using $E$ for both input and output is called weight tying. We don't invert $E$: each row is a direction
+    to compare hidden states with. The head adds only $D^2 + D$ parameters for the dense layer, $2D$ for the
+    LayerNorm and $V$ for the bias $b_2$. At $D = 768$, the dense layer has 590,592 and the LayerNorm 1,536.
+    The "decoder" in `transformers` is the multiplication by $E$ and the bias, not a second Transformer.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """
@@ -200,7 +200,7 @@ class BertLMPredictionHead(nn.Module):
     def forward(self, hidden_states: Tensor, embedding: Tensor) -> Tensor:
         """
         Maps `(..., D)` to logits, `(..., V)`. `embedding`, `(V, D)`, is the weight of the token embedding.
-        The head gets the embedding as an argument and stores no copy, so the weights always stay tied.
+        The head gets the embedding as an argument and stores no copy, so the weights stay tied.
         """
         return F.linear(self.transform(hidden_states), embedding, self.bias)
 
@@ -211,7 +211,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
 
     Returns the mean of $-\log p$ over the labeled positions, in nats. `logits` is `(M, V)` and `labels` is
     `(M)`; positions labeled -100 don't count. If no position is labeled, the loss and its gradients are 0. A
-    plain mean would be 0/0, and one batch without labels would end a run.
+    plain mean would be 0/0, and the NaN from one batch without labels could ruin a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
@@ -262,7 +262,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`input_ids` and `labels`, `(B, T)`, are from a `TokenMasker`. The encoder gets `encoder_inputs`."""
+        """`TokenMasker` makes `input_ids` and `labels`, `(B, T)`. The encoder also gets `encoder_inputs`."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)
@@ -275,9 +275,9 @@ def main() -> None:
     """
     ## Try it
 
-    `python mlm.py` trains on rows that count up from a random number, so any visible neighbor gives a masked
-    number away. The encoder is a recurrent network, but any model works as an encoder if it returns one
-    vector per token.
+    `python mlm.py` trains on rows that count up from a random number, so a visible neighbor usually gives a
+    masked number away. The encoder is a recurrent network, but any model works as an encoder if it returns
+    one vector per token, with as many elements as an embedding.
     """
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
@@ -301,11 +301,11 @@ def main() -> None:
 
 def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """
-    ## Code that only makes it faster
+    ## Code that only makes training faster
 
-    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does most of the
-    model's work. With 15% masked, skipping the rest saves five sixths of the head's work. Without this, a
-    step takes 2.01 times as long at a vocabulary of 8,192, and 1.24 times as long at 100. We measured these
+    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does much of the
+    model's work. With 15% masked, skipping the other positions saves 85% of the head's work. Without this, a
+    training step takes 2.01 times as long at a vocabulary of 8,192, and 1.24 times at 100. We measured these
     times with 4 layers of width 256 and 32 sequences of 128 tokens, in bfloat16 on two CPU cores
     (`docs/runs/speed_ablation.json`).
     """
@@ -317,9 +317,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
-    unlabeled positions fill it up. Only the head reads the last layer, so an encoder with `output_positions`
-    can skip the other positions there. Without this, a step takes 1.20 times as long at a vocabulary of 100.
+    Returns the labeled positions of each row, `(B, P)`, in reading order. A row with fewer than `P` is filled
+    up with unlabeled positions. Pass the result to the encoder as `output_positions`: its last layer skips
+    all other positions. Without this, a training step takes 1.20 times as long at a vocabulary of 100.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

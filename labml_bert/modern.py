@@ -2,9 +2,8 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) combines changes that have each proved their worth since 2018.
-ModernBERT is still a stack of blocks in which every token sees the tokens on both sides, but nearly every
-part of the blocks is new:
+2024](https://arxiv.org/abs/2412.13663)) combines changes that have become common since 2018. ModernBERT is
+still a stack of blocks in which every token sees tokens on both sides, but nearly every part is different:
 
 | part | BERT (2018) | ModernBERT |
 |---|---|---|
@@ -15,6 +14,8 @@ part of the blocks is new:
 | biases | in all linear layers and LayerNorms | only in the output layer |
 | segments | an embedding for sentence A or B | none, because there's no next sentence prediction |
 
+A block computes:
+
 $$
 \begin{aligned}
 a &= x + \operatorname{Attention}(\operatorname{LayerNorm}(x)) \\
@@ -22,12 +23,12 @@ x' &= a + \operatorname{GeGLU}(\operatorname{LayerNorm}(a))
 \end{aligned}
 $$
 
-This file needs only PyTorch, so you can copy it into your own project. Modules and parameters have the names
-that `transformers` uses for ModernBERT, so the same checkpoints work in both.
+This file needs only PyTorch, so you can copy it into your own project. The parameters have the same names as
+in `transformers`, so you can load the same checkpoints.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
-`I` intermediate size, `V` vocabulary, `P` output positions of a sequence (those whose vectors you need,
-usually all `T`), `M` labeled positions in the batch.
+`d` width of a head, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those whose
+vectors you need, usually all `T`), `M` labeled positions in the whole batch.
 """
 
 import math
@@ -41,9 +42,7 @@ from torch import Tensor, nn
 
 @dataclass
 class ModernBertConfig:
-    """
-    The settings, with the field names of `transformers.ModernBertConfig`. The defaults give ModernBERT base.
-    """
+    """The settings, named as in `transformers.ModernBertConfig`. The defaults give ModernBERT base."""
 
     vocab_size: int = 50368  # a multiple of 64 makes the matmuls faster on GPUs
     hidden_size: int = 768  # a multiple of the number of heads
@@ -90,16 +89,16 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     r"""
     ## Rotary position embeddings (RoPE)
 
-    BERT adds a position's vector to a token's vector, and the model has to pull the two apart again. RoPE
-    adds nothing to the token. It splits each query into pairs of numbers, treats each pair as a point in the
-    plane, and rotates the point by an angle that grows with the position $p$. RoPE rotates keys in the same
-    way:
+    BERT adds a position's vector to a token's vector, so the model has to pull the two apart again. RoPE adds
+    nothing to the token's vector. It splits each query into pairs of numbers, treats each pair as a point in
+    the plane, and rotates the point by an angle that grows with the position $p$. RoPE rotates keys in the
+    same way. If $R_p$ is the rotation at position $p$, then:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
-    So an attention score depends on the two tokens and on the offset between them, not on their positions.
-    Pair $i$ of the $d/2$ pairs rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by
-    one radian, enough to tell nearby positions apart; the last pair's angle hardly changes. A larger $\theta$
+    So the rotations enter an attention score only through the offset between the two positions. Pair $i$ of
+    the $d/2$ pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates
+    by one radian, enough to tell nearby positions apart; the last pair hardly rotates. A larger $\theta$
     slows down all pairs but the first, which suits layers that attend over long distances. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
@@ -126,9 +125,10 @@ class ModernBertAttention(nn.Module):
     """
     ## Attention
 
-    ModernBERT's attention differs from BERT's in three ways: queries and keys are rotated, there are no
-    biases, and one matrix computes queries, keys and values. In a local layer, a token sees only tokens up to
-    64 positions away, which saves work on long sequences. Every third layer is global and reaches all tokens.
+    ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated, there are no
+    biases, one matrix computes queries, keys and values, and most layers are local. In a local layer, a token
+    sees only tokens up to 64 positions away, which saves work on long sequences. Every third layer is global:
+    a token sees the whole sequence.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -149,8 +149,8 @@ class ModernBertAttention(nn.Module):
         output_positions: Tensor | None = None,
     ) -> Tensor:
         """
-        `rotary` is from `rotary_angles`. The boolean `attention_mask`, `(B or 1, 1, T or 1, T)`, is true for
-        the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`, `(B, P)`.
+        `rotary` comes from `rotary_angles`. The boolean `attention_mask`, `(B or 1, 1, T or 1, T)`, is true
+        for the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`, `(B, P)`.
         """
         qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
         qkv = qkv.permute(0, 2, 3, 1, 4)  # (B, 3, H, T, d)
@@ -170,13 +170,13 @@ class ModernBertMLP(nn.Module):
     r"""
     ## The gated feed-forward network (GeGLU)
 
-    BERT applies a GELU to a single projection. GeGLU multiplies two projections, so each element of one
-    decides how much of the other passes:
+    BERT applies a GELU to a projection of $x$. GeGLU multiplies the result by a second projection, element by
+    element, so the second projection gates the first:
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    At the same $I$, the second projection adds half as many parameters again. To compensate, ModernBERT base
-    uses a smaller $I$: $1.5 D$ instead of BERT's $4 D$.
+    At the same $I$, this network has $3DI$ parameters instead of $2DI$. ModernBERT base has an $I$ of only
+    $1.5 D$ instead of BERT's $4 D$, and spends the parameters that it saves on more layers.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
@@ -199,8 +199,8 @@ class ModernBertEncoderLayer(nn.Module):
     ## One block, pre-norm
 
     BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. No
-    LayerNorm interrupts the residual stream, so gradients reach the first block unscaled. Pre-norm training
-    is stable at higher learning rates than post-norm, without a long warm-up. But nothing bounds the residual
+    LayerNorm interrupts the residual stream, so gradients can reach the first block unscaled. Pre-norm models
+    are often stable at learning rates that are too high for post-norm. But nothing bounds the residual
     stream, so the encoder needs one more LayerNorm at its end.
 
     The first block has no LayerNorm before its attention, because the embeddings already end in a LayerNorm.
@@ -260,7 +260,7 @@ class ModernBertModel(nn.Module):
     ) -> Tensor:
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
-        mask, there's no padding. `position_ids` default to 0, 1, 2, …; only their differences matter.
+        mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
         `output_positions`, `(B, P)`, lists the positions whose vectors you need, by default all of them.
         Returns `(B, T, D)` or, with `output_positions`, `(B, P, D)`.
 
@@ -316,7 +316,7 @@ class MaskedLMOutput(NamedTuple):
     logits: Tensor
     """`(M, V)` at the labeled positions in reading order; without labels, `(B, T, V)`."""
     labels: Tensor | None
-    """`(M)`, the true tokens that belong to `logits`. `None` without labels."""
+    """`(M)`, the true tokens at the positions of `logits`. `None` without labels."""
 
 
 class ModernBertForMaskedLM(nn.Module):
@@ -375,9 +375,9 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     r"""
     ## Initialization
 
-    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs, and the variances of
-    the outputs add up. To keep the stream at the same scale at any depth, the matrices that compute these
-    outputs start smaller by a factor of $\sqrt{2L}$.
+    Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs. If the outputs are
+    independent, their variances add up. To keep the stream at the same scale at any depth, the matrices that
+    compute these outputs start smaller by a factor of $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -392,9 +392,9 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, so what the encoder learns at
-    one length holds at another. In BERT's position table, rows beyond the longest training sequence are
-    useless."""
+    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, and an offset of two occurs at
+    every length, so what the encoder learns at length 16 still works at length 64. In BERT's position
+    table, the rows beyond 16 would stay untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -419,7 +419,7 @@ def main() -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:
     """
-    ## Code that only makes it faster
+    ## Code that only makes attention faster
 
     Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. PyTorch's fused CPU
     kernel is slow with dropout and in bfloat16. In those two cases, we compute attention step by step."""

@@ -2,16 +2,16 @@ r"""
 # Next sentence prediction
 
 Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. In half of the pairs it does; the others mix two documents. The loss:
+whether the second follows the first. It does in about half of the pairs. In the others, the second piece
+comes from another document. The loss of a pair is its cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
-Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1 for *random*. Don't ignore
-label 0: it's a class like label 1.
+Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1 for *random*.
 
-Later work drops the task: [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.2, does no worse without it.
-The task may be too easy: a new topic gives the answer away ([ALBERT](https://arxiv.org/abs/1909.11942)).
-But tasks with two input texts still use such pairs. This file needs only PyTorch, so you can copy it.
+Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
+4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
+answer away. Tasks with two input texts still use such pairs. This file needs only PyTorch; you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
 """
@@ -60,7 +60,7 @@ class PairMaker:
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    If `True`, as in the original, a chunk can be a single sentence. It can't be cut, so its B is always
+    If `True`, as in the original, a chunk can be a single sentence. That sentence becomes A, so B is always
     random, and the fraction of random pairs exceeds `random_next_prob`. If `False`, every chunk has at least
     two sentences, and a single sentence left at the end of a document isn't used.
     """
@@ -81,7 +81,7 @@ class PairMaker:
         """
         ### One document
 
-        Uses each sentence at most once, in an A or in the B that follows it. If B is random, the
+        A sentence of the document is used at most once, in an A or in a B labeled *next*. If B is random, the
         next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
@@ -110,7 +110,7 @@ class PairMaker:
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original can end up with the same document after ten draws; we can't.
+        tokens or the document ends. The original draws a document up to ten times, and can still get A's own.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        Sentences are kept whole, so a pair can be too long. Then we remove single tokens, each from a random
-        end of the longer side. If we always cut the last token, the model would rarely see how a text ends.
+        Pairs are made of whole sentences, so a pair can be too long. Then we remove single tokens, each from
+        a random end of the longer part. Cutting only at the end would remove the end of every long text.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -160,7 +160,7 @@ class BertOnlyNSPHead(nn.Module):
     """
     ## The head
 
-    One linear layer maps the pooled vector to two scores, with $2D + 2$ parameters. `bert.py` has the pooler.
+    A linear layer with $2D + 2$ parameters maps the pooled vector to two scores. The pooler is in `bert.py`.
     """
 
     def __init__(self, hidden_size: int):
@@ -178,10 +178,10 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     """
     ## The loss
 
-    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. If label 0 were
-    ignored, the model would never learn to predict *next*. As in `transformers`, pairs labeled -100 don't
-    count; if no others are left, the loss is 0, not 0/0. For a micro-batch, pass the number of pairs in the
-    whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up to that of the batch.
+    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. Label 0
+    is a class, so it counts. As in `transformers`, pairs labeled -100 don't count; if no others are left,
+    the loss is 0, not 0/0. For a micro-batch, pass the number of pairs in the whole batch as
+    `num_pairs_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
@@ -193,7 +193,7 @@ def main() -> None:
     ## Try it
 
     `python nsp.py` trains a model to tell *next* from *random*. Each document has its own five words, so the
-    parts of a random pair have none in common. Comparing the mean vectors of the two parts is enough.
+    two parts of a random pair share no word. Comparing the mean vectors of the two parts is enough.
     """
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -207,14 +207,33 @@ def run_finetuning(checker: Checker) -> None:
     model = BertForSequenceClassification(small_config(), [str(label) for label in range(K)])
     m.fine_tune(model, rows, 1e-3, epochs=1)
     m.predict(model, rows)
+    m.EarlyStopping(model, rows, patience=1)
 
 
 def run_labeled_text(checker: Checker) -> None:
     m = checker.module
     examples = [m.Example("word", label) for label in range(B)]
-    m.score(torch.zeros(B, K), torch.tensor([example.label for example in examples]))
+    labels = torch.tensor([example.label for example in examples])
+    m.score(torch.zeros(B, K), labels)
+    m.confusion_matrix(torch.zeros(B, K), labels)
     checker.fixed = {}
     m.choose_hyperparameter([1.0], examples * 5, lambda _, rest, fifth: torch.zeros(len(fifth), K))
+
+
+def run_classification_report(checker: Checker) -> None:
+    m = checker.module
+    examples = [Example("word", label) for label in range(B)]
+    m.print_report(torch.zeros(B, K), [str(label) for label in range(K)], examples * 5, examples)
+
+
+def run_classify(checker: Checker) -> None:
+    m = checker.module
+    tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
+    with TemporaryDirectory() as folder:
+        model = BertForSequenceClassification(small_config(), [str(label) for label in range(K)])
+        model.save_pretrained(Path(folder))
+        tokenizer.save(f"{folder}/tokenizer.json")
+        m.main(["predict", folder, *["word1 word2"] * B])
 
 
 def run_bag_of_words(checker: Checker) -> None:
@@ -237,6 +256,8 @@ SCENARIOS = {
     "labeled_text.py": (run_labeled_text, {"K": K, "N": B}),
     "heads.py": (run_heads, {"B": B, "T": T, "D": D, "K": K, "C": C}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "K": K, "N": B}),
+    "classification_report.py": (run_classification_report, {"K": K, "N": B}),
+    "classify.py": (run_classify, {"K": K, "N": B}),
     "baselines/tfidf.py": (run_bag_of_words, {"N": K, "K": K}),
     # The model has two layers.
     "attention_map.py": (run_attention_map, {"L": 2, "H": H, "T": T}),

@@ -102,7 +102,7 @@ QUERIES = {
     "segment embeddings": "embeddings/",
     "position embeddings": "embeddings/",
     "GPU": "glossary/#gpu",
-    "fine-tune": "glossary/#fine-tuning",
+    "fine-tune": "heads/",
     "warmup": "glossary/#warm-up",
     "weight tying": "glossary/#weight-tying",
     "attention mask": "glossary/#attention-mask",

@@ -382,7 +382,7 @@ def test_when_one_process_fails_all_of_them_end(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     error_lines = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert error_lines == ["error: out of memory; use a smaller model or batch"]
+    assert error_lines == ["error: out of memory; use a smaller model, batch or text"]
     assert 'worker.py", line' not in errors
 
 
