@@ -16,11 +16,11 @@ def check(d: Drawing) -> Words:
     """The same input for your code, the original and a known mistake, and what comes out."""
     step = STEPS[0]
     mistake = next(mistake for mistake in step.mistakes if mistake.name == "0/0 without labels")
-    original, changed = read_reference(step.file), make_mistake(step, mistake)
+    original, faulty = read_reference(step.file), make_mistake(step, mistake)
     name = f"{'' if d.is_narrow else 'a known '}mistake:\n" + mistake.name.replace(
         " labels", "\nlabels" if d.is_narrow else " labels"
     )
-    columns = {"your code": changed, "the original": original, name: changed}
+    columns = {"your code": faulty, "the original": original, name: faulty}
     gap, height, values = 14, 68 if d.is_narrow else 52, []
     width = (d.width - gap * (len(columns) - 1)) / len(columns)
     source = d.box(0, 0, d.width, 34, "the same input: no position has a label", "token")
@@ -32,7 +32,7 @@ def check(d: Drawing) -> Words:
         result = d.box(box.x, box.bottom + 30, width, 34, values[i], kind, text_kind="mono")
         d.drop(box.center[0], source.bottom, box.y)
         d.down(box, result)
-        if code == changed:
+        if code == faulty:
             d.drop(result.center[0], result.bottom, result.bottom + 30)
     message = mistake.message.partition(". ")[0] + "."
     if d.is_narrow:
