@@ -126,7 +126,7 @@ class PairMaker:
         ### Cutting to length
 
         Pairs are made of whole sentences, so a pair can be too long. Then we remove single tokens, each from
-        a random end of the longer part. Cutting only at the end would remove the end of every long text.
+        a random end of the longer part. If we cut only at the end, no long text would keep its end.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -178,10 +178,10 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     """
     ## The loss
 
-    Returns the mean over all pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`. Label 0
-    is a class, so it counts. As in `transformers`, pairs labeled -100 don't count; if no others are left,
-    the loss is 0, not 0/0. For a micro-batch, pass the number of pairs in the whole batch as
-    `num_pairs_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
+    Returns the mean cross-entropy of the labeled pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`.
+    As in `transformers`, pairs labeled -100 don't count; if no others are left, the loss is 0, not 0/0.
+    (Label 0 means *next*, not padding, so it counts.) For a micro-batch, pass the number of labeled pairs in
+    the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
