@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from docs.figures.course import course_notes
 from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
@@ -30,6 +31,10 @@ class RecordedContents:
     def after(self, source: Source) -> str:
         """The recorded runs of an experiment."""
         return recorded_runs(source, self.records)
+
+    def notes(self, source: Source) -> dict[str, str]:
+        """A link to the course at each definition that is one of its steps."""
+        return course_notes(source)
 
 
 # Files that run as a notebook: those that can be copied, and the experiments that need no trained model.
@@ -78,6 +83,8 @@ SITE = Site(
     watched=("docs/runs",),
     titles={
         "labml_bert": "The package",
+        "labml_bert/course": "The course",
+        "labml_bert/course/probes": "The checks of the course",
         "labml_bert/run": "Running and recording",
         "docs/live": "In the browser",
     },
@@ -92,6 +99,7 @@ SITE = Site(
         "labml_bert/training",
         "labml_bert/baselines",
         "labml_bert/run",
+        "labml_bert/course",
         "experiments/mlm_tiny",
         "experiments/mlm_modern",
         "experiments/mlm_words",

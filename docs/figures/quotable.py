@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, budget, claims, derived, live, recipe, studies
+from docs.figures import attention, budget, claims, course, derived, live, recipe, studies
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.example import example, example_value
@@ -239,6 +239,9 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claims_hours": claims.hours,
         "timeline": timeline,
         "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
+        "course_table": course.course_table,
+        "course_steps": course.course_steps,
+        "course_mistakes": course.course_mistakes,
         "count": derived.count,
         "fraction_of": derived.fraction_of,
         "batch_time": lambda pipeline: derived.batch_time(record("cost"), pipeline),

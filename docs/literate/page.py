@@ -7,7 +7,7 @@ side.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import nbformat
 from markupsafe import Markup
@@ -51,14 +51,19 @@ def tools(source: Source, has_notebook: bool) -> str:
 
 
 def source_page(
-    source: Source, sources: Sources, after: str = "", searched: bool = True, has_notebook: bool = False
+    source: Source,
+    sources: Sources,
+    after: str = "",
+    searched: bool = True,
+    has_notebook: bool = False,
+    notes: Mapping[str, str] | None = None,
 ) -> str:
     """
     ## File to page
 
     `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
     code: the recorded runs of an experiment. Unless `searched`, search leaves the page out. If the file
-    `has_notebook`, the page links to it.
+    `has_notebook`, the page links to it. `notes` are Markdown that follows the explanation of a definition.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -74,7 +79,8 @@ def source_page(
         if row.first > 1:
             parts.append(heading(row))
         where = f"{source.path}:{row.first}"
-        prose = render_prose(row.prose, source.page, find, where)
+        note = (notes or {}).get(row.name, "")
+        prose = render_prose(f"{row.prose}\n\n{note}" if note else row.prose, source.page, find, where)
         copy = ""
         # Only top-level definitions get a copy button, which copies a class with its methods.
         if row.name and "." not in row.name and row.first > 1:

@@ -32,6 +32,9 @@ class Contents(Protocol):
     def after(self, source: Source) -> str:
         """Markdown that follows the code of a source file."""
 
+    def notes(self, source: Source) -> dict[str, str]:
+        """Markdown that follows the explanation of a definition, by the name of the definition."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -98,7 +101,12 @@ def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
         else:
             path.unlink(missing_ok=True)
         page = source_page(
-            source, sources, contents.after(source), is_searched(site, source), source.path in site.notebooks
+            source,
+            sources,
+            contents.after(source),
+            is_searched(site, source),
+            source.path in site.notebooks,
+            contents.notes(source),
         )
         write_if_changed(site.out / f"{source.page}.md", page)
         write_if_changed(site.out / source.path, source.text)

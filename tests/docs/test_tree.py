@@ -54,6 +54,9 @@ class StubContents(Contents):
     def after(self, source: object) -> str:
         return "The end.\n"
 
+    def notes(self, source: object) -> dict:
+        return {}
+
 
 def project(root: Path) -> Site:
     """A package with a folder in it, and a chapter."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from docs.figures.diagrams import architecture, inputs, training
+from docs.figures.diagrams import architecture, course, inputs, training
 from docs.figures.diagrams.drawing import COLUMN, PHONE, Drawing, Words
 from docs.literate.chart import IDS
 from docs.literate.rows import PageError
@@ -30,6 +30,7 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
     "pretrain_finetune": training.pretrain_finetune,
     "curriculum": training.curriculum,
     "two_processes": training.two_processes,
+    "check": course.check,
 }
 
 

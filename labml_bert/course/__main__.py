@@ -1,0 +1,263 @@
+"""
+# Write it yourself
+
+Do you understand a model before you have written one? In this course you write the functions of this package,
+one at a time:
+
+    python -m labml_bert.course start my_bert
+    cd my_bert
+    python -m labml_bert.course check
+
+`start` writes the source files with the bodies of the steps removed. `check` runs your code and the original
+on the same inputs, and says in plain words what is different. `hint` helps, `show` says where to read,
+`solve` compares your code with the original, and `watch` checks whenever you save. At the end, `train` trains
+your own model.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight
+
+import argparse
+import difflib
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from rich.text import Text
+
+from labml_bert.course.check import Report, check_folder, next_step
+from labml_bert.course.folder import FILES, read_files, read_progress, write_exercises, write_progress
+from labml_bert.course.source import PACKAGE, first_line, function_lines, read_reference
+from labml_bert.course.step import Step, Verdict
+from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
+from labml_bert.course.train import train
+from labml_bert.stdout import console
+
+COMMAND = "python -m labml_bert.course"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """As in `run/terminal.py`, which takes two seconds to load PyTorch first."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with one line and exit code 2."""
+        fail(f"{message}; see --help")
+
+
+def fail(reason: object) -> NoReturn:
+    """Ends the program with one line and exit code 2."""
+    print("error:", " ".join(str(reason).split()), file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def say(text: str, indent: int = 2, style: str = "") -> None:
+    """Prints a paragraph that fits into 80 columns."""
+    width = max(40, min(console.width, 80) - 2)
+    prefix = " " * indent
+    console.print(Text(textwrap.fill(text, width, initial_indent=prefix, subsequent_indent=prefix), style))
+
+
+def number(step: Step) -> int:
+    """The number of a step, counted from 1."""
+    return STEPS.index(step) + 1
+
+
+def heading(step: Step, line: int | None = None) -> None:
+    """Prints the number and the title of a step, and where it is."""
+    console.print(Text(f"\n  {number(step)} of {len(STEPS)}  {step.title}", style="bold"))
+    place = f"{step.file}, line {line}" if line else step.file
+    console.print(Text(f"  {step.function} in {place}\n", style="dim"))
+
+
+def start_command(options: argparse.Namespace) -> None:
+    """Writes the exercises. Raises `ValueError` if the folder isn't empty."""
+    folder: Path = options.folder
+    write_exercises(folder)
+    say(f"Wrote {len(FILES)} files with {len(STEPS)} steps to {folder}. Begin with:")
+    console.print(f"\n  cd {folder}\n  {COMMAND} check\n")
+
+
+def check_command(options: argparse.Namespace) -> bool:
+    """Checks the next step and prints what is wrong. Returns whether the checked steps passed."""
+    folder: Path = options.folder
+    report = check_folder(folder, options.step)
+    print_report(report, folder)
+    return all(verdict.passed or verdict.mistake == "not written" for verdict in report.verdicts)
+
+
+def print_report(report: Report, folder: Path) -> None:
+    """Prints what a check found out: the steps that pass, and then the first that doesn't."""
+    by_name = {step.name: step for step in STEPS}
+    for verdict in report.verdicts:
+        step = by_name[verdict.step]
+        if verdict.passed:
+            console.print(Text(f"  ✓ {number(step):2}  {step.title}", style="green"))
+    if report.verdicts and not report.verdicts[-1].passed:
+        print_failure(by_name[report.verdicts[-1].step], report.verdicts[-1], folder)
+        if report.output.strip() and report.verdicts[-1].mistake != "not written":
+            say("Your code printed:")
+            lines = report.output.strip().splitlines()[:10]
+            console.print("\n".join(f"    {line[:74]}" for line in lines) + "\n")
+    elif report.next_step is None:
+        say(f"All {len(STEPS)} steps are done. Now train your own model, for three minutes:")
+        console.print(f"\n  {COMMAND} train\n")
+    else:
+        say(f"Next is step {number(report.next_step)}: {report.next_step.title}.")
+        console.print()
+    if report.next_step == STEPS[len(STEPS_TO_TRAIN)]:
+        say("You have written everything that you need to train your own model, in three minutes:")
+        console.print(f"\n  {COMMAND} train\n")
+    for file in report.restored:
+        say(f"Your code deleted {file}. It has been written again, as it was.", style="bold")
+    if not report.is_saved:
+        say("This folder can't be written, so the next check will run these steps again.", style="dim")
+
+
+def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
+    """Prints what is wrong with a step, with what was expected and what was found."""
+    is_unwritten = verdict.mistake == "not written"
+    if verdict.mistake == "syntax error":
+        console.print(Text(f"\n  {step.file}, line {verdict.line}\n", style="bold"))
+    else:
+        heading(step, verdict.line or first_line(read_files(folder)[step.file], step.function))
+    say(verdict.message if is_unwritten else f"✗ {verdict.message}", style="" if is_unwritten else "bold red")
+    if verdict.details:
+        console.print()
+    for line in verdict.details:
+        say(line.strip(), 4 + len(line) - len(line.lstrip()))
+    console.print(Text(f"\n  {COMMAND} hint\n", style="dim"))
+
+
+def current(options: argparse.Namespace) -> Step:
+    """The step of the command line, or the next one. Raises `ValueError` if all are done."""
+    step: Step | None = options.step or next_step(options.folder)
+    if step is None:
+        raise ValueError(f"all {len(STEPS)} steps are done; choose one with --step, from 1 to {len(STEPS)}")
+    return step
+
+
+def hint_command(options: argparse.Namespace) -> None:
+    """Prints one more hint for a step, or all of them if there are no more."""
+    step = current(options)
+    progress = read_progress(options.folder)
+    count = min(progress.hints.get(step.name, 0) + 1, len(step.hints))
+    progress.hints[step.name] = count
+    write_progress(options.folder, progress)
+    heading(step)
+    for i, hint in enumerate(step.hints[:count], 1):
+        say(f"Hint {i} of {len(step.hints)}: {hint}")
+        console.print()
+
+
+def show_command(options: argparse.Namespace) -> None:
+    """Prints where to read about a step."""
+    step = current(options)
+    site = PACKAGE.parent / "site"
+    base = f"{site.as_uri()}/" if site.is_dir() else "http://127.0.0.1:8000/"
+    suffix = "index.html" if site.is_dir() else ""
+    page = f"labml_bert/{step.file.removesuffix('.py')}"
+    heading(step)
+    if not site.is_dir():
+        say("Start the site with `make serve`, or build it with `make site`.")
+    say("The chapter:")
+    console.print(f"    {base}{step.chapter}/{suffix}")
+    say("The original, with the solution:")
+    console.print(f"    {base}{page}/{suffix}#{step.function}\n")
+
+
+def solve_command(options: argparse.Namespace) -> None:
+    """Prints the difference between the learner's code and the original."""
+    step = current(options)
+    original = function_lines(read_reference(step.file), step.function)
+    try:
+        own = function_lines(read_files(options.folder)[step.file], step.function)
+    except SyntaxError as error:
+        raise ValueError(f"{step.file} isn't valid Python (line {error.lineno}); mend it first") from None
+    heading(step)
+    lines = [*difflib.unified_diff(own, original, "yours", "the original", lineterm="", n=100)]
+    if not lines:
+        say("Your code is the same as the original.")
+    styles = {"-": "red", "+": "green", "@": "dim"}
+    for line in lines:
+        console.print(Text(line, style=styles.get(line[:1], "")))
+    console.print()
+
+
+def watch_command(options: argparse.Namespace) -> None:
+    """Checks now and after every change of a file, until Ctrl-C."""
+    folder: Path = options.folder
+    before: dict[str, float] = {}
+    while True:
+        times = {file: (folder / file).stat().st_mtime for file in FILES if (folder / file).is_file()}
+        if times != before:
+            before = times
+            if console.is_terminal:
+                console.clear()
+            check_command(options)
+            say("Waiting for you to save a file; Ctrl-C ends.", style="dim")
+        time.sleep(0.3)
+
+
+def train_command(options: argparse.Namespace) -> None:
+    """Trains the learner's own model. Raises `ValueError` if a step isn't done."""
+    step = next_step(options.folder)
+    if step in STEPS_TO_TRAIN:
+        raise ValueError(f"step {number(step)} ({step.title}) isn't done yet; run check")
+    raise SystemExit(train(options.folder, options.arguments))
+
+
+def read_step(text: str) -> Step:
+    """The step with this number. Raises `ArgumentTypeError` if there is none."""
+    if not text.isdecimal() or not 1 <= int(text) <= len(STEPS):
+        raise argparse.ArgumentTypeError(f"there is no step {text}; use a number from 1 to {len(STEPS)}")
+    return STEPS[int(text) - 1]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line. The exit code of `check` is 1 if a step fails."""
+    description = f"Write BERT yourself: {len(STEPS)} functions, each with a check and hints."
+    parser = OneLineParser(prog=COMMAND, description=description, allow_abbrev=False)
+    names = "start|check|hint|show|solve|watch|train"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
+
+    def add(name: str, run: Callable[[argparse.Namespace], object], text: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
+        command.set_defaults(run=run, step=None)
+        if name == "start":
+            command.add_argument("folder", type=Path, help="new folder for the exercises")
+        else:
+            words = "folder of the exercises (default: the current folder)"
+            command.add_argument("--folder", type=Path, default=Path(), help=words)
+        if name in ("check", "hint", "show", "solve"):
+            command.add_argument("--step", type=read_step, help="number of a step (default: the next one)")
+        return command
+
+    add("start", start_command, "write the exercises into a new folder")
+    add("check", check_command, "check the next step")
+    add("hint", hint_command, "print a hint; repeat for a stronger one")
+    add("show", show_command, "print where to read about a step")
+    add("solve", solve_command, "compare your code with the original")
+    add("watch", watch_command, "check whenever you save a file")
+    training = add("train", train_command, "train your own model for three minutes")
+    training.add_argument("arguments", nargs="*", help="options of experiments/mlm_tiny.py, after --")
+    options = parser.parse_args(argv)
+    try:
+        if options.run(options) is False:
+            raise SystemExit(1)
+    except ValueError as error:
+        fail(error)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; use another folder")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
+        # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()

@@ -1,0 +1,154 @@
+"""
+# Checking the next step
+
+Which step is next, and is it right? The next step is the first whose code hasn't passed its check. Its code
+runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer, and the
+learner's files stay as they were.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from labml_bert.course import folder as folders
+from labml_bert.course.source import PACKAGE, is_empty
+from labml_bert.course.step import Step, Verdict
+from labml_bert.course.track import STEPS
+
+# Seconds that the code of a step may take. Every check takes less than one.
+LIMIT = 10.0
+# Seconds for loading PyTorch, on a slow machine.
+START = 120.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found out."""
+
+    verdicts: list[Verdict]
+    """One for each step that was checked; only the last can have failed."""
+    next_step: Step | None
+    """The first step that isn't done, or `None` if all are."""
+    output: str
+    """What the learner's code printed."""
+    restored: list[str]
+    """Files that the learner's code deleted."""
+    is_saved: bool
+    """Whether the progress could be written."""
+
+
+def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -> Report:
+    """
+    Checks all steps up to the first that isn't done, or `only` one step. Code that has passed before isn't
+    checked again.
+
+    Raises `ValueError` if a file of the exercises is missing.
+    """
+    texts, progress = folders.read_files(folder), folders.read_progress(folder)
+    to_judge: list[Step] = []
+    problem = None
+    for step in [only] if only else STEPS:
+        problem = read_problem(step, texts[step.file])
+        if problem:
+            break
+        if only or not is_done(step, texts, progress):
+            to_judge.append(step)
+    verdicts, output = run_judge(to_judge, texts, limit) if to_judge else ([], "")
+    restored = folders.put_back(folder, texts)
+    for step, verdict in zip(to_judge, verdicts, strict=False):
+        if verdict.passed:
+            progress.passed[step.name] = folders.fingerprint(step, texts[step.file])
+    is_saved = folders.write_progress(folder, progress) if verdicts else True
+    if problem and all(verdict.passed for verdict in verdicts):
+        verdicts.append(problem)
+    remaining = (step for step in STEPS if not is_done(step, texts, progress))
+    return Report(verdicts, next(remaining, None), output, restored, is_saved)
+
+
+def next_step(folder: Path) -> Step | None:
+    """
+    The first step that isn't done, or `None` if all are. Without a record of the progress, checks the code.
+
+    Raises `ValueError` if a file of the exercises is missing.
+    """
+    texts, progress = folders.read_files(folder), folders.read_progress(folder)
+    if not progress.passed:
+        return check_folder(folder).next_step
+    return next((step for step in STEPS if not is_done(step, texts, progress)), None)
+
+
+def is_done(step: Step, texts: dict[str, str], progress: folders.Progress) -> bool:
+    """Whether a step has passed with this very code."""
+    text = texts[step.file]
+    return not read_problem(step, text) and progress.passed.get(step.name) == folders.fingerprint(step, text)
+
+
+def read_problem(step: Step, text: str) -> Verdict | None:
+    """What can be said about the code without running it, or `None` if nothing is wrong."""
+    try:
+        if is_empty(text, step.function):
+            return Verdict(step.name, False, f"Not written yet: {step.task}.", mistake="not written")
+        folders.fingerprint(step, text)
+    except SyntaxError as error:
+        details = (f"{error.msg}:", f"  {(error.text or '').strip()}")
+        message = f"{step.file} isn't valid Python."
+        return Verdict(step.name, False, message, details, error.lineno, "syntax error")
+    except ValueError as error:
+        message = f"In {step.file}, {error} any more. Every function of the file has to stay where it was."
+        return Verdict(step.name, False, message)
+    return None
+
+
+def run_judge(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
+    """Runs `judge.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder, empty = Path(name), Path(name) / "empty"
+        empty.mkdir()
+        job = {"steps": [step.name for step in steps], "files": texts, "limit": limit}
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
+        seconds = START + limit * (len(steps) + 1)
+        with open(folder / "output.txt", "wb") as output:
+            try:
+                code: int | None = subprocess.run(
+                    [sys.executable, "-m", "labml_bert.course.judge", str(folder)],
+                    cwd=empty,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=seconds,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        text = (folder / "output.txt").read_bytes()[:2000].decode("utf-8", "replace")
+        verdicts, trace = read_text(folder / "verdicts.jsonl"), read_text(folder / "trace.txt")
+    finished = [Verdict(**json.loads(line)) for line in verdicts.splitlines()]
+    if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
+        finished.append(explain_end(steps[len(finished)], code, trace, limit))
+    return finished, text
+
+
+def explain_end(step: Step, code: int | None, trace: str, limit: float) -> Verdict:
+    """The verdict on code that made the judge end too early."""
+    if trace or code is None:
+        # Other functions of the file may be original code, with other line numbers.
+        name = step.function.rpartition(".")[2]
+        lines = re.findall(rf'File "{re.escape(step.file)}", line (\d+) in {name}\b', trace)
+        message = f"Your code was still running after {limit:g} seconds. Is there a loop without an end?"
+        return Verdict(step.name, False, message, (), int(lines[0]) if lines else None)
+    message = (
+        f"Your code ended the process (exit code {code}). Does it call os._exit, or need too much memory?"
+    )
+    return Verdict(step.name, False, message)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or an empty string if there is no such file."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

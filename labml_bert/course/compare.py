@@ -1,0 +1,131 @@
+"""
+# What is expected, and what your code does
+
+How do you compare two implementations that may look nothing alike? You run both on the same inputs and
+observe something: a result, a shape, a count, a fraction, or an exception. This file compares observations
+and puts a difference into words.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Probe = Callable[[Any], Iterator[tuple[str, Any]]]
+"""The check of a step: a generator that uses a module and yields observations, each with a name."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """A number that depends on random draws, so it may differ by up to `tolerance`."""
+
+    value: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception: its type, its message, and where it was raised."""
+
+    kind: str
+    message: str
+    traceback: TracebackType | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+class Observation(NamedTuple):
+    """One thing that a probe observed."""
+
+    name: str
+    value: Any
+
+
+def observe(probe: Probe, module: ModuleType) -> list[Observation]:
+    """Runs a probe. An exception, even `SystemExit`, is the last observation."""
+    observations = []
+    torch.manual_seed(0)
+    try:
+        for name, value in probe(module):
+            observations.append(Observation(name, value))
+    except BaseException as error:
+        message = " ".join(str(error).split())
+        observations.append(Observation("error", Raised(type(error).__name__, message, error.__traceback__)))
+    return observations
+
+
+def first_difference(expected: list[Observation], actual: list[Observation]) -> int | None:
+    """The index of the first observation that differs, or `None` if all agree."""
+    for i, (a, b) in enumerate(zip(expected, actual, strict=False)):
+        if a.name != b.name or describe_difference(a.value, b.value):
+            return i
+    return None if len(expected) == len(actual) else min(len(expected), len(actual))
+
+
+def describe_difference(expected: Any, actual: Any) -> list[str]:
+    """The lines that say how two values differ, or an empty list if they agree."""
+    if isinstance(expected, Near) and isinstance(actual, Near):
+        is_equal = abs(expected.value - actual.value) <= expected.tolerance
+        return [] if is_equal else pair(f"about {expected.value:.3g}", f"{actual.value:.3g}")
+    if isinstance(expected, Raised) and isinstance(actual, Raised):
+        is_equal = (expected.kind, expected.message) == (actual.kind, actual.message)
+        return [] if is_equal else pair(str(expected), str(actual))
+    if isinstance(expected, Tensor) and isinstance(actual, Tensor):
+        return describe_tensors(expected, actual)
+    if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+        if len(expected) != len(actual):
+            return pair(f"{len(expected)} values", f"{len(actual)} values")
+        parts = [describe_difference(a, b) for a, b in zip(expected, actual, strict=True)]
+        return next(([f"in value {i}:", *part] for i, part in enumerate(parts) if part), [])
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        if expected.keys() != actual.keys():
+            return pair(", ".join(map(str, expected)), ", ".join(map(str, actual)))
+        by_key = {key: describe_difference(value, actual[key]) for key, value in expected.items()}
+        return next(([f"in {key}:", *part] for key, part in by_key.items() if part), [])
+    if isinstance(expected, float) and isinstance(actual, float | int) and not isinstance(actual, bool):
+        return describe_tensors(torch.tensor(expected).double(), torch.tensor(actual).double())
+    if type(expected) is type(actual) and expected == actual:
+        return []
+    return pair(describe(expected), describe(actual))
+
+
+def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
+    """Compares shapes, then types, then values, and describes the first number that differs most."""
+    if expected.shape != actual.shape:
+        return pair(f"shape {tuple(expected.shape)}", f"shape {tuple(actual.shape)}")
+    if expected.dtype != actual.dtype:
+        return pair(str(expected.dtype).removeprefix("torch."), str(actual.dtype).removeprefix("torch."))
+    a, b = expected.detach().double(), actual.detach().double()
+    is_equal = torch.isclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+    if is_equal.all():
+        return []
+    if a.dim() == 0:
+        return pair(describe(expected), describe(actual))
+    gap = (a - b).abs().nan_to_num(nan=float("inf")).masked_fill(is_equal, -1.0)
+    index = [int(i) for i in torch.unravel_index(gap.argmax(), gap.shape)]
+    where = f"{int((~is_equal).sum()):,} of {is_equal.numel():,} numbers differ; at {index}:"
+    return [where, *pair(describe(expected[tuple(index)]), describe(actual[tuple(index)]))]
+
+
+def describe(value: Any) -> str:
+    """A value in a few words: a number as it is, and a tensor by its shape."""
+    if isinstance(value, Near):
+        return f"about {value.value:.3g}"
+    if isinstance(value, Tensor):
+        if value.dim():
+            return f"a tensor of shape {tuple(value.shape)}"
+        value = value.item()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple | dict) and len(repr(value)) > 40:
+        return f"{type(value).__name__} of {len(value)}"
+    return repr(value) if isinstance(value, str | int | list | tuple | dict | None) else str(value)
+
+
+def pair(expected: str, actual: str) -> list[str]:
+    """The two lines that show a difference."""
+    return [f"  expected  {expected}", f"  found     {actual}"]

@@ -1,0 +1,139 @@
+"""
+# The learner's folder
+
+What is in the folder that `start` writes? The source files of the steps, at the same paths as in
+`labml_bert`, with the bodies of the steps removed, and a README. `progress.json` says which code has passed.
+It only saves time: the code itself is the progress, so if the file is lost, the steps are checked again.
+"""
+
+import ast
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+
+from labml_bert.course.source import read_reference, remove_bodies, restore_others
+from labml_bert.course.step import Step
+from labml_bert.course.track import STEPS
+
+PROGRESS = "progress.json"
+FILES = tuple(dict.fromkeys(step.file for step in STEPS))
+README = """\
+# Write it yourself
+
+You write BERT, one function at a time. Each function raises an error that says
+what to write. Its docstring says what goes in and what comes out.
+
+    python -m labml_bert.course check    what is wrong with the next step
+    python -m labml_bert.course hint     a hint; repeat it for a stronger one
+    python -m labml_bert.course show     where to read about it
+    python -m labml_bert.course solve    your code next to the original
+    python -m labml_bert.course watch    check whenever you save
+    python -m labml_bert.course train    train your model, at the end
+
+Run the commands in this folder. These are the steps:
+
+"""
+
+
+def write_exercises(folder: Path) -> None:
+    """
+    ## The start
+
+    Writes the exercises into a new or empty folder.
+
+    Raises `ValueError` if the folder isn't empty, and `OSError` if it can't be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; choose a new folder, or run check in this one")
+    for file in FILES:
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        steps = [step for step in STEPS if step.file == file]
+        path.write_text(remove_bodies(read_reference(file), steps), encoding="utf-8")
+    width = max(len(step.title) for step in STEPS)
+    rows = [f"    {i:2}  {step.title:{width}}  {step.file}" for i, step in enumerate(STEPS, 1)]
+    (folder / "README.md").write_text(README + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def read_files(folder: Path) -> dict[str, str]:
+    """
+    The learner's files, by name.
+
+    Raises `ValueError` if a file is missing or isn't UTF-8.
+    """
+    texts = {}
+    for file in FILES:
+        try:
+            texts[file] = (folder / file).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            if not any((folder / file).exists() for file in FILES):
+                start = "python -m labml_bert.course start DIR"
+                raise ValueError(f"{folder} has no exercises; write them with: {start}") from None
+            remedy = "write the exercises into a new folder with start, and copy the file from there"
+            raise ValueError(f"{folder / file} is missing; {remedy}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{folder / file} is not UTF-8; save it as UTF-8") from None
+    return texts
+
+
+def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
+    """Writes each file that is missing or empty again, and returns the names of these files."""
+    restored = []
+    for file, text in texts.items():
+        path = folder / file
+        if text and (not path.is_file() or path.stat().st_size == 0):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            restored.append(file)
+    return restored
+
+
+@cache
+def fingerprint(step: Step, text: str) -> str:
+    """
+    A hash of everything that the check of a step depends on. Comments don't count.
+
+    Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
+    """
+    code = ast.unparse(restore_others(text, step, STEPS))
+    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass
+class Progress:
+    """What `progress.json` holds."""
+
+    passed: dict[str, str] = field(default_factory=dict)
+    """The fingerprint of each step that has passed, by its name."""
+    hints: dict[str, int] = field(default_factory=dict)
+    """How many hints of a step have been printed, by its name."""
+
+
+def read_progress(folder: Path) -> Progress:
+    """The progress. A file that is missing or damaged counts as an empty one."""
+    try:
+        content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        passed = {str(name): str(value) for name, value in content["passed"].items()}
+        return Progress(passed, {str(name): int(value) for name, value in content["hints"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Progress()
+
+
+def write_progress(folder: Path, progress: Progress) -> bool:
+    """
+    Writes the file under a temporary name and renames it. Returns whether that was possible. It isn't in a
+    read-only folder, and the only loss is time.
+    """
+    part = folder / f"{PROGRESS}.{os.getpid()}"
+    try:
+        part.write_text(json.dumps(asdict(progress), indent=1) + "\n", encoding="utf-8")
+        part.replace(folder / PROGRESS)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""
+# The judge
+
+`python -m labml_bert.course.judge FOLDER` checks steps. It's a process of its own, because the learner's code
+can do anything: print, loop forever, or end the process. `FOLDER` has the job in `job.json`; the verdicts go
+to `verdicts.jsonl`, one line each. At the first step that fails, the judge stops. If a step takes too long,
+the traceback goes to `trace.txt` and the process ends.
+"""
+
+import ast
+import faulthandler
+import json
+import sys
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from labml_bert.course.compare import Observation, Raised, describe_difference, first_difference, observe
+from labml_bert.course.probes.track import PROBES
+from labml_bert.course.source import make_mistake, read_reference, restore_others
+from labml_bert.course.step import Mistake, Step, Verdict
+from labml_bert.course.track import STEPS
+
+
+def load(code: str | ast.Module, step: Step, filename: str) -> ModuleType:
+    """Runs the code of a module, which may raise any exception, and returns the module."""
+    name = "labml_bert." + step.file.removesuffix(".py").replace("/", ".")
+    module = ModuleType(name)
+    module.__file__ = filename
+    exec(compile(code, filename, "exec"), vars(module))
+    return module
+
+
+@cache
+def observe_reference(step: Step) -> list[Observation]:
+    """What the probe of a step observes in the original."""
+    return observe(PROBES[step.name], load(read_reference(step.file), step, "<reference>"))
+
+
+@cache
+def observe_mistakes(step: Step) -> list[tuple[Mistake, list[Observation]]]:
+    """What the probe of a step observes in the original with each known mistake."""
+    modules = [(mistake, load(make_mistake(step, mistake), step, "<mistake>")) for mistake in step.mistakes]
+    return [(mistake, observe(PROBES[step.name], module)) for mistake, module in modules]
+
+
+def judge(step: Step, tree: ast.Module) -> Verdict:
+    """
+    ## One step
+
+    Compares what a probe observes in the learner's code with what it observes in the reference. If they
+    differ, looks for a known mistake with the same observations, or else with the same first difference.
+    """
+    expected = observe_reference(step)
+    try:
+        module = load(tree, step, step.file)
+    except BaseException as error:
+        raised = Raised(type(error).__name__, " ".join(str(error).split()), error.__traceback__)
+        line = line_of(raised, step)
+        return Verdict(step.name, False, "The file can't be imported.", (str(raised),), line)
+    actual = observe(PROBES[step.name], module)
+    i = first_difference(expected, actual)
+    if i is None:
+        return Verdict(step.name, True)
+    value = actual[i].value
+    if isinstance(value, Raised):
+        message, line = f"Your code raises {value.kind}.", line_of(value, step)
+        details = [value.message] if value.message else []
+    else:
+        message, line = f"Something is wrong with {expected[i].name}.", None
+        if value is None:
+            message += " Does your function return its result?"
+        details = [f"{expected[i].name}:", *describe_difference(expected[i].value, value)]
+    outcomes = observe_mistakes(step)
+    matches = [m for m, outcome in outcomes if first_difference(outcome, actual) is None]
+    matches += [
+        m
+        for m, outcome in outcomes
+        if first_difference(expected, outcome) == i and not describe_difference(outcome[i].value, value)
+    ]
+    if matches:
+        return Verdict(step.name, False, matches[0].message, tuple(details), line, matches[0].name)
+    return Verdict(step.name, False, message, tuple(details), line)
+
+
+def line_of(raised: Raised, step: Step) -> int | None:
+    """The innermost line of the learner's code in a traceback, or `None` if it's in none of its lines."""
+    line, traceback = None, raised.traceback
+    others = {name for other in STEPS for name in (other.function, *other.twins)} - {step.function}
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        # The other steps are original code, with the line numbers of the original file.
+        if code.co_filename == step.file and code.co_qualname not in others:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def main(folder: Path) -> None:
+    """Judges the steps of a job."""
+    torch.set_num_threads(1)
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text("utf-8"))
+    steps = {step.name: step for step in STEPS}
+    with (
+        open(folder / "verdicts.jsonl", "w", encoding="utf-8") as verdicts,
+        open(folder / "trace.txt", "w", encoding="utf-8") as trace,
+    ):
+        for name in job["steps"]:
+            step = steps[name]
+            tree = restore_others(job["files"][step.file], step, STEPS)
+            faulthandler.dump_traceback_later(job["limit"], exit=True, file=trace)
+            verdict = judge(step, tree)
+            faulthandler.cancel_dump_traceback_later()
+            print(json.dumps(asdict(verdict)), file=verdicts, flush=True)
+            if not verdict.passed:
+                return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

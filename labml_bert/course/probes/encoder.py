@@ -1,0 +1,150 @@
+"""
+# Checks: the encoder
+
+What the steps in `bert.py` must do. The weights are large, so that every part of a sum shows in the result.
+Attention weights are observed first: they come before everything that uses them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.course.compare import Near, Probe
+from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
+
+
+def config(m: Any, **options: Any) -> Any:
+    """Sizes that all differ, so a mix-up of two dimensions shows in the shape."""
+    sizes = {
+        "vocab_size": 11,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "max_position_embeddings": 9,
+    }
+    return m.BertConfig(**{**sizes, **options})
+
+
+def probe_embeddings(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertEmbeddings(config(m)))
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 1, 1]])
+    types = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    yield "the embeddings with default positions and token types", module(ids)
+    yield "the embeddings with token types", module(ids, types)
+    yield "the embeddings with positions", module(ids, None, torch.tensor([[4, 5, 6, 7], [0, 1, 2, 3]]))
+    module.dropout = FixedDropout()
+    yield "the embeddings with dropout", module(ids, types)
+
+
+def probe_project(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertSelfAttention(config(m)))
+    x = numbers(2, 5, 12)
+    yield "the queries, as heads", module.project(x, module.query)[0]
+    yield "the keys and values, as heads", module.project(x, module.key, module.value)
+
+
+def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertSelfAttention(config(m)))
+    x, queries = numbers(2, 5, 12), numbers(2, 2, 12, seed=1)
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
+    context, weights = module(x, x, None, True)
+    yield "the attention weights", weights
+    yield "the attention weights with padding", module(x, x, mask, True)[1]
+    yield "the attention weights if a row is all padding", module(x, x, mask & False, True)[1]
+    yield "the context vectors", context
+    yield "the context vectors without output_attentions", module(x, x, mask)
+    yield "the result for two query states", module(queries, x, mask, True)
+    yield "the result for two query states without output_attentions", module(queries, x, mask)
+    module.dropout = FixedDropout()
+    yield "the context vectors with dropout", module(x, x, mask, True)[0]
+
+
+def probe_output(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertOutput(7, config(m)))
+    x, residual = numbers(2, 5, 7), numbers(2, 5, 12, seed=1)
+    yield "the result", module(x, residual)
+    module.dropout = FixedDropout()
+    yield "the result with dropout", module(x, residual)
+
+
+def probe_intermediate(m: Any) -> Iterator[tuple[str, Any]]:
+    yield "the result", set_weights(m.BertIntermediate(config(m)))(numbers(2, 5, 12))
+
+
+def probe_layer(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertLayer(config(m)))
+    x = numbers(2, 5, 12)
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
+    yield "the result", module(x, None, False)
+    yield "the result with a mask and attention weights", module(x, mask, True)
+    yield "the result for two query states", module(x, None, True, x[:, 1:3])
+
+
+def probe_stack(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertEncoder(config(m, num_hidden_layers=3)))
+    x = numbers(2, 5, 12)
+    mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
+    positions = torch.tensor([[0, 3], [4, 1]])
+    yield "the result of three blocks", module(x, None, False)
+    yield "the result with a mask", module(x, mask, False)
+    yield "the result with attention weights", module(x, None, True)
+    yield "the result at two output positions", module(x, None, False, positions)
+
+
+def probe_pooler(m: Any) -> Iterator[tuple[str, Any]]:
+    yield "the result", set_weights(m.BertPooler(config(m)))(numbers(2, 5, 12))
+
+
+def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
+    module = set_weights(m.BertModel(config(m)))
+    ids = torch.tensor([[1, 2, 3, 4, 5], [5, 6, 1, 0, 0]])
+    mask, types = (ids != 0).long(), (torch.arange(5) > 2).long().expand(2, 5)
+    yield "the result without a mask", module(ids)
+    yield "the result with a mask", module(ids, mask)
+    yield "the result with a mask of floats, 0 and 1", module(ids, mask.float())
+    yield "the result with token types", module(ids, mask, types)
+    yield "the result with positions", module(ids, mask, types, torch.arange(5)[None] + 3)
+    yield "the result with attention weights", module(ids, mask, output_attentions=True)
+    positions = torch.tensor([[1, 3], [2, 1]])
+    yield "the pooled vector with output positions", module(ids, mask, output_positions=positions)[1]
+    yield "the vectors at the output positions", module(ids, mask, output_positions=positions)[0]
+    alone = set_weights(m.BertModel(config(m), add_pooling_layer=False))
+    yield "the result without a pooler", alone(ids, mask, output_positions=positions)
+    yield "the answer to an additive mask", raises(module, ids, (1.0 - mask) * -1e9)
+    yield "the answer to a mask of shape (B, 1, 1, T)", raises(module, ids, mask[:, None, None])
+
+
+def normal_facts(weight: Tensor, std: float) -> list[Any]:
+    """The standard deviation of a weight in units of `std`, and whether it's truncated at two of them."""
+    return [Near(weight.std().item() / std, 0.03), bool((weight.abs() <= 2.001 * std).all())]
+
+
+def probe_init(m: Any) -> Iterator[tuple[str, Any]]:
+    linear, embedding, norm = nn.Linear(200, 100), nn.Embedding(100, 200), nn.LayerNorm(50)
+    nn.init.constant_(norm.bias, 0.7)
+    for module in (linear, embedding, norm, nn.Linear(3, 3, bias=False)):
+        m.init_weights(module)
+    name = "the standard deviation divided by 0.02, and whether all weights are within two of them,"
+    yield f"{name} of an embedding", normal_facts(embedding.weight, 0.02)
+    yield f"{name} of a linear layer", normal_facts(linear.weight, 0.02)
+    yield "the biases of a linear layer", linear.bias
+    yield "the weights and biases of a LayerNorm", (norm.weight, norm.bias)
+    m.init_weights(embedding, 0.5)
+    yield "the same with std=0.5, divided by 0.5", normal_facts(embedding.weight, 0.5)
+
+
+PROBES: dict[str, Probe] = {
+    "bert.py:BertEmbeddings.forward": probe_embeddings,
+    "bert.py:BertSelfAttention.project": probe_project,
+    "bert.py:BertSelfAttention.forward": probe_attention,
+    "bert.py:BertOutput.forward": probe_output,
+    "bert.py:BertIntermediate.forward": probe_intermediate,
+    "bert.py:BertLayer.forward": probe_layer,
+    "bert.py:BertEncoder.forward": probe_stack,
+    "bert.py:BertPooler.forward": probe_pooler,
+    "bert.py:BertModel.forward": probe_model,
+    "bert.py:init_weights": probe_init,
+}

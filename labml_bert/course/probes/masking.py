@@ -1,0 +1,201 @@
+"""
+# Checks: masked language modeling
+
+What the steps in `mlm.py` must do, observed on small inputs. A solution may draw its random numbers in
+another order than the reference, so the checks of the masker observe counts and fractions.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.course.compare import Near, Probe
+from labml_bert.course.probes.tools import numbers, raises, set_weights
+
+V, MASK, SPECIAL = 40, 4, range(4)
+
+
+def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
+    labels = torch.tensor([7, -100, 0, -100, -100, -100])
+    none, logits = torch.full((6,), -100), numbers(6, V)
+    yield "the loss of a uniform guess among 100 tokens", m.masked_lm_loss(torch.zeros(4, 100), labels[:4])
+    yield "the loss of six positions, of which two are labeled", m.masked_lm_loss(logits, labels)
+    yield "the loss without any label", m.masked_lm_loss(logits, none)
+    yield "the loss with a single label", m.masked_lm_loss(logits[:2], labels[:2])
+    whole = torch.tensor(2)
+    yield (
+        "the sum of the losses of two micro-batches",
+        m.masked_lm_loss(logits[:1], labels[:1], whole) + m.masked_lm_loss(logits[1:], labels[1:], whole),
+    )
+    yield "the loss of bfloat16 logits", m.masked_lm_loss(logits.bfloat16(), labels)
+    yield "the loss of a micro-batch without labels", m.masked_lm_loss(logits, none, whole)
+
+
+def probe_accuracy(m: Any) -> Iterator[tuple[str, Any]]:
+    logits, labels = numbers(6, V), torch.tensor([-100] * 6)
+    labels[:4] = logits[:4].argmax(-1) + torch.tensor([0, 1, 0, 1])
+    yield "the accuracy, with two of four labeled positions right", m.masked_accuracy(logits, labels)
+    yield "the accuracy without any label", m.masked_accuracy(logits, torch.full((6,), -100))
+    yield "the accuracy with a single label", m.masked_accuracy(logits[2:3], labels[2:3])
+    yield "the accuracy of a micro-batch", m.masked_accuracy(logits, labels, torch.tensor(8))
+
+
+def masker(m: Any, **options: Any) -> Any:
+    """A masker of the module, with a generator of its own."""
+    return m.TokenMasker(V, MASK, SPECIAL, generator=torch.Generator().manual_seed(0), **options)
+
+
+def probe_ordinary_ids(m: Any) -> Iterator[tuple[str, Any]]:
+    small = m.TokenMasker(8, 4, [0, 2])
+    yield "is_special, with the special tokens 0 and 2 and the mask token 4", small.is_special.tolist()
+    yield "ordinary_ids", small.ordinary_ids
+
+
+def fraction(part: Tensor, whole: Tensor, tolerance: float) -> Near:
+    """The fraction of true entries in `whole` that are also true in `part`."""
+    return Near((part & whole).sum().item() / max(1, int(whole.sum())), tolerance)
+
+
+def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
+    is_candidate = numbers(200, 200, seed=4321) < 1.0
+    before = torch.get_rng_state()
+    result = masker(m).choose(is_candidate)
+    yield "the shape and the type", (tuple(result.shape), str(result.dtype))
+    yield "the number of chosen tokens that aren't candidates", int((result & ~is_candidate).sum())
+    yield "the fraction of candidates that are chosen", fraction(result, is_candidate, 0.01)
+    half = masker(m, mlm_probability=0.5).choose(is_candidate)
+    yield "the fraction chosen if mlm_probability is 0.5", fraction(half, is_candidate, 0.02)
+    yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
+    words = (torch.arange(200) // 2).expand(200, 200)
+    all_tokens = torch.ones_like(is_candidate)
+    counts = masker(m).choose(all_tokens).sum(1)
+    yield "whether the number of chosen tokens varies between rows", len(counts.unique()) > 1
+    result = masker(m).choose(all_tokens, words)
+    yield "the number of words chosen only in part", int((result[:, ::2] != result[:, 1::2]).sum())
+    yield "the fraction of words that are chosen", fraction(result, all_tokens, 0.02)
+    yield "the fraction of the first words that are chosen", fraction(result[:, :2], all_tokens[:, :2], 0.1)
+    outside = torch.where(torch.arange(200) < 100, words, -1)
+    result = masker(m).choose(outside >= 0, outside)
+    yield "whether some tokens are chosen if others have the word id -1", bool(result.any())
+    sizes = torch.tensor([200, 100, 40, 3])
+    some = torch.arange(200) >= 200 - sizes[:, None]
+    result = masker(m, max_predictions_per_seq=20).choose(some)
+    yield "with a limit of 20, the number of chosen tokens in rows of 200, 100, 40 and 3", result.sum(1)
+    yield "with a limit, the number of chosen tokens that aren't candidates", int((result & ~some).sum())
+    half = masker(m, mlm_probability=0.5, max_predictions_per_seq=30).choose(some)
+    yield "the number of chosen tokens in these rows if mlm_probability is 0.5 and the limit 30", half.sum(1)
+    result = masker(m, max_predictions_per_seq=50).choose(all_tokens)
+    yield (
+        "with a limit, the fraction chosen in the first half",
+        fraction(result[:, :100], all_tokens[:, :100], 0.01),
+    )
+    result = masker(m, max_predictions_per_seq=15).choose(all_tokens, words)
+    yield "with a limit of 15 and words of 2 tokens, the number of chosen tokens", result.sum(1).unique()
+    halves = result[:, ::2] != result[:, 1::2]
+    yield "with a limit and words, the number of words chosen only in part", int(halves.sum())
+
+
+def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
+    before = torch.get_rng_state()
+    ids = torch.full((400, 400), 7)
+    masked, labels = masker(m, mlm_probability=1.0)(ids.clone())
+    everywhere = torch.ones_like(ids).bool()
+    yield "the shapes", (tuple(masked.shape), tuple(labels.shape))
+    yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
+    yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
+    options = {"mlm_probability": 1.0, "mask_replace_prob": 0.3, "random_replace_prob": 0.5}
+    masked, _ = masker(m, **options)(ids.clone())
+    name = "if mask_replace_prob is 0.3 and random_replace_prob is 0.5"
+    yield f"the fraction of masks {name}", fraction(masked == MASK, everywhere, 0.01)
+    yield f"the fraction of unchanged tokens {name}", fraction(masked == 7, everywhere, 0.01)
+    ids = torch.randint(V, (300, 100), generator=torch.Generator().manual_seed(1))
+    original = ids.clone()
+    masked, labels = masker(m)(ids)
+    yield "the number of input tokens that you overwrote", int((ids != original).sum())
+    is_labeled = labels != -100
+    is_special = original <= MASK
+    yield "the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "the fraction of ordinary tokens that have a label", fraction(is_labeled, ~is_special, 0.01)
+    yield "the number of wrong labels", int((is_labeled & (labels != original)).sum())
+    yield (
+        "the number of tokens that changed but have no label",
+        int((~is_labeled & (masked != original)).sum()),
+    )
+    random = masked[(masked != original) & (masked != MASK)]
+    yield "the number of special tokens used as random tokens", int((random < MASK).sum())
+    yield "whether all ordinary tokens occur as random tokens", len(random.unique()) == V - 5
+    attention_mask = (torch.arange(100) < 60).long().expand(300, 100)
+    labels = masker(m)(original, attention_mask).labels
+    yield "the number of padded positions that have a label", int((labels[:, 60:] != -100).sum())
+    is_labeled = labels != -100
+    yield "with padding, the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    words = torch.where(torch.arange(100) < 50, torch.arange(100) // 2, -1).expand(300, 100)
+    is_labeled = masker(m)(torch.full((300, 100), 7), None, words).labels != -100
+    yield "the number of labels at tokens with the word id -1", int(is_labeled[:, 50:].sum())
+    yield "the number of words labeled in part", int((is_labeled[:, ::2] != is_labeled[:, 1::2]).sum())
+    yield "whether the word 0 is ever chosen", bool(is_labeled[:, 0].any())
+    is_labeled = masker(m)(original, None, words).labels != -100
+    yield "with words, the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
+    yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
+    yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))
+    yield "the answer to labels as input", raises(masker(m), torch.tensor([[-100]]))
+    additive = torch.zeros(1, 4).index_fill(1, torch.tensor([3]), -1e9)
+    yield "the answer to an additive mask", raises(masker(m), torch.full((1, 4), 7), additive)
+
+
+def probe_select(m: Any) -> Iterator[tuple[str, Any]]:
+    states, labels = numbers(2, 3, 4), torch.tensor([[-100, 0, -100], [5, -100, 1]])
+    yield "the selected hidden states and labels", m.select_labeled(states, labels)
+    yield "the result without labels", m.select_labeled(states, None)
+
+
+def probe_transform(m: Any) -> Iterator[tuple[str, Any]]:
+    yield "the result", set_weights(m.BertPredictionHeadTransform(6))(3 * numbers(2, 3, 6))
+
+
+def probe_head(m: Any) -> Iterator[tuple[str, Any]]:
+    head = set_weights(m.BertLMPredictionHead(6, 9))
+    yield "the logits of M positions", head(numbers(4, 6), numbers(9, 6, seed=1))
+    yield "the logits of (B, T) positions", head(numbers(2, 3, 6), numbers(9, 6, seed=1))
+
+
+class Encoder(nn.Module):
+    """An embedding, times a factor that the caller can pass."""
+
+    def __init__(self, embedding: nn.Embedding, returns_tuple: bool):
+        super().__init__()
+        self.embedding, self.returns_tuple = embedding, returns_tuple
+
+    def forward(self, input_ids: Tensor, factor: float = 1.0) -> Any:
+        """Maps `(B, T)` to `(B, T, D)`, or to a tuple that begins with that tensor."""
+        x = self.embedding(input_ids) * factor
+        return (x, SimpleNamespace()) if self.returns_tuple else x
+
+
+def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
+    embedding = nn.Embedding(9, 6)
+    model = set_weights(m.MaskedLM(Encoder(embedding, False), embedding))
+    ids, labels = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[-100, 2, -100], [-100, 5, 6]])
+    yield "the loss, the logits and the labels", model(ids, labels)
+    yield "the output without labels", model(ids)
+    yield "the output for encoder inputs", model(ids, labels, factor=-3.0)
+    yield "the output for a micro-batch", model(ids, labels, torch.tensor(6))
+    model.encoder.returns_tuple = True
+    yield "the output if the encoder returns a tuple", model(ids, labels)
+
+
+PROBES: dict[str, Probe] = {
+    "mlm.py:masked_lm_loss": probe_loss,
+    "mlm.py:masked_accuracy": probe_accuracy,
+    "mlm.py:TokenMasker.__post_init__": probe_ordinary_ids,
+    "mlm.py:TokenMasker.choose": probe_choose,
+    "mlm.py:TokenMasker.__call__": probe_masker,
+    "mlm.py:select_labeled": probe_select,
+    "mlm.py:BertPredictionHeadTransform.forward": probe_transform,
+    "mlm.py:BertLMPredictionHead.forward": probe_head,
+    "mlm.py:MaskedLM.forward": probe_model,
+}

@@ -1,0 +1,45 @@
+"""
+# Inputs and weights for the checks
+
+Every check runs on the learner's module and on the reference, so both need the same weights and inputs.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers from a normal distribution, the same in every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def set_weights(module: ModuleType, scale: float = 0.5) -> ModuleType:
+    """Gives a module weights that depend only on their shapes and order. Returns it in eval mode."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(scale * numbers(*parameter.shape, seed=i))
+    return module.eval()
+
+
+class FixedDropout(nn.Module):
+    """A stand-in for dropout. It isn't random, so a check can tell whether and where it was applied."""
+
+    p = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sets every third element of the last dimension to 0, and doubles the others."""
+        return x * torch.tensor([2.0, 2.0, 0.0]).repeat(x.size(-1))[: x.size(-1)]
+
+
+def raises(function: Callable[..., Any], *arguments: Any) -> str:
+    """The name of the exception that a call raises, or `"no error"`."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return type(error).__name__
+    return "no error"

@@ -1,0 +1,164 @@
+"""
+# Checks: training
+
+What the steps in `data` and `training` must do.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.course.compare import Probe
+from labml_bert.course.probes.tools import numbers, raises
+from labml_bert.mlm import MaskedLMOutput, MaskedTokens
+
+
+def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
+    generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
+    ids, positions = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
+    yield "the shapes", (tuple(ids.shape), tuple(positions.shape))
+    yield "whether every row is a window of the text", bool((ids.diff(dim=1) == 1).all())
+    yield "the tokens that occur", ids.unique()
+    yield "the positions that occur", positions.unique()
+    yield "whether every row has consecutive positions", bool((positions.diff(dim=1) == 1).all())
+    pairs = torch.stack((ids[:, 0], positions[:, 0])).unique(dim=1).size(1)
+    yield "whether nearly every pair of a start and an offset occurs", pairs > 90
+    yield "whether all draws are from the generator", torch.equal(before, torch.get_rng_state())
+    whole = m.random_windows(torch.arange(4), 2, 4, 4, generator)
+    yield "the windows of a text that is as long as a window", whole
+
+
+def probe_length(m: Any) -> Iterator[tuple[str, Any]]:
+    stages = [m.Stage(16, 0.5), m.Stage(32, 0.25), m.Stage(128, 0.25)]
+    for progress in (0.0, 0.3, 0.5, 0.6, 0.75, 0.9, 1.0):
+        yield f"the length at progress {progress:g}", m.length_at(stages, progress)
+    rounded = [m.Stage(16, 1 / 3), m.Stage(32, 1 / 3), m.Stage(64, 1 / 3 - 1e-9)]
+    yield "the length just before the end, with rounded fractions", m.length_at(rounded, 1 - 1e-12)
+
+
+def probe_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
+    arguments = m.TrainingArguments(steps=10, learning_rate=0.5, warmup_ratio=0.2)
+    for progress in (0.0, 0.1, 0.2, 0.6, 1.0, 1.1):
+        name = f"the learning rate at progress {progress:g}, with a peak of 0.5 and a warm-up of 0.2"
+        yield name, float(arguments.learning_rate_at(progress))
+    without = m.TrainingArguments(steps=10, learning_rate=0.5, warmup_ratio=0.0)
+    yield "the learning rate at the start, without warm-up", float(without.learning_rate_at(0.0))
+
+
+class Small(nn.Module):
+    """An embedding, a list of two blocks and a head. One matrix and one bias are frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        blocks = (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2))
+        self.layers = nn.ModuleList(blocks)
+        self.head = nn.Linear(4, 5)
+        next(self.layers[1].parameters()).requires_grad_(False)
+        self.head.bias.requires_grad_(False)
+
+
+def names_of(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
+    """The sorted names of parameters, in which a parameter can occur twice."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return sorted(names[id(p)] for p in parameters)
+
+
+def probe_groups(m: Any) -> Iterator[tuple[str, Any]]:
+    model = Small()
+    for words, exclude in (("", ()), (" without the embedding", (model.embedding.weight,))):
+        groups = m.parameter_groups(model, 0.1, exclude)
+        yield f"the number of groups{words}", len(groups)
+        for name, group in zip(("first", "second"), groups, strict=True):
+            yield f"the parameters of the {name} group{words}", names_of(model, group["params"])
+            yield f"the weight decay of the {name} group{words}", group["weight_decay"]
+            yield f"has_decay of the {name} group{words}", group["has_decay"]
+
+
+def probe_matrices(m: Any) -> Iterator[tuple[str, Any]]:
+    model = Small()
+    yield "the names of the matrices", names_of(model, m.block_matrices(model))
+
+
+def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
+    for words, has_correction in (("with", True), ("without", False)):
+        arguments = m.TrainingArguments(
+            steps=10, learning_rate=0.5, warmup_ratio=0.2, adam_bias_correction=has_correction
+        )
+        groups = [{"has_decay": True}, {"has_decay": False}]
+        muon = SimpleNamespace(param_groups=[{"weight_decay": 0.3}])
+        m.set_learning_rate([SimpleNamespace(param_groups=groups), muon], arguments, 3, 0.1)
+        for key in ("lr", "eps", "weight_decay"):
+            values = [1e4 * group[key] if key == "eps" else group[key] for group in groups]
+            unit = ", times 10,000," if key == "eps" else ""
+            yield f"{key}{unit} of both groups in step 3, {words} bias correction", values
+        alone = {"has_decay": True}
+        m.set_learning_rate([SimpleNamespace(param_groups=[alone])], arguments, 3, 0.1)
+        yield f"lr in step 3 without Muon, {words} bias correction", alone["lr"]
+        yield f"the values of Muon in step 3, {words} bias correction", muon.param_groups
+
+
+def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    m.world_size = lambda: 2
+    step = m.Step(SimpleNamespace(step=0, progress=0.0))
+    step.backward((weight * 3).sum(), accuracy=torch.tensor(0.25))
+    yield (
+        "the gradient after one micro-batch, if world_size() is 2",
+        0.0 if weight.grad is None else weight.grad.clone(),
+    )
+    step.backward((weight * 5).sum(), accuracy=torch.tensor(0.5))
+    yield "the gradient after two micro-batches", 0.0 if weight.grad is None else weight.grad.clone()
+    yield "the metrics after two micro-batches", dict(step.metrics)
+    needs_gradient = any(value.requires_grad for value in step.metrics.values())
+    yield "whether a metric still needs its graph", needs_gradient
+    yield "the answer to a batch without a loss", raises(step.backward, None)
+
+
+class Scorer(nn.Module):
+    """A model whose logits and loss depend on its input, and on whether it's in train mode."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> MaskedLMOutput:
+        """The output of a `MaskedLM` with a vocabulary of 5."""
+        ids, labels = input_ids[labels != -100], labels[labels != -100]
+        logits = nn.functional.one_hot(ids, 5).float() * (3.0 if self.training else 1.0)
+        loss = nn.functional.cross_entropy(logits, labels) if len(labels) else logits.sum()
+        return MaskedLMOutput(loss, logits, labels)
+
+
+def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
+    model = Scorer().train()
+    trainer = SimpleNamespace(
+        model=model, device=torch.device("cpu"), autocast=lambda: contextlib.nullcontext()
+    )
+    T = 4096
+    ids = (numbers(5, T).abs() * 2).long().clamp(max=4)
+    labels = torch.where(numbers(5, T, seed=1) > torch.arange(5)[:, None] / 2, (ids * 2) % 5, -100)
+    held_out = MaskedTokens(ids, labels)
+    yield "the result", m.evaluate_masked_lm(trainer, held_out)
+    yield "whether the model is in train mode afterwards", model.training
+    model.train()
+    yield "the result on the first 3 windows", m.evaluate_masked_lm(trainer, held_out, 3 * T + 5)
+    yield "the result for less than a window", m.evaluate_masked_lm(trainer, held_out, 2)
+    single = torch.full_like(labels, -100).index_fill(0, torch.tensor([1]), 3)
+    single[:, 1:] = -100
+    yield "the result with a single label", m.evaluate_masked_lm(trainer, MaskedTokens(ids, single))
+    nothing = m.evaluate_masked_lm(trainer, MaskedTokens(ids, torch.full_like(labels, -100)))
+    yield "the result without any label", {key: math.fsum([value]) for key, value in nothing.items()}
+
+
+PROBES: dict[str, Probe] = {
+    "data/windows.py:random_windows": probe_windows,
+    "data/curriculum.py:length_at": probe_length,
+    "training/optimization.py:TrainingArguments.learning_rate_at": probe_learning_rate,
+    "training/optimization.py:parameter_groups": probe_groups,
+    "training/optimization.py:block_matrices": probe_matrices,
+    "training/optimization.py:set_learning_rate": probe_set_learning_rate,
+    "training/trainer.py:Step.backward": probe_backward,
+    "training/evaluation.py:evaluate_masked_lm": probe_evaluation,
+}

@@ -1,0 +1,136 @@
+"""
+# From the source to an exercise, and back
+
+How does a course keep up with the code that it teaches? It has no copy of the code. A file of exercises is
+the source file without the bodies of some functions. Its known mistakes are edits of the same source. And to
+check one step, all other steps in the learner's file get their original code back, so that a step can be
+checked before the others are written.
+"""
+
+import ast
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+from labml_bert.course.step import Mistake, Step
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@cache
+def read_reference(file: str) -> str:
+    """The text of a source file, such as `mlm.py` or `data/curriculum.py`."""
+    return (PACKAGE / file).read_text(encoding="utf-8")
+
+
+def find_function(tree: ast.Module, function: str) -> tuple[ast.Module | ast.ClassDef, ast.FunctionDef]:
+    """
+    Returns the function with this name, such as `TokenMasker.choose`, and the module or class that it is in.
+
+    Raises `ValueError` if there is none.
+    """
+    parent: ast.Module | ast.ClassDef = tree
+    *classes, name = function.split(".")
+    for class_name in classes:
+        matches = [node for node in parent.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+        if not matches:
+            raise ValueError(f"there is no class {class_name}")
+        parent = matches[-1]
+    functions = [node for node in parent.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not functions:
+        raise ValueError(f"there is no function {function}")
+    return parent, functions[-1]
+
+
+def body_lines(node: ast.FunctionDef) -> tuple[int, int]:
+    """The first and the last line of the body below the docstring, counted from 0; the last is excluded."""
+    if ast.get_docstring(node) is not None:
+        first = node.body[0].end_lineno
+    else:
+        first = node.returns.end_lineno if node.returns is not None else node.lineno
+    assert first is not None and node.end_lineno is not None
+    return first, node.end_lineno
+
+
+def remove_bodies(text: str, steps: Collection[Step]) -> str:
+    """
+    ## The exercise
+
+    Replaces the body of each step in `steps`, and of its twins, with an error that says what to write. The
+    signature and the docstring stay.
+    """
+    lines, tree = text.split("\n"), ast.parse(text)
+    messages = {step.function: f"write this: {step.task}" for step in steps}
+    messages |= {
+        twin: f"left out, because it's like {step.function}" for step in steps for twin in step.twins
+    }
+    functions = [(find_function(tree, function)[1], message) for function, message in messages.items()]
+    for node, message in sorted(functions, key=lambda pair: -pair[0].lineno):
+        first, last = body_lines(node)
+        indent = " " * node.body[0].col_offset
+        lines[first:last] = [f'{indent}raise NotImplementedError("{message}")']
+    return "\n".join(lines)
+
+
+def is_empty(text: str, function: str) -> bool:
+    """
+    Whether a function still consists of the error that `remove_bodies` wrote.
+
+    Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
+    """
+    last = find_function(ast.parse(text), function)[1].body[-1]
+    return isinstance(last, ast.Raise) and "write this: " in ast.unparse(last)
+
+
+def function_lines(text: str, function: str) -> list[str]:
+    """
+    The lines of a function below its docstring.
+
+    Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
+    """
+    first, last = body_lines(find_function(ast.parse(text), function)[1])
+    return text.split("\n")[first:last]
+
+
+def restore_others(text: str, step: Step, others: Collection[Step]) -> ast.Module:
+    """
+    ## One step alone
+
+    Parses the learner's file, with the original code in all steps of `others` that are in the same file,
+    except for `step`, and in all twins. All nodes from the learner's text keep their line numbers.
+
+    Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
+    """
+    tree, reference = ast.parse(text), ast.parse(read_reference(step.file))
+    find_function(tree, step.function)
+    for other in others:
+        if other.file == step.file:
+            for function in {other.function, *other.twins} - {step.function}:
+                parent, node = find_function(tree, function)
+                parent.body[parent.body.index(node)] = find_function(reference, function)[1]
+    return tree
+
+
+def make_mistake(step: Step, mistake: Mistake) -> str:
+    """
+    ## A known mistake
+
+    Returns the source file with a mistake in the step's function.
+
+    Raises `ValueError` if the text to replace doesn't occur exactly once in the body.
+    """
+    text = read_reference(step.file)
+    first, last = body_lines(find_function(ast.parse(text), step.function)[1])
+    lines = text.split("\n")
+    body = "\n".join(lines[first:last])
+    if (count := body.count(mistake.old)) != 1:
+        raise ValueError(f"{step.name}, {mistake.name}: {mistake.old!r} occurs {count} times in the body")
+    return "\n".join([*lines[:first], body.replace(mistake.old, mistake.new), *lines[last:]])
+
+
+def first_line(text: str, function: str) -> int | None:
+    """The number of the first line below a function's docstring, or `None` if there is no such function."""
+    try:
+        return body_lines(find_function(ast.parse(text), function)[1])[0] + 1
+    except (ValueError, SyntaxError):
+        return None

@@ -1,0 +1,18 @@
+"""
+# The track
+
+All steps, in the order in which you write them.
+"""
+
+from labml_bert.course import attention, encoder, head, masking, modern, pairs, training
+from labml_bert.course.step import Step
+
+# With these steps, you can train your own model. The others aren't part of it.
+STEPS_TO_TRAIN: tuple[Step, ...] = (
+    *masking.STEPS,
+    *head.STEPS,
+    *attention.STEPS,
+    *encoder.STEPS,
+    *training.STEPS,
+)
+STEPS: tuple[Step, ...] = (*STEPS_TO_TRAIN, *pairs.STEPS, *modern.STEPS)

@@ -1,0 +1,47 @@
+"""
+# Train your own model
+
+`python -m labml_bert.course.train FOLDER` runs `experiments/mlm_tiny.py` with the files in `FOLDER` in place
+of those in `labml_bert`. Python looks for a module of a package in the folders of the package's path, in
+order, so it's enough to put the learner's folder in front.
+"""
+
+import importlib
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "mlm_tiny.py"
+
+
+def train(folder: Path, arguments: list[str]) -> int:
+    """
+    Trains the model in a process of its own, and returns its exit code.
+
+    Raises `ValueError` if this isn't a clone of the repository.
+    """
+    if not EXPERIMENT.is_file():
+        raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")
+    module = [sys.executable, "-m", "labml_bert.course.train"]
+    with subprocess.Popen([*module, str(folder.resolve()), *arguments]) as process:
+        # On Ctrl-C, the run saves a checkpoint and prints how to go on. Wait for that.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def main(folder: Path, arguments: list[str]) -> None:
+    """Imports from `folder` first, and runs the experiment as a script."""
+    for name in ("", "data", "training"):
+        package = importlib.import_module(f"labml_bert.{name}".rstrip("."))
+        package.__path__.insert(0, str(folder / name))
+    sys.argv = [str(EXPERIMENT), *arguments]
+    runpy.run_path(str(EXPERIMENT), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

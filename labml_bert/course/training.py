@@ -1,0 +1,389 @@
+"""
+# Steps: training
+
+From a text to a trained model: windows, the curriculum, the optimizer, the step and the evaluation.
+"""
+
+from labml_bert.course.step import Mistake, Step
+
+STEPS = (
+    Step(
+        name="data/windows.py:random_windows",
+        title="Random windows of a text",
+        task="Batch(input_ids, position_ids), both (B, T)",
+        chapter="stuck",
+        hints=(
+            "Each row starts at a random token, and its positions start at a random offset. So you need two "
+            "random numbers per row, shape `(B, 1)`, and `torch.arange(T)`.",
+            "`torch.randint(n, ...)` draws from 0 to n - 1. The last start is `len(token_ids) - T`, and the "
+            "last offset is `max_position_embeddings - T`.",
+            "Pass `generator=generator` to both draws. The sum of `(B, 1)` and `(T)` is `(B, T)`, and you "
+            "can index `token_ids` with it.",
+        ),
+        mistakes=(
+            Mistake(
+                "all windows at position 0",
+                "offset + t)",
+                "(0 * offset) + t)",
+                "Your positions always start at 0. Then the embeddings of later positions are still random "
+                "when the sequences get longer. Draw an offset for each row.",
+            ),
+            Mistake(
+                "one start for all rows",
+                "torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)",
+                "torch.randint(len(token_ids) - T + 1, (1, 1), generator=generator).expand(B, 1)",
+                "All rows of your batch are the same window. Draw a start for each row.",
+            ),
+            Mistake(
+                "last token never used",
+                "len(token_ids) - T + 1",
+                "len(token_ids) - T",
+                "Your windows never reach the last token. How many windows of T tokens fit into the text?",
+            ),
+            Mistake(
+                "last position never used",
+                "max_position_embeddings - T + 1",
+                "max_position_embeddings - T",
+                "Your windows never reach the last position, so its embedding is never trained.",
+            ),
+            Mistake(
+                "draws from another generator",
+                "start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)",
+                "start = torch.randint(len(token_ids) - T + 1, (B, 1))",
+                "You draw from PyTorch's global generator. Pass `generator`, whose state says where we are "
+                "in the data.",
+            ),
+        ),
+    ),
+    Step(
+        name="data/curriculum.py:length_at",
+        title="The curriculum",
+        task="the length of the stage that a fraction of the budget falls into",
+        chapter="stuck",
+        hints=(
+            "Stage i lasts until the sum of the first i + 1 fractions.",
+            "`itertools.accumulate` computes the running sums. Return the length of the first stage whose "
+            "end is greater than `progress`.",
+            "At the end of the budget, and if rounding makes the last sum less than 1, return the last "
+            "length.",
+        ),
+        mistakes=(
+            Mistake(
+                "fractions not added up",
+                "accumulate(stage.fraction for stage in stages)",
+                "[stage.fraction for stage in stages]",
+                "You compare `progress` with the fraction of each stage. Compare it with the stage's end, "
+                "the sum of all fractions so far.",
+            ),
+            Mistake(
+                "stage ends too late",
+                "if progress < end)",
+                "if progress <= end)",
+                "Exactly at the end of a stage, the next one begins.",
+            ),
+            Mistake(
+                "back to the first length at the end",
+                "stages[-1].length)",
+                "stages[0].length)",
+                "When the budget is spent, the length must be that of the last stage.",
+            ),
+            Mistake(
+                "next stage at once",
+                "if progress < end)",
+                "if progress + stages[0].fraction < end)",
+                "Your first stage is skipped. At progress 0, the first length applies.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/optimization.py:TrainingArguments.learning_rate_at",
+        title="The learning rate",
+        task="warm-up from 0 to the peak, then linear decay to 0",
+        chapter="recipe",
+        hints=(
+            "The formula is at the top of the file. Its minimum chooses between warm-up and decay.",
+            "Without warm-up, `warmup_ratio` is 0, and the learning rate starts at the peak. Don't divide by "
+            "0.",
+            "`progress` can be a little above 1. The learning rate must never be negative.",
+        ),
+        mistakes=(
+            Mistake(
+                "no warm-up",
+                "min(warmup, decay)",
+                "decay",
+                "There is no warm-up: the learning rate doesn't start at 0.",
+            ),
+            Mistake(
+                "no decay",
+                "min(warmup, decay)",
+                "min(warmup, 1.0)",
+                "The learning rate stays at its peak. It must fall to 0 at the end of the budget.",
+            ),
+            Mistake(
+                "decay begins at the start",
+                "(1 - progress) / (1 - self.warmup_ratio)",
+                "1 - progress",
+                "Your learning rate never reaches its peak, because the decay starts at progress 0. At the "
+                "end of the warm-up, the decay must still be a factor of 1.",
+            ),
+            Mistake(
+                "division by zero",
+                "progress / self.warmup_ratio if self.warmup_ratio else math.inf",
+                "progress / self.warmup_ratio",
+                "Without warm-up, you divide by 0.",
+            ),
+            Mistake(
+                "negative learning rate",
+                "max(0.0, min(warmup, decay))",
+                "min(warmup, decay)",
+                "After the end of the budget, your learning rate is negative, and training would undo "
+                "itself.",
+            ),
+            Mistake(
+                "peak ignored",
+                "self.learning_rate * max",
+                "1.0 * max",
+                "Your peak is always 1. It must be `self.learning_rate`.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/optimization.py:parameter_groups",
+        title="What decays",
+        task="two dictionaries with params, weight_decay and has_decay: of matrices, and of vectors",
+        chapter="recipe",
+        hints=(
+            "Biases and LayerNorm weights have one dimension. Everything that decays has more.",
+            "Skip parameters that don't require a gradient, and those in `exclude`. Compare tensors by "
+            "`id`: the operator `in` compares their values.",
+            'Return two dictionaries with the keys "params", "weight_decay" and "has_decay", the matrices '
+            "first.",
+        ),
+        mistakes=(
+            Mistake(
+                "everything decays",
+                '"weight_decay": 0.0, "has_decay": False',
+                '"weight_decay": weight_decay, "has_decay": False',
+                "Biases and LayerNorms decay, too. Their group must have a weight decay of 0.",
+            ),
+            Mistake(
+                "has_decay missing",
+                '"weight_decay": weight_decay, "has_decay": True}',
+                '"weight_decay": weight_decay}',
+                "A group lacks the key `has_decay`, which says whether its parameters decay.",
+            ),
+            Mistake(
+                "frozen parameters included",
+                "if p.requires_grad and id(p)",
+                "if id(p)",
+                "You include parameters that don't require a gradient.",
+            ),
+            Mistake(
+                "excluded parameters included",
+                "if p.requires_grad and id(p) not in excluded_ids",
+                "if p.requires_grad",
+                "You include parameters from `exclude`. Another optimizer trains them, so they'd be updated "
+                "twice.",
+            ),
+            Mistake(
+                "groups swapped",
+                '{"params": matrices, "weight_decay": weight_decay, "has_decay": True},\n'
+                '        {"params": vectors, "weight_decay": 0.0, "has_decay": False}',
+                '{"params": vectors, "weight_decay": weight_decay, "has_decay": True},\n'
+                '        {"params": matrices, "weight_decay": 0.0, "has_decay": False}',
+                "You have swapped the groups: biases decay, and matrices don't.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/optimization.py:block_matrices",
+        title="What Muon trains",
+        task="the trainable matrices of the blocks",
+        chapter="recipe",
+        hints=(
+            "The blocks of an encoder are in an `nn.ModuleList`. `model.modules()` lists all modules.",
+            "Collect the parameters of these lists that have two dimensions and require a gradient.",
+        ),
+        mistakes=(
+            Mistake(
+                "embeddings and heads included",
+                "for block in blocks for p in block.parameters()",
+                "for p in model.parameters()",
+                "You include embeddings and heads. Muon suits only matrices between hidden states.",
+            ),
+            Mistake(
+                "vectors included",
+                "if p.dim() == 2 and p.requires_grad",
+                "if p.requires_grad",
+                "You include biases and LayerNorms. Muon needs matrices, with two dimensions.",
+            ),
+            Mistake(
+                "frozen matrices included",
+                "if p.dim() == 2 and p.requires_grad",
+                "if p.dim() == 2",
+                "You include matrices that don't require a gradient.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/optimization.py:set_learning_rate",
+        title="BERT's Adam has no bias correction",
+        task="the learning rate, epsilon and weight decay of each group, for this step",
+        chapter="recipe",
+        hints=(
+            "Ask `arguments.learning_rate_at` for the learning rate. With bias correction, that's nearly "
+            "all.",
+            "Without bias correction, the docstring says which factor the learning rate gets, and that "
+            "epsilon is divided by c.",
+            "AdamW multiplies the weight decay by the learning rate of the group, so divide it by the same "
+            "factor. The first optimizer is AdamW. A second one is Muon, which has no epsilon and gets the "
+            "plain learning rate. Groups without `has_decay` have a decay of 0.",
+        ),
+        mistakes=(
+            Mistake(
+                "bias correction kept",
+                "if not arguments.adam_bias_correction:",
+                "if False:",
+                "You ignore `adam_bias_correction`.",
+            ),
+            Mistake(
+                "bias correction always undone",
+                "if not arguments.adam_bias_correction:",
+                "if True:",
+                "You undo the bias correction even if `adam_bias_correction` is set.",
+            ),
+            Mistake(
+                "epsilon not scaled",
+                "epsilon = epsilon / c",
+                "pass",
+                "Your epsilon is wrong without bias correction. See the formula: it's divided by c, too.",
+            ),
+            Mistake(
+                "weight decay scaled",
+                "decay / scale",
+                "decay",
+                "Without bias correction, your weight decay has the factor of the learning rate. AdamW "
+                "multiplies the decay by the learning rate, so undo the factor.",
+            ),
+            Mistake(
+                "Muon's learning rate scaled",
+                'group["lr"] = learning_rate',
+                'group["lr"] = learning_rate * scale',
+                "Muon has no bias correction that you could undo. It gets the plain learning rate.",
+            ),
+            Mistake(
+                "vectors decay",
+                'arguments.weight_decay if group["has_decay"] else 0.0',
+                "arguments.weight_decay",
+                "You set a weight decay in the group of biases and LayerNorms. Look at `has_decay`.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/trainer.py:Step.backward",
+        title="The loop: gradients of micro-batches",
+        task="add the gradient of the loss, and add up the metrics",
+        chapter="recipe",
+        hints=(
+            "PyTorch adds gradients up by itself: call `backward` and don't set them to zero. DDP divides by "
+            "`world_size()`, so multiply the loss by it first. A loss of `None` is a mistake of the caller.",
+            "`self.metrics` holds the sums of the loss and of the other metrics over the micro-batches.",
+            "Detach each value before you keep it. Otherwise you keep the whole graph in memory.",
+        ),
+        mistakes=(
+            Mistake(
+                "metrics overwritten",
+                "self.metrics[key] + value if key in self.metrics else value",
+                "value",
+                "Your metrics are those of the last micro-batch. Add them up.",
+            ),
+            Mistake(
+                "graph kept",
+                "value = value.detach()",
+                "pass",
+                "Your metrics still have a gradient, so the graph of every micro-batch stays in memory. "
+                "Detach them.",
+            ),
+            Mistake(
+                "world size ignored",
+                "(world_size() * loss).backward()",
+                "loss.backward()",
+                "DDP averages the gradients of all processes, but you need their sum. Multiply the loss by "
+                "`world_size()`.",
+            ),
+            Mistake(
+                "loss not among the metrics",
+                '{"loss": loss, **metrics}',
+                "metrics",
+                "The loss is missing from `self.metrics`.",
+            ),
+            Mistake(
+                "no gradient",
+                "(world_size() * loss).backward()",
+                "pass",
+                "There are no gradients. Call `backward` on the loss.",
+            ),
+            Mistake(
+                "a missing loss accepted",
+                'assert loss is not None, "the batch has no labels"',
+                "if loss is None: return",
+                "A batch without labels has no loss. Training on it silently would hide a mistake, so raise "
+                "`AssertionError`.",
+            ),
+        ),
+    ),
+    Step(
+        name="training/evaluation.py:evaluate_masked_lm",
+        title="Evaluation",
+        task="the mean loss and accuracy over the labeled tokens of the held-out windows",
+        chapter="recipe",
+        hints=(
+            "Put the model into eval mode, and back into train mode at the end. Go through the windows a few "
+            "rows at a time, so the memory suffices. With `tokens`, use only the first `tokens // T` "
+            "windows, but at least one.",
+            "Batches have different numbers of labels. Multiply the mean loss of each batch by its number of "
+            "labels, add up, and divide by the total.",
+            "Move the tensors to `trainer.device`, and call the model in `with trainer.autocast():`. "
+            "`output.labels` has one entry per label. `masked_accuracy` computes the accuracy of a batch.",
+        ),
+        mistakes=(
+            Mistake(
+                "dropout during the evaluation",
+                "model.eval()",
+                "pass",
+                "The model is in train mode while you evaluate it, so dropout changes the result.",
+            ),
+            Mistake(
+                "no dropout after the evaluation",
+                "model.train()",
+                "pass",
+                "The model stays in eval mode, so training continues without dropout.",
+            ),
+            Mistake(
+                "mean over batches",
+                "number = len(output.labels)",
+                "number = 1",
+                "You give each batch the same weight. Batches with more labels count for more.",
+            ),
+            Mistake(
+                "limit ignored",
+                "N if tokens is None else min(N, max(1, tokens // T))",
+                "N",
+                "You ignore `tokens`, and evaluate all windows.",
+            ),
+            Mistake(
+                "limit in windows",
+                "max(1, tokens // T)",
+                "max(1, tokens)",
+                "`tokens` is a number of tokens, not of windows. A window has T tokens.",
+            ),
+            Mistake(
+                "only the first batch",
+                "for start in range(0, windows, rows):",
+                "for start in range(0, min(windows, 1), rows):",
+                "You evaluate only the first batch of windows.",
+            ),
+        ),
+        twins=("evaluate_pretraining",),
+    ),
+)

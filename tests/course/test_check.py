@@ -1,0 +1,254 @@
+"""Whatever a learner's code does, there is one clear answer, and no file is lost."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from labml_bert.course import folder as folders
+from labml_bert.course.check import Report, check_folder, next_step
+from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
+from labml_bert.course.judge import judge
+from labml_bert.course.source import read_reference, restore_others
+from labml_bert.course.step import Verdict
+from labml_bert.course.track import STEPS
+
+FIRST = STEPS[0]
+EMPTY = f'raise NotImplementedError("write this: {FIRST.task}")'
+SOLUTION = 'return F.cross_entropy(logits.float(), labels, reduction="sum") / (\n' + (
+    "        (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch\n    ).clamp(min=1)"
+)
+
+
+@pytest.fixture()
+def course(tmp_path: Path) -> Path:
+    write_exercises(tmp_path / "course")
+    return tmp_path / "course"
+
+
+def write(course: Path, body: str) -> str:
+    """Puts a body into the first step, and returns the text of the file."""
+    path = course / FIRST.file
+    text = path.read_text("utf-8")
+    assert EMPTY in text
+    path.write_text(text.replace(EMPTY, body), "utf-8")
+    return path.read_text("utf-8")
+
+
+def verdict(report: Report) -> Verdict:
+    assert report.verdicts
+    return report.verdicts[-1]
+
+
+@pytest.mark.processes
+def test_a_solution_passes_and_the_next_step_is_next(course: Path) -> None:
+    write(course, SOLUTION)
+    report = check_folder(course)
+    assert [(v.step, v.passed) for v in report.verdicts] == [(FIRST.name, True), (STEPS[1].name, False)]
+    assert report.next_step == STEPS[1] == next_step(course)
+    assert verdict(report).mistake == "not written"
+    # The second time, nothing has to run.
+    assert [v.step for v in check_folder(course).verdicts] == [STEPS[1].name]
+
+
+@pytest.mark.processes
+def test_all_steps_pass_in_the_original_files(course: Path) -> None:
+    for file in folders.FILES:
+        (course / file).write_text(read_reference(file), "utf-8")
+    report = check_folder(course)
+    assert [v.step for v in report.verdicts] == [step.name for step in STEPS]
+    assert all(v.passed for v in report.verdicts)
+    assert report.next_step is None is next_step(course)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise SystemExit(3)", "Your code raises SystemExit."),
+        ("raise KeyboardInterrupt", "Your code raises KeyboardInterrupt."),
+        ("return masked_lm_loss(logits, labels)", "Your code raises RecursionError."),
+        ("return None", "Something is wrong with the loss of a uniform guess among 100 tokens. Does"),
+        ("pass", "Something is wrong with the loss of a uniform guess among 100 tokens. Does"),
+        ("return undefined", "Your code raises NameError."),
+        ("return 0 * logits", "Something is wrong with the loss of a uniform guess among 100 tokens."),
+        ("return F.cross_entropy(logits.float(), labels)", "Without any label, your loss is 0/0"),
+    ],
+)
+def test_one_clear_answer(course: Path, body: str, message: str) -> None:
+    answer = judge(FIRST, restore_others(write(course, body), FIRST, STEPS))
+    assert not answer.passed
+    assert answer.message.startswith(message), answer
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return (", "mlm.py isn't valid Python."),
+        ("import os; os._exit(0)", "Your code ended the process (exit code 0)"),
+        ("input()", "Your code raises EOFError."),
+    ],
+)
+def test_one_clear_answer_from_the_process(course: Path, body: str, message: str) -> None:
+    before = write(course, body)
+    report = check_folder(course)
+    assert len(report.verdicts) == 1
+    assert verdict(report).message.startswith(message), verdict(report)
+    assert (course / FIRST.file).read_text("utf-8") == before
+    assert report.next_step == FIRST
+
+
+def test_an_error_names_the_line(course: Path) -> None:
+    text = write(course, "x = 1\n    return undefined")
+    answer = judge(FIRST, restore_others(text, FIRST, STEPS))
+    assert answer.line is not None
+    assert text.splitlines()[answer.line - 1] == "    return undefined"
+    assert answer.details == ("name 'undefined' is not defined",)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loop", ["while True:\n        pass", "while True:\n        print('x' * 99)"])
+def test_a_loop_without_an_end_is_stopped_and_its_line_named(course: Path, loop: str) -> None:
+    text = write(course, loop)
+    report = check_folder(course, limit=1.0)
+    assert verdict(report).message.startswith("Your code was still running after 1 seconds.")
+    line = verdict(report).line
+    assert line is not None and text.splitlines()[line - 1].strip() in (
+        "while True:",
+        "pass",
+        "print('x' * 99)",
+    )
+    assert len(report.output) <= 2000
+
+
+@pytest.mark.processes
+def test_what_the_code_prints_is_kept_apart(course: Path) -> None:
+    write(course, "print('here', labels.shape)\n    return None")
+    report = check_folder(course)
+    assert not verdict(report).passed
+    assert report.output.startswith("here torch.Size([4])")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("action", ["unlink()", "write_text('')"])
+def test_a_file_that_the_code_deletes_is_put_back(course: Path, action: str) -> None:
+    path = course / FIRST.file
+    before = write(course, f"import pathlib; pathlib.Path({str(path)!r}).{action}")
+    report = check_folder(course)
+    assert report.restored == [FIRST.file]
+    assert path.read_text("utf-8") == before
+
+
+@pytest.mark.processes
+def test_code_that_deletes_its_own_module_or_folder_deletes_nothing(course: Path) -> None:
+    before = write(course, "import os, shutil; shutil.rmtree(os.getcwd()); os.remove(__file__)")
+    assert not verdict(check_folder(course)).passed
+    assert (course / FIRST.file).read_text("utf-8") == before
+
+
+@pytest.mark.processes
+def test_an_error_at_the_top_of_the_file(course: Path) -> None:
+    before = write(course, "pass")
+    (course / FIRST.file).write_text(f"{before}\nimport nothing_like_this\n", "utf-8")
+    answer = verdict(check_folder(course))
+    assert answer.message == "The file can't be imported."
+    assert answer.line == len(before.splitlines()) + 2
+
+
+def test_a_function_that_is_gone(course: Path) -> None:
+    path = course / FIRST.file
+    path.write_text(path.read_text("utf-8").replace("def masked_accuracy", "def accuracy"), "utf-8")
+    answer = verdict(check_folder(course, only=STEPS[1]))
+    assert answer.message.startswith("In mlm.py, there is no function masked_accuracy any more.")
+
+
+@pytest.mark.processes
+def test_the_learner_may_add_functions_and_imports(course: Path) -> None:
+    path = course / FIRST.file
+    write(course, "return helper(logits, labels, num_items_in_batch)")
+    text = path.read_text("utf-8").replace(
+        "def masked_lm_loss",
+        "from functools import partial\n\n"
+        "def helper(logits, labels, num_items_in_batch):\n"
+        f"    summed = partial(F.cross_entropy, reduction='sum')\n    {SOLUTION}\n\n\ndef masked_lm_loss",
+    )
+    path.write_text(text, "utf-8")
+    assert check_folder(course).verdicts[0].passed
+
+
+@pytest.mark.processes
+def test_later_changes_are_checked_again(course: Path) -> None:
+    text = write(course, SOLUTION)
+    assert check_folder(course).verdicts[0].passed
+    (course / FIRST.file).write_text(text.replace(".clamp(min=1)", ""), "utf-8")
+    assert next_step(course) == FIRST
+    assert verdict(check_folder(course)).mistake == "0/0 without labels"
+
+
+@pytest.mark.processes
+def test_only_one_step_is_checked_on_request(course: Path) -> None:
+    write(course, "pass")
+    report = check_folder(course, only=STEPS[3])
+    assert [v.step for v in report.verdicts] == [STEPS[3].name]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 3, "hints": {}}', "\x00", "[" * 100_000])
+def test_damaged_progress_counts_as_none(course: Path, content: str) -> None:
+    (course / "progress.json").write_text(content, "utf-8")
+    assert read_progress(course) == Progress()
+
+
+@pytest.mark.processes
+def test_lost_progress_is_found_out_again(course: Path) -> None:
+    write(course, SOLUTION)
+    (course / "progress.json").write_text("{", "utf-8")
+    assert next_step(course) == STEPS[1]
+    assert list(read_progress(course).passed) == [FIRST.name]
+
+
+@pytest.mark.processes
+def test_progress_that_cannot_be_written_costs_only_time(course: Path) -> None:
+    write(course, SOLUTION)
+    # A folder of the same name can't be replaced by a file. Permissions don't stop a test that runs as root.
+    (course / "progress.json").mkdir()
+    report = check_folder(course)
+    assert report.verdicts[0].passed
+    assert not report.is_saved
+    assert sorted(path.name for path in course.iterdir() if path.name.startswith("progress")) == [
+        "progress.json"
+    ]
+
+
+@pytest.fixture()
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that a test can remount read-only. Permissions don't stop a test that runs as root."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], capture_output=True).returncode:
+        pytest.skip("mounting a read-only disk needs privileges")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk")
+def test_a_read_only_folder(small_disk: Path) -> None:
+    course = small_disk / "course"
+    write_exercises(course)
+    write(course, SOLUTION)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    report = check_folder(course)
+    assert report.verdicts[0].passed and not report.is_saved
+    assert report.next_step == STEPS[1]
+    with pytest.raises(OSError, match="Read-only"):
+        write_exercises(small_disk / "other")
+
+
+def test_progress_is_written_whole(course: Path) -> None:
+    progress = Progress({"a": "1"}, {"a": 2})
+    assert write_progress(course, progress)
+    assert read_progress(course) == progress
+    assert json.loads((course / "progress.json").read_text("utf-8"))["hints"] == {"a": 2}

@@ -1,0 +1,166 @@
+"""The command as a learner types it, and what it says to bad input."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labml_bert.course.__main__ import main
+from labml_bert.course.folder import FILES, write_exercises
+from labml_bert.course.source import read_reference
+from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
+from tests.support.runs import ROOT, SMALL
+
+
+@pytest.fixture()
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_exercises(tmp_path / "course")
+    monkeypatch.chdir(tmp_path / "course")
+    return tmp_path / "course"
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    main([*words])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+@pytest.mark.processes
+def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        words = (sys.executable, "-m", "labml_bert.course", *words)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+        begin = time.monotonic()
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.stderr == ""
+        # The original code has lines of up to 110 characters.
+        assert words[3] == "solve" or max(map(len, done.stdout.splitlines())) <= 80
+        assert time.monotonic() - begin < 30
+        return done.returncode, done.stdout
+
+    assert run("start", "mine") == (
+        0,
+        f"  Wrote {len(FILES)} files with {len(STEPS)} steps to mine. Begin with:\n\n"
+        "  cd mine\n  python -m labml_bert.course check\n\n",
+    )
+    folder = ("--folder", "mine")
+    code, text = run("check", *folder)
+    assert code == 0 and "Not written yet: the mean of -log p over the labeled positions." in text
+    assert "Hint 1 of 3" in run("hint", *folder)[1]
+    assert "Hint 2 of 3" in run("hint", *folder)[1]
+    path = tmp_path / "mine/mlm.py"
+    task = f'raise NotImplementedError("write this: {STEPS[0].task}")'
+    wrong = path.read_text("utf-8").replace(task, "return F.cross_entropy(logits, labels)")
+    path.write_text(wrong, "utf-8")
+    code, text = run("check", *folder)
+    assert code == 1 and "✗ Without any label, your loss is 0/0" in text and "found     nan" in text
+    path.write_text(read_reference("mlm.py"), "utf-8")
+    code, text = run("check", *folder)
+    assert code == 0 and "✓  1  The loss" in text and "Not written yet" in text
+    assert "+        if position_ids is None:" in run("solve", *folder)[1]
+    assert "/embeddings/" in run("show", *folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["check", "--step", "0"], "there is no step 0; use a number from 1 to"),
+        (["check", "--folder", "nowhere"], "nowhere has no exercises; write them with:"),
+        (["hint", "--step", "x"], "there is no step x"),
+        (["start", "."], ". exists and is not empty; choose a new folder"),
+        (["start", "mlm.py"], "mlm.py exists and is not empty"),
+        (["start", "mlm.py/x"], "Not a directory"),
+    ],
+)
+def test_bad_input_is_one_line(
+    course: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+
+
+def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (course / "bert.py").write_bytes(b"\xff")
+    with pytest.raises(SystemExit):
+        main(["check"])
+    assert "bert.py is not UTF-8; save it as UTF-8" in capsys.readouterr().err
+    (course / "bert.py").unlink()
+    with pytest.raises(SystemExit):
+        main(["check"])
+    assert "bert.py is missing; write the exercises into a new folder" in capsys.readouterr().err
+
+
+def test_each_step_can_be_read_about(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, step in enumerate(STEPS, 1):
+        text = output(capsys, "show", "--step", str(number))
+        assert f"/{step.chapter}/" in text and f"#{step.function}\n" in text
+        for i in range(1, len(step.hints) + 2):
+            text = output(capsys, "hint", "--step", str(number))
+            assert text.count("Hint ") == min(i, len(step.hints))
+        assert step.title in output(capsys, "solve", "--step", str(number))
+        assert step.title in output(capsys, "check", "--step", str(number))
+
+
+def test_the_original_solves_itself(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (course / "mlm.py").write_text(read_reference("mlm.py"), "utf-8")
+    assert "Your code is the same as the original." in output(capsys, "solve", "--step", "1")
+    (course / "mlm.py").write_text("def (", "utf-8")
+    with pytest.raises(SystemExit):
+        main(["solve", "--step", "1"])
+    assert "mlm.py isn't valid Python (line 1); mend it first" in capsys.readouterr().err
+
+
+def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert "step 1 (The loss) isn't done yet; run check" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_the_learners_model_is_trained(course: Path, corpus_file: Path, tmp_path: Path) -> None:
+    """The files in the folder are used, and not those of the package."""
+    for step in STEPS_TO_TRAIN:
+        (course / step.file).write_text(read_reference(step.file), "utf-8")
+    for file in {step.file for step in STEPS_TO_TRAIN}:
+        with open(course / file, "a", encoding="utf-8") as text:
+            text.write(f"\nprint('mine: {file}')\n")
+    words = ["--corpus", str(corpus_file), "--steps", "3", "--runs", str(tmp_path / "runs"), *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "labml_bert.course", "train", "--", *words],
+        cwd=course,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"mine: {step.file}" in done.stdout for step in STEPS_TO_TRAIN)
+    assert list((tmp_path / "runs").glob("*/*/checkpoint.safetensors"))
+
+
+@pytest.mark.processes
+def test_watch_checks_again_when_a_file_changes(course: Path) -> None:
+    words = [sys.executable, "-u", "-m", "labml_bert.course", "watch"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+
+        def read_until(words: str) -> None:
+            for line in process.stdout:
+                if words in line:
+                    return
+            raise AssertionError(words)
+
+        read_until("Waiting for you to save a file")
+        (course / "mlm.py").write_text("def (", "utf-8")
+        read_until("mlm.py isn't valid Python")
+        process.terminate()
