@@ -14,8 +14,8 @@ All of them have the tokenizer of the pretrained model, because the losses of tw
 compared: a token of one isn't a token of the other. So we compare the new tokens with their pieces in another
 way, by masking whole words in held-out code.
 
-Each run is one that you can type: `own_language.py` pretrains, and `continue_pretraining.py` does the rest.
-With `--from`, the script starts from your own model instead."""
+Each run is one that you can type yourself: `own_language.py` pretrains, and `continue_pretraining.py` does
+the rest."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ from labml_bert.run import preflight  # noqa: F401  # isort: skip
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -36,12 +36,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from labml_bert.data.corpora import load_corpus
-from labml_bert.data.tokenizers import encode_corpus, save_tokenizer, wordpiece_tokenizer
+from labml_bert.checks import check_length
+from labml_bert.data.corpora import Corpus, load_corpus
+from labml_bert.data.tokenizers import encode_corpus, encode_texts, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.mlm import IGNORE
-from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.modern_folder import save_pretrained
 from labml_bert.new_tokens import add_tokens, frequent_split_words
 from labml_bert.run.experiment import Run
@@ -51,19 +53,19 @@ from labml_bert.run.record import at_least_one, check_record, describe_run, fini
 from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
+from labml_bert.training.tracking import read_metrics
 
-own_language, continue_pretraining = map(load_script, ("own_language", "continue_pretraining"))
-# A small vocabulary, so that many words of the source code are split. The other values are defaults.
-PRETRAINING = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
-NEW_TOKENS, OCCURRENCES = 300, 1000
-SCRATCH, CONTINUED, HIGH, TOKENS = VARIANTS = (
+# A small vocabulary, so that many words of the source code are split. All other values are defaults.
+PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
+VARIANTS = SCRATCH, CONTINUED, HIGH, TOKENS = (
     "from scratch",
     "continued",
     "continued, high learning rate",
     "continued, new tokens",
 )
-# A search at 600 steps: from scratch, the loss was TODO
 HIGH_LEARNING_RATE = 1e-2
+# The number of new tokens, of held-out words to predict, and of tokens on both sides of such a word.
+NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Options:
     pretraining_steps: int = 1500
     """Steps of pretraining on the old text."""
     steps: int = 600
-    """Steps from scratch. The pretrained model gets half of them."""
+    """Steps from scratch. A pretrained model continues for half of them."""
     corpus: str = "python-source"
     """The new text: a corpus by name, a UTF-8 file, or a folder."""
     old_corpus: str = "python-docs"
@@ -89,35 +91,49 @@ class Options:
 
 
 def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str) -> Run:
-    """Runs `main` as if somebody had typed its command, and returns the finished run."""
+    """
+    ## The runs
+
+    Runs `main` as if somebody had typed its command, and returns the finished run.
+    """
     run = Run(options, experiment, is_alone=True)
     with run.resources:
         main(run, options)
     return run
 
 
-def variant_options(options: Options, name: str, seed: int, start: Path) -> Any:
-    """The options of one variant. `start` is the folder of a run or of a model, with its new tokens."""
-    is_scratch = name == SCRATCH
-    return continue_pretraining.Options(
+def variant_options(options: Options, variant: str, seed: int, start: Path) -> Any:
+    """The options of one variant. `start` is the folder of the pretrained model and of its new tokens."""
+    script = load_script("continue_pretraining")
+    is_scratch, is_high = variant == SCRATCH, variant in (SCRATCH, HIGH)
+    return script.Options(
         from_=str(start),
         from_scratch=is_scratch,
-        new_tokens=str(start / "new_tokens.txt") if name == TOKENS else None,
+        new_tokens=str(start / "new_tokens.txt") if variant == TOKENS else None,
         corpus=options.corpus,
         old_corpus=options.old_corpus,
         minutes=None,
         steps=options.steps if is_scratch else max(1, options.steps // 2),
-        learning_rate=HIGH_LEARNING_RATE
-        if name in (SCRATCH, HIGH)
-        else continue_pretraining.Options.learning_rate,
+        learning_rate=HIGH_LEARNING_RATE if is_high else script.Options.learning_rate,
         seed=seed,
         device=options.device,
         runs=options.runs,
     )
 
 
+def write_new_tokens(tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> list[str]:
+    """Writes the list of new tokens to `folder`, and returns it."""
+    words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
+    write_whole(folder / "new_tokens.txt", "\n".join(words))
+    return words
+
+
 class Occurrence(NamedTuple):
-    """A word in its context."""
+    """
+    ## Words to predict
+
+    A word of the held-out text, in its context.
+    """
 
     text: str
     start: int
@@ -126,13 +142,13 @@ class Occurrence(NamedTuple):
 
 
 def find_occurrences(
-    tokenizer: Tokenizer, texts: Iterable[str], words: Iterable[str], count: int, reach: int = 15
+    tokenizer: Tokenizer, texts: Iterable[str], words: Iterable[str], count: int
 ) -> list[Occurrence]:
     """
-    ## Is the token better than its pieces?
+    Returns up to `count` occurrences of `words` in `texts`, evenly spaced, each with `REACH` tokens on both
+    sides. Every word is a token of `tokenizer`.
 
-    To compare the two, we need words to predict. Returns up to `count` occurrences of `words` in `texts`,
-    evenly spaced, each with `reach` tokens on both sides. Every word in `words` is a token of `tokenizer`.
+    Raises `ValueError` if there is none.
     """
     ids = {tokenizer.token_to_id(word) for word in words}
     occurrences = []
@@ -142,90 +158,144 @@ def find_occurrences(
         sizes = Counter(encoding.word_ids)
         for i, token in enumerate(encoding.ids):
             if token in ids and sizes[encoding.word_ids[i]] == 1:
-                first, last = max(i - reach, 0), min(i + reach, len(encoding) - 1)
-                left, right = encoding.offsets[first][0], encoding.offsets[last][1]
-                start, end = (offset - left for offset in encoding.offsets[i])
-                occurrences.append(Occurrence(text[left:right], start, end))
-    step = max(1, len(occurrences) / count)
-    return [occurrences[int(i * step)] for i in range(min(count, len(occurrences)))]
-
-
-class WordPredictions(NamedTuple):
-    """How well a model predicts whole words that are masked."""
-
-    log_probs: Tensor
-    """`(W,)`, in nats"""
-    is_right: Tensor
-    """`(W,)`, whether the model's first choice is right for every piece."""
+                left = encoding.offsets[max(i - REACH, 0)][0]
+                right = encoding.offsets[min(i + REACH, len(encoding) - 1)][1]
+                start, end = encoding.offsets[i]
+                occurrences.append(Occurrence(text[left:right], start - left, end - left))
+    if not occurrences:
+        raise ValueError("the held-out text has none of the new tokens; use more text")
+    number = min(count, len(occurrences))
+    return [occurrences[i * len(occurrences) // number] for i in range(number)]
 
 
 @torch.no_grad()
 def predict_words(
-    model: MaskedLM, tokenizer: Tokenizer, occurrences: list[Occurrence], batch_size: int = 64
-) -> WordPredictions:
+    model: BertForMaskedLM | ModernBertForMaskedLM,
+    tokenizer: Tokenizer,
+    occurrences: list[Occurrence],
+    batch_size: int = 64,
+) -> dict[str, float]:
     r"""
-    Masks each word completely and predicts it from its context. A word of several pieces is predicted from
-    left to right, and each piece sees the pieces before it. By the chain rule, the log-probability of the word
-    is then the sum over its pieces:
+    Masks each word completely, and returns the accuracy and the mean log-probability of the word, in nats. A
+    word of several pieces is predicted from left to right, and each piece sees the pieces before it. By the
+    chain rule, the log-probability of the word is then the sum over its pieces:
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
-    The number of masks gives the model a hint that a single token doesn't have: how many pieces to expect.
+    The prediction is right if the first choice is right for every piece. The pieces have an advantage: the
+    number of masks tells the model how many of them to expect.
 
-    Raises `ValueError` if a text has more tokens than the model has positions.
+    Raises `ValueError` if a context has more tokens than the model has positions.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
-    # One row for each piece of each word.
-    inputs, targets, positions, sizes = list[Tensor](), list[int](), list[int](), list[int]()
-    for text, start, end in occurrences:
+    assert mask_id is not None  # `load_tokenizer` has checked this.
+    # One row for each piece.
+    words, inputs, targets, positions = list[int](), list[Tensor](), list[int](), list[int]()
+    for number, (text, start, end) in enumerate(occurrences):
         encoding = tokenizer.encode(text)
-        if len(encoding) > model.config.max_position_embeddings:
-            raise ValueError(f"a context has {len(encoding)} tokens, too many for the model; use fewer")
-        ids = torch.tensor(encoding.ids)  # (T)
+        check_length(len(encoding), model.config)
         pieces = [t for t, (a, b) in enumerate(encoding.offsets) if start <= a < b <= end]
         for k, t in enumerate(pieces):
-            inputs.append(ids.index_fill(0, torch.tensor(pieces[k:]), mask_id))
+            words.append(number)
+            # This piece and those after it are masked.
+            inputs.append(torch.tensor(encoding.ids).index_fill(0, torch.tensor(pieces[k:]), mask_id))
             targets.append(encoding.ids[t])
             positions.append(t)
-        sizes.append(len(pieces))
-    log_probs, is_right = [], []
-    was_training = model.training
-    model.eval()
+    log_probs = torch.zeros(len(occurrences))  # (W)
+    is_right = torch.ones(len(occurrences), dtype=torch.bool)  # (W)
     for i in range(0, len(inputs), batch_size):
         rows = slice(i, i + batch_size)
         input_ids = pad_sequence(inputs[rows], batch_first=True)  # (B, T)
         mask = pad_sequence([torch.ones_like(row) for row in inputs[rows]], batch_first=True)  # (B, T)
-        target, position = (
-            torch.tensor(targets[rows])[:, None],
-            torch.tensor(positions[rows])[:, None],
-        )  # (B, 1)
+        target, position = (torch.tensor(values[rows])[:, None] for values in (targets, positions))  # (B, 1)
         labels = torch.full_like(input_ids, IGNORE).scatter(1, position, target)  # (B, T)
         logits = model(input_ids, labels, attention_mask=mask).logits.float()  # (B, V)
-        log_probs.append(logits.log_softmax(-1).gather(1, target)[:, 0])  # (B)
-        is_right.append(logits.argmax(-1) == target[:, 0])  # (B)
-    model.train(was_training)
-    # The pieces of one word are neighbors, so each word is a part of the result.
-    parts = list(zip(torch.cat(log_probs).split(sizes), torch.cat(is_right).split(sizes), strict=True))
-    return WordPredictions(
-        torch.stack([log_p.sum() for log_p, _ in parts]), torch.stack([right.all() for _, right in parts])
-    )
+        word = torch.tensor(words[rows])  # (B)
+        log_probs.index_add_(0, word, logits.log_softmax(-1).gather(1, target)[:, 0])
+        is_right[word[logits.argmax(-1) != target[:, 0]]] = False
+    return {"word_accuracy": is_right.float().mean().item(), "word_log_prob": log_probs.mean().item()}
 
 
-def evaluate_words(
-    model: Any, tokenizer: Tokenizer, occurrences: list[Occurrence], name: str
-) -> dict[str, Any]:
-    """How well a model predicts the words: the accuracy, and the mean log-probability in nats."""
-    predictions = predict_words(model, tokenizer, occurrences)
-    accuracy, log_prob = predictions.is_right.float().mean().item(), predictions.log_probs.mean().item()
-    return {"accuracy": accuracy, "log_prob": log_prob}
-
-
-def run_seed(options: Options, seed: int) -> Iterator[dict[str, Any]]:
+def run_seed(options: Options, corpus: Corpus, seed: int) -> dict[str, Any]:
     """
     ## One seed
 
-    Pretrains a model, adds new tokens, and yields a row for each variant.
+    Pretrains a model, and continues with each variant. Returns what the record says about this seed.
     """
+    script = load_script("own_language")
+    values = {
+        **PRETRAINING,
+        "corpus": options.old_corpus,
+        "minutes": None,
+        "steps": options.pretraining_steps,
+    }
+    places = {"device": options.device, "runs": options.runs}
+    pretrained = train(script.main, script.Options(**values, **places, seed=seed), "own_language")
+    assert pretrained.path is not None
+    start = pretrained.path / "model"
+    model, tokenizer = load_model(start)
+    words = write_new_tokens(tokenizer, corpus, start)
+    larger = add_tokens(tokenizer, words)
+    occurrences = find_occurrences(larger, corpus.valid, words, OCCURRENCES)
+    rows = []
+    for variant in VARIANTS:
+        run_options = variant_options(options, variant, seed, start)
+        run = train(load_script("continue_pretraining").main, run_options, "continue_pretraining")
+        assert run.path is not None
+        curves = read_metrics(run.path)
+        rows.append(
+            {
+                "variant": variant,
+                "learning_rate": run_options.learning_rate,
+                "steps": run_options.steps,
+                "tokens": run_options.steps * run_options.batch_tokens,
+                "seconds": run.current_trainer.seconds,
+                **run.result,
+                **predict_words(*load_model(run.path / "model"), occurrences),
+                "curves": {
+                    name: [[step, round(value, 4)] for step, value in curves[f"valid.{name}"]]
+                    for name in ("loss", "old_loss")
+                },
+            }
+        )
+    examples = dict(zip(words[:8], encode_texts(tokenizer, words[:8]), strict=True))
+    return {
+        "seed": seed,
+        "pretrained": {
+            "steps": options.pretraining_steps,
+            "seconds": pretrained.current_trainer.seconds,
+            **pretrained.result,
+            **predict_words(model, tokenizer, occurrences),
+        },
+        "variants": rows,
+        "words": len(occurrences),
+        "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
+        "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
+        "model": asdict(model.config),
+    }
+
+
+def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
+    """Returns one function per variant, which computes its fingerprint."""
+    return {variant: partial(take_variant_fingerprint, record, variant) for variant in VARIANTS}
+
+
+def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
+    """Starts from an untrained model, because the repository doesn't contain the pretrained one."""
+    values = record["configuration"]
+    options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])
+    tokenizer = wordpiece_tokenizer(
+        load_corpus(options.old_corpus).train, PRETRAINING["vocab_size"], lowercase=False
+    )
+    torch.manual_seed(0)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save_pretrained(ModernBertForMaskedLM(ModernBertConfig(**values["model"])), folder)
+        save_tokenizer(tokenizer, folder)
+        write_new_tokens(tokenizer, load_corpus(options.corpus), folder)
+        script = load_script("continue_pretraining")
+        run_options = variant_options(options, variant, 0, folder)
+        return take_fingerprint(script.main, run_options, "continue_pretraining")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -236,5 +306,27 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "seeds", "pretraining_steps", "steps")
         if options.record is not None:
             check_record(options.record)
-        corpus = load_corpus(options.corpus)
-        device = choose_device(options.device)
+        device, corpus = choose_device(options.device), load_corpus(options.corpus)
+        load_corpus(options.old_corpus)
+        seeds = [run_seed(options, corpus, seed) for seed in range(options.seeds)]
+        model = seeds[0].pop("model")
+        for row in (row for seed in seeds for row in seed["variants"]):
+            console.print(
+                f"  {row['variant']:30} {row['loss']:.3f} {row['old_loss']:.3f} {row['word_accuracy']:.1%}"
+            )
+        words = [f"--seeds={options.seeds}", f"--pretraining-steps={options.pretraining_steps}"]
+        record = {
+            **describe_run("compare_continued", [*words, f"--steps={options.steps}"], device),
+            "configuration": {
+                "steps": options.steps,
+                "corpus": options.corpus,
+                "old_corpus": options.old_corpus,
+                "model": model,
+            },
+            "result": {"continued": seeds},
+        }
+        finish(options.record, record, start_time)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,7 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.record import at_least_one
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 
+
 def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> list[str]:
     """
     ## Which words?

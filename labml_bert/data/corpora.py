@@ -274,10 +274,9 @@ def python_sources() -> Iterator[tuple[str, str]]:
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(file.read_bytes())
         for node in ast.walk(tree):
-            is_documented = isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            )
-            if is_documented and ast.get_docstring(node) is not None:
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+                ast.get_docstring(node) is not None
+            ):
                 # A function needs a body.
                 node.body = node.body[1:] or [ast.Pass()]
         yield file.name, ast.unparse(tree)
