@@ -87,8 +87,8 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
 
     Returns a tokenizer with `words` at the end of its vocabulary. All other tokens keep their ids.
 
-    The method `add_tokens` of `transformers` and `tokenizers` does something else: it looks for the new token
-    before it cuts the text into words. So a new token `art` would also cut `party` into `p`, `art` and `y`.
+    The method `add_tokens` of `transformers` and `tokenizers` does something else: by default, it looks for
+    the new token before it cuts the text into words. So a new token `art` would also cut `party` into `p`, `art` and `y`.
     Here, a new token is a word like any other, as if the tokenizer had been trained with it. It can still
     become the first piece of a longer word, because WordPiece takes the longest piece first.
 
@@ -104,7 +104,8 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
         "in the vocabulary already": [word for word in words if word in vocab],
     }
     content = json.loads(tokenizer.to_str())
-    content["model"]["vocab"] |= {word: len(vocab) + i for i, word in enumerate(words)}
+    # `vocab` includes the tokens that other libraries have added. Without them, the ids would have gaps.
+    content["model"]["vocab"] = vocab | {word: len(vocab) + i for i, word in enumerate(words)}
     larger = Tokenizer.from_str(json.dumps(content))
     encodings = encode_texts(larger, words)
     name = "not a single word for this tokenizer, which may also change case or accents"
