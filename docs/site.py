@@ -70,6 +70,7 @@ SITE = Site(
         "docs/live/",
         "experiments/acceptability",
         "experiments/claims/",
+        "experiments/compare_continued",
         "experiments/finetune_docstrings",
         "experiments/live/",
         "experiments/retrieval",
@@ -97,5 +98,6 @@ SITE = Site(
         "experiments/mlm_words",
         "experiments/bert_tiny",
         "experiments/own_language",
+        "experiments/continue_pretraining",
     ),
 )

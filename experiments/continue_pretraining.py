@@ -46,7 +46,7 @@ from labml_bert.training.optimization import OptimizerName
 from labml_bert.training.tracking import read_metrics
 
 # Held-out tokens for the learning curves. The result at the end is from all held-out tokens.
-EVALUATION_TOKENS = 16_384
+EVALUATION_TOKENS = 8_192
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     Returns a tokenizer with `words` at the end of its vocabulary. All other tokens keep their ids.
 
     The method `add_tokens` of `transformers` and `tokenizers` does something else: by default, it looks for
-    the new token before it cuts the text into words. So a new token `art` would also cut `party` into `p`, `art` and `y`.
-    Here, a new token is a word like any other, as if the tokenizer had been trained with it. It can still
-    become the first piece of a longer word, because WordPiece takes the longest piece first.
+    the new token before it cuts the text into words. So a new token `art` would also cut `party` into `p`,
+    `art` and `y`. Here, a new token is a word like any other, as if the tokenizer had been trained with it.
+    It can still become the first piece of a longer word, because WordPiece takes the longest piece first.
 
     Raises `ValueError` if the tokenizer isn't WordPiece, or if a word is in the list twice, is in the
     vocabulary already, or isn't a single word.

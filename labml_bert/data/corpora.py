@@ -74,7 +74,7 @@ def load_corpus(name: str) -> Corpus:
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))
     if name == "python-source":
-        return split_documents(name, dict(python_sources()))
+        return split_documents(name, python_sources())
     if name == "tiny-shakespeare":
         text = download(TINY_SHAKESPEARE_URL, TINY_SHAKESPEARE_SHA256).decode()
         return split_documents(name, {"tiny-shakespeare": text})
@@ -263,14 +263,16 @@ def compiled_members(owner: object) -> dict[str, object]:
     return members
 
 
-def python_sources() -> Iterator[tuple[str, str]]:
+@cache
+def python_sources() -> dict[str, str]:
     """
     ## Code without words about it
 
-    Yields `(name, code)` for each module of the standard library that is a single file, such as `textwrap`.
-    Writing the code anew from its syntax tree leaves out comments. Docstrings are part of the tree, so we
-    remove them first: `python-docs` contains them.
+    Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
+    code is written anew from its syntax tree, which leaves out comments. Docstrings are part of the tree, so
+    they are removed first: `python-docs` contains them. Takes seconds, so the result is cached.
     """
+    sources = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(file.read_bytes())
         for node in ast.walk(tree):
@@ -279,7 +281,8 @@ def python_sources() -> Iterator[tuple[str, str]]:
             ):
                 # A function needs a body.
                 node.body = node.body[1:] or [ast.Pass()]
-        yield file.name, ast.unparse(tree)
+        sources[file.name] = ast.unparse(tree)
+    return sources
 
 
 def cache_folder() -> Path:
