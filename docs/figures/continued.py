@@ -99,7 +99,7 @@ def table(record: Record) -> str:
 
 
 def chart(record: Record, curve: str, *names: str, title: str, caption: str = "") -> Markup:
-    """The loss on the new text (`loss`) or on the old one (`old_loss`) by tokens, with a line for each seed."""
+    """Curves of the loss on the new text (`loss`) or on the old one (`old_loss`), a line for each seed."""
     lines = []
     for variant in names:
         for seed, row in enumerate(results(record, variant)):
