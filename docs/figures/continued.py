@@ -78,6 +78,19 @@ def first_below(record: Record, variant: str, over: str) -> list[int]:
     return tokens
 
 
+def example(record: Record, index: int) -> str:
+    """A new token and its pieces, in Markdown: "`hat` into `h` and `##at`"."""
+    word, pieces = list(record.data["result"]["continued"][0]["new_tokens"].items())[index]
+    *first, last = (f"`{piece}`" for piece in pieces)
+    return f"`{word}` into {', '.join(first)} and {last}"
+
+
+def shorter(record: Record) -> float:
+    """The fraction by which the new tokens shorten the held-out text."""
+    before, after = record.data["result"]["continued"][0]["held_out_tokens"]
+    return float(1 - after / before)
+
+
 def table(record: Record) -> str:
     """The variants with the means of their results over the seeds, as Markdown."""
     head = "| variant | learning rate | tokens | seconds | loss, new text | loss, old text | words right |\n"

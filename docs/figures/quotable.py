@@ -258,6 +258,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
             record("continue-pretraining"), *which, **options
         ),
         "continued_tokens": lambda *which: continued.first_below(record("continue-pretraining"), *which),
+        "continued_example": lambda index: continued.example(record("continue-pretraining"), index),
+        "continued_shorter": lambda: continued.shorter(record("continue-pretraining")),
         "continued_table": lambda: continued.table(record("continue-pretraining")),
         "continued_chart": continued_chart,
         "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
