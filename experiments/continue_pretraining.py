@@ -77,9 +77,9 @@ class Options(RunOptions):
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the blocks, AdamW for the embeddings."""
-    learning_rate: float = 3e-3
-    """Peak learning rate. It's lower than the 1e-2 of pretraining, so that the model forgets less. A model
-    as wide as BERT base needs about a tenth of this."""
+    learning_rate: float | None = None
+    """Peak learning rate. Default: 3e-3 for a width of 128, and less for wider models: 2.4e-4 for BERT base.
+    That's a third of what `own_language.py` uses for pretraining, so that the model forgets less."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
@@ -116,7 +116,10 @@ def main(run: Run, options: Options) -> None:
         # Absolute paths still work if the run is resumed from another folder.
         paths = {n: getattr(options, n) for n in ("from_", "new_tokens", "old_corpus")}
         paths = {n: os.path.abspath(p) for n, p in paths.items() if p and os.path.exists(p)}
-        run.options = options = replace(options, **paths)
+        learning_rate = options.learning_rate
+        if learning_rate is None:
+            learning_rate = 3e-3 * (128 / model.config.hidden_size) ** 1.4
+        run.options = options = replace(options, **paths, learning_rate=learning_rate)
         text, old_text = (
             MaskedText(
                 load_corpus(name),
@@ -133,6 +136,7 @@ def main(run: Run, options: Options) -> None:
         )
     details = {
         "from": display_path(Path(options.from_ or "")) + ", random weights" * options.from_scratch,
+        "vocabulary": f"{text.vocab_size:,} tokens",
         "old text": f"{old_text.corpus.name}, {len(old_text.held_out.labels):,} held-out windows",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }

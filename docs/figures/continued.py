@@ -93,7 +93,9 @@ def shorter(record: Record) -> float:
 
 def table(record: Record) -> str:
     """The variants with the means of their results over the seeds, as Markdown."""
-    head = "| variant | learning rate | tokens | seconds | loss, new text | loss, old text | words right |\n"
+    head = (
+        "| variant | learning rate | tokens | seconds | loss, new text | loss, old text | word accuracy |\n"
+    )
     body = "|---|---:|---:|---:|---:|---:|---:|\n"
     before, accuracy = value(record, PRETRAINED, "loss"), value(record, PRETRAINED, "word_accuracy")
     new = statistics.mean(row["curves"]["loss"][0][1] for row in results(record, "continued"))
