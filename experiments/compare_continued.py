@@ -76,9 +76,9 @@ class Options:
 
     seeds: int = 3
     """Number of seeds. Each has a pretrained model of its own."""
-    pretraining_steps: int = 1200
+    pretraining_steps: int = 1500
     """Steps of pretraining on the old text."""
-    steps: int = 400
+    steps: int = 500
     """Steps from scratch. A pretrained model continues for half of them."""
     corpus: str = "python-source"
     """The new text: a corpus by name, a UTF-8 file, or a folder."""
@@ -155,13 +155,14 @@ def find_occurrences(
     occurrences = []
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=False)
+        # Each access to one of these makes a new list.
+        offsets, word_ids = encoding.offsets, encoding.word_ids
         # A new token can also be the first piece of a longer word, which isn't the word itself.
-        sizes = Counter(encoding.word_ids)
+        sizes = Counter(word_ids)
         for i, token in enumerate(encoding.ids):
-            if token in ids and sizes[encoding.word_ids[i]] == 1:
-                left = encoding.offsets[max(i - REACH, 0)][0]
-                right = encoding.offsets[min(i + REACH, len(encoding) - 1)][1]
-                start, end = encoding.offsets[i]
+            if token in ids and sizes[word_ids[i]] == 1:
+                left, right = offsets[max(i - REACH, 0)][0], offsets[min(i + REACH, len(offsets) - 1)][1]
+                start, end = offsets[i]
                 occurrences.append(Occurrence(text[left:right], start - left, end - left))
     if not occurrences:
         raise ValueError("the held-out text has none of the new tokens; use more text")
@@ -260,6 +261,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
                 },
             }
         )
+    answers = Counter(text[start:end] for text, start, end in occurrences)
     examples = dict(zip(words[:8], encode_texts(tokenizer, words[:8]), strict=True))
     return asdict(model.config), {
         "seed": seed,
@@ -271,6 +273,8 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         },
         "variants": rows,
         "words": len(occurrences),
+        # The accuracy of always answering with the most frequent of the words.
+        "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
         "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
         "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
     }
