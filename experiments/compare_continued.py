@@ -78,7 +78,7 @@ class Options:
     """Number of seeds. Each has a pretrained model of its own."""
     pretraining_steps: int = 1500
     """Steps of pretraining on the old text."""
-    steps: int = 500
+    steps: int = 400
     """Steps from scratch. A pretrained model continues for half of them."""
     corpus: str = "python-source"
     """The new text: a corpus by name, a UTF-8 file, or a folder."""
