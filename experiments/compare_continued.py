@@ -36,7 +36,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from labml_bert.checks import check_length
 from labml_bert.data.corpora import Corpus, load_corpus
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_whole
@@ -186,8 +185,6 @@ def predict_words(
 
     The prediction is right if the first choice is right for every piece. The pieces have an advantage: the
     number of masks tells the model how many of them to expect.
-
-    Raises `ValueError` if a context has more tokens than the model has positions.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     assert mask_id is not None  # `load_tokenizer` has checked this.
@@ -195,7 +192,6 @@ def predict_words(
     words, inputs, targets, positions = list[int](), list[Tensor](), list[int](), list[int]()
     for number, (text, start, end) in enumerate(occurrences):
         encoding = tokenizer.encode(text)
-        check_length(len(encoding), model.config)
         pieces = [t for t, (a, b) in enumerate(encoding.offsets) if start <= a < b <= end]
         for k, t in enumerate(pieces):
             words.append(number)
@@ -239,7 +235,13 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     model, tokenizer = load_model(start)
     words = write_new_tokens(tokenizer, corpus, start)
     larger = add_tokens(tokenizer, words)
-    occurrences = find_occurrences(larger, corpus.valid, words, OCCURRENCES)
+    longest = model.config.max_position_embeddings
+    occurrences = [
+        occurrence
+        for occurrence in find_occurrences(larger, corpus.valid, words, OCCURRENCES)
+        # In pieces, the same context has more tokens.
+        if len(tokenizer.encode(occurrence.text)) <= longest
+    ]
     rows = []
     for variant in VARIANTS:
         run_options = variant_options(options, variant, seed, start)
