@@ -75,7 +75,7 @@ class Options:
 
     seeds: int = 3
     """Number of seeds. Each has a pretrained model of its own."""
-    pretraining_steps: int = 1500
+    pretraining_steps: int = 1200
     """Steps of pretraining on the old text."""
     steps: int = 400
     """Steps from scratch. A pretrained model continues for half of them."""
