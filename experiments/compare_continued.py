@@ -77,7 +77,7 @@ class Options:
     """Number of seeds. Each has a pretrained model of its own."""
     pretraining_steps: int = 1200
     """Steps of pretraining on the old text."""
-    steps: int = 400
+    steps: int = 600
     """Steps from scratch. A pretrained model continues for half of them."""
     corpus: str = "python-source"
     """The new text: a corpus by name, a UTF-8 file, or a folder."""
@@ -255,6 +255,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
                 "steps": run_options.steps,
                 "tokens": run_options.steps * run_options.batch_tokens,
                 "seconds": run.current_trainer.seconds,
+                "before": {name: curves[f"before.{name}"][0][1] for name in ("loss", "old_loss")},
                 **run.result,
                 **predict_words(*load_model(run.path / "model"), occurrences),
                 "curves": {

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
+import math
 import os
 from typing import Annotated, Any
 
@@ -147,8 +148,9 @@ def main(run: Run, options: Options) -> None:
         return {**new, "old_loss": old["loss"], "old_accuracy": old["accuracy"]}
 
     if trainer.step == 0 and rank() == 0:  # what the model knows before the first step
-        before = {f"valid.{name}": value for name, value in evaluate(EVALUATION_TOKENS).items()}
-        run.tracker.save(0, {"seconds": 0.0, **before})
+        before = {f"before.{name}": value for name, value in evaluate().items()}
+        start = {f"valid.{name}": value for name, value in evaluate(EVALUATION_TOKENS).items()}
+        run.tracker.save(0, {"seconds": 0.0, **start, **before})
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
         batch = text.batch(length_at(stages, step.progress))  # random windows, masked
         for part in step.micro_batches(batch):  # this process's rows
@@ -161,7 +163,7 @@ def main(run: Run, options: Options) -> None:
             run.log(step, evaluate(EVALUATION_TOKENS))
 
     def describe_old_text(result: dict[str, float]) -> str:
-        before = read_metrics(run.path)["valid.old_loss"][0][1] if run.path else 0.0
+        before = read_metrics(run.path)["before.old_loss"][0][1] if run.path else math.nan
         return f"  the old text had a loss of {before:.3f}, and has {result['old_loss']:.3f} now\n"
 
     run.finish(evaluate, describe_old_text)

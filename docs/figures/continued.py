@@ -39,7 +39,7 @@ def results(record: Record, variant: str) -> list[dict[str, Any]]:
             rows.append(seed[PRETRAINED])
             continue
         row = next(row for row in seed["variants"] if row["variant"] == variant)
-        rows.append({**row, "forgotten": row["old_loss"] - row["curves"]["old_loss"][0][1]})
+        rows.append({**row, "forgotten": row["old_loss"] - row["before"]["old_loss"]})
     return rows
 
 
@@ -97,9 +97,10 @@ def table(record: Record) -> str:
         "| variant | learning rate | tokens | seconds | loss, new text | loss, old text | word accuracy |\n"
     )
     body = "|---|---:|---:|---:|---:|---:|---:|\n"
-    before, accuracy = value(record, PRETRAINED, "loss"), value(record, PRETRAINED, "word_accuracy")
-    new = statistics.mean(row["curves"]["loss"][0][1] for row in results(record, "continued"))
-    body += f"| {PRETRAINED}, not continued | – | – | – | {new:.2f} | {before:.2f} | {accuracy:.1%} |\n"
+    rows = [row["before"] for row in results(record, "continued")]
+    new, old = (statistics.mean(row[name] for row in rows) for name in ("loss", "old_loss"))
+    accuracy = value(record, PRETRAINED, "word_accuracy")
+    body += f"| {PRETRAINED}, not continued | – | – | – | {new:.2f} | {old:.2f} | {accuracy:.1%} |\n"
     for variant in variants(record):
         rows = results(record, variant)
         cells = [

@@ -18,6 +18,7 @@ def row(variant: str, loss: float, steps: int, words: float) -> dict[str, Any]:
         "steps": steps,
         "tokens": 10 * steps,
         "seconds": 7.0,
+        "before": {"loss": 6.0, "old_loss": 2.0},
         "loss": loss,
         "old_loss": 2.5,
         "word_accuracy": words,
