@@ -27,7 +27,8 @@ def variants(record: Record) -> list[str]:
 def results(record: Record, variant: str) -> list[dict[str, Any]]:
     """
     The results of a variant, one for each seed. The pretrained model is a variant too; its `loss` is that on
-    the old text. Each result also has `forgotten`, the increase of the loss on the old text.
+    the old text. Each other result also has `loss_before`, the loss on the new text before the first step,
+    and `forgotten`, the increase of the loss on the old text.
 
     Raises `PageError` if there is no such variant.
     """
@@ -39,7 +40,8 @@ def results(record: Record, variant: str) -> list[dict[str, Any]]:
             rows.append(seed[PRETRAINED])
             continue
         row = next(row for row in seed["variants"] if row["variant"] == variant)
-        rows.append({**row, "forgotten": row["old_loss"] - row["before"]["old_loss"]})
+        before = row["before"]
+        rows.append({**row, "loss_before": before["loss"], "forgotten": row["old_loss"] - before["old_loss"]})
     return rows
 
 

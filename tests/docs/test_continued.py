@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from docs.figures.continued import chart, example, first_below, gap, results, shorter, table, value, variants
-from docs.figures.records import Record
+from docs.figures.records import Record, read_records
 from docs.literate.rows import PageError
 
 
@@ -62,6 +62,22 @@ def test_when_a_variant_passes_another() -> None:
     assert first_below(record, "continued", "from scratch") == [40, 20]
     with pytest.raises(PageError, match="never has a lower loss"):
         first_below(record, "from scratch", "continued")
+
+
+def test_the_chapter_says_what_the_record_shows() -> None:
+    """With half the tokens the loss is lower, and new tokens are better than their pieces."""
+    record = read_records()["continue-pretraining"]
+    for variant in ("continued", "continued, high learning rate"):
+        assert value(record, variant, "tokens") * 2 == value(record, "from scratch", "tokens")
+        assert highest(gap(record, "loss", variant, "from scratch")) < 0
+    assert highest(gap(record, "word_accuracy", "continued", "continued, new tokens", percent=True)) < 0
+    assert highest(gap(record, "loss", "continued, high learning rate", "continued")) < 0
+    assert highest(gap(record, "forgotten", "continued", "continued, high learning rate")) < 0
+
+
+def highest(text: str) -> float:
+    """The upper end of an interval."""
+    return float(text.rpartition("\N{NO-BREAK SPACE}")[2].rstrip(")").replace("−", "-"))
 
 
 def test_the_table_the_examples_and_the_chart() -> None:
