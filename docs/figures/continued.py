@@ -52,15 +52,16 @@ def value(record: Record, variant: str, field: str) -> float:
 
 def gap(record: Record, field: str, variant: str, over: str, percent: bool = False) -> str:
     """
-    One result of a variant minus that of another, averaged over the seeds, with its 95% interval. Each seed
-    gives one difference: both variants start with the same seed.
+    One result of a variant minus that of another, averaged over the seeds, with its 95% interval, and whether
+    that is inconclusive. Each seed gives one difference: both variants start with the same seed.
     """
     pairs = zip(results(record, variant), results(record, over), strict=True)
     interval = mean([row[field] - other[field] for row, other in pairs])
     factor, form = (100, "+.1f") if percent else (1, "+.2f")
     middle, low, high = (f"{factor * number:{form}}".replace("-", "−") for number in interval)
     unit = "points" if percent else "nats"
-    return f"{middle} {unit} (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+    verdict = ", which is inconclusive" if interval.low <= 0 <= interval.high else ""
+    return f"{middle} {unit} (95% interval {low} to\N{NO-BREAK SPACE}{high}){verdict}"
 
 
 def first_below(record: Record, variant: str, over: str) -> list[int]:
