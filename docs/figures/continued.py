@@ -111,8 +111,10 @@ def table(record: Record) -> str:
             f"{rows[0]['tokens']:,}",
             f"{value(record, variant, 'seconds'):.0f}",
         ]
-        for field, form in (("loss", ".2f"), ("old_loss", ".2f"), ("word_accuracy", ".1%")):
-            cells.append(f"{value(record, variant, field):{form}}")
+        for field in ("loss", "old_loss"):
+            # The losses of two tokenizers can't be compared.
+            cells.append("–" if "new tokens" in variant else f"{value(record, variant, field):.2f}")
+        cells.append(f"{value(record, variant, 'word_accuracy'):.1%}")
         body += f"| {cell(variant)} | {' | '.join(cells)} |\n"
     return wide(head + body)
 

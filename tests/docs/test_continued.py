@@ -78,7 +78,7 @@ def test_the_chapter_says_what_the_record_shows() -> None:
     ):
         for row, other in zip(results(record, less[1]), results(record, more[1]), strict=True):
             assert row[less[0]] < other[more[0]]
-    assert "inconclusive" not in gap(record, "loss", "continued", "from scratch")
+    assert "inconclusive" not in gap(record, "word_log_prob", "continued, new tokens", "continued")
 
 
 def test_the_table_the_examples_and_the_chart() -> None:
