@@ -75,6 +75,7 @@ SITE = Site(
         "docs/live/",
         "experiments/acceptability",
         "experiments/claims/",
+        "experiments/compare_continued",
         "experiments/finetune_docstrings",
         "experiments/live/",
         "experiments/retrieval",
@@ -105,5 +106,6 @@ SITE = Site(
         "experiments/mlm_words",
         "experiments/bert_tiny",
         "experiments/own_language",
+        "experiments/continue_pretraining",
     ),
 )

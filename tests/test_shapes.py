@@ -142,6 +142,14 @@ def run_embed(checker: Checker) -> None:
     m.embed(model, tokenizer, texts)
 
 
+def run_new_tokens(checker: Checker) -> None:
+    for model in (
+        BertForMaskedLM(small_config()),
+        ModernBertForMaskedLM(ModernBertConfig(V, D, 1, 2, 44, pad_token_id=0)),
+    ):
+        checker.module.add_embeddings(model, [[5, 6], [6, 7, 7]])
+
+
 def run_attention_map(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
@@ -264,6 +272,7 @@ SCENARIOS = {
     "fill_mask.py": (run_fill_mask, {"T": T, "V": V}),
     "score.py": (run_score, {"B": B, "S": 8, "T": 6, "V": V}),
     "embed.py": (run_embed, {"B": B, "T": T, "D": D}),
+    "new_tokens.py": (run_new_tokens, {"V": V, "D": D, "N": 2}),
     "export.py": (run_export, {"B": B, "T": T, "V": V}),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docs.figures import attention, budget, claims, course, derived, live, recipe, studies
+from docs.figures import attention, budget, claims, continued, course, derived, live, recipe, studies
 from docs.figures.baselines import baseline_table, perplexity
 from docs.figures.diagrams import diagram
 from docs.figures.example import example, example_value
@@ -194,6 +194,12 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         """Date, machine and commit of runs, and whether today's code reproduces them."""
         return provenance_of([record(name) for name in all_seeds(names)])
 
+    def continued_chart(*which: str, **options: str) -> str:
+        """Curves of continued pretraining: `continued_chart("loss", "from scratch", title="…")`."""
+        one = record("continue-pretraining")
+        figure = continued.chart(one, *which, **options)
+        return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of([one])))
+
     def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
             caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance_of([record(name)]))
@@ -250,6 +256,15 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "retrieval": lambda *which: derived.retrieval_value(record("retrieval"), *which),
         "retrieval_gain": lambda over: derived.retrieval_gain(record("retrieval"), over),
         "pair_test": lambda name: derived.pair_test(record(name)),
+        "continued": lambda *which: continued.value(record("continue-pretraining"), *which),
+        "continued_gap": lambda *which, **options: continued.gap(
+            record("continue-pretraining"), *which, **options
+        ),
+        "continued_tokens": lambda *which: continued.first_below(record("continue-pretraining"), *which),
+        "continued_example": lambda index: continued.example(record("continue-pretraining"), index),
+        "continued_shorter": lambda: continued.shorter(record("continue-pretraining")),
+        "continued_table": lambda: continued.table(record("continue-pretraining")),
+        "continued_chart": continued_chart,
         "docstrings": lambda *which: derived.with_std(record("finetune_docstrings"), *which),
         "docstrings_gain": lambda *which: derived.gain(record("finetune_docstrings"), *which),
         "docstrings_chart": lambda task: derived.accuracy_chart(record("finetune_docstrings"), task),

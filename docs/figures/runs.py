@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from docs.figures import attention, live
+from docs.figures.continued import table as continued_table
 from docs.figures.cost import cost
 from docs.figures.derived import retrieval_table, wins_table
 from docs.figures.records import Record, describe_check, provenance
@@ -131,7 +132,12 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     name = source.page.rpartition("/")[2]
     if name == "claims":
         return "## Recorded runs {#runs}\n\nThe results are on [the claims page](../../claims.md).\n\n"
-    mine = [record for record in records.values() if record.data["experiment"] == name]
+    mine = [
+        record
+        for record in records.values()
+        # A record can be about another script too, which its own script has run.
+        if name in (record.data["experiment"], *record.data.get("scripts", []))
+    ]
     # Nobody searches for the tables of a run.
     parts = ["## Recorded runs {#runs data-search-exclude}\n\n"]
     if not mine:
@@ -162,6 +168,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = cost(record)
         elif "retrieval" in record.data["result"]:
             content = f"{retrieval_table(record)}\n\n{provenance(record)}"
+        elif "continued" in record.data["result"]:
+            content = f"{continued_table(record)}\n\n{provenance(record)}"
         elif "wins" in record.data["result"]:
             content = f"{wins_table(record)}\n\n{provenance(record)}"
         else:

@@ -5,6 +5,9 @@ Which text can you train on without downloading anything? Every Python installat
 of English: the language reference behind `help()` and the docstrings of the standard library. Together they
 are the default corpus, `python-docs`.
 
+The code of the standard library, without any docstrings and comments, is the corpus `python-source`. Its
+words are almost the same, but its grammar is a different one.
+
 A corpus is a list of documents, and some of them are held out. The model never trains on those, and every
 loss that we quote is measured on them.
 """
@@ -62,14 +65,16 @@ def load_corpus(name: str) -> Corpus:
     """
     ## By name or by path
 
-    `name` is `python-docs`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of a UTF-8 file or
-    of a folder of such files. Each file is a document.
+    `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
+    a UTF-8 file or of a folder of such files. Each file is a document.
 
     Raises `ValueError` if there is no such corpus or path, if a file is empty or isn't UTF-8, or if a
     download fails or has the wrong sha256.
     """
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))
+    if name == "python-source":
+        return split_documents(name, python_sources())
     if name == "tiny-shakespeare":
         text = download(TINY_SHAKESPEARE_URL, TINY_SHAKESPEARE_SHA256).decode()
         return split_documents(name, {"tiny-shakespeare": text})
@@ -87,7 +92,7 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"all files in {name} are empty; put text into them")
         return split_documents(decode_file_name(path.name), documents)
     if not name.strip() or not path.exists():
-        choices = ", ".join(["python-docs", "tiny-shakespeare", *WIKITEXT])
+        choices = ", ".join(["python-docs", "python-source", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {choices}")
     if not path.is_file():
         # It could be endless, and would be empty when it's read a second time.
@@ -256,6 +261,28 @@ def compiled_members(owner: object) -> dict[str, object]:
     if owner is builtins:
         return {name: member for name, member in members.items() if not inspect.isfunction(member)}
     return members
+
+
+@cache
+def python_sources() -> dict[str, str]:
+    """
+    ## Code without words about it
+
+    Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
+    code is written anew from its syntax tree, which leaves out comments. Docstrings are part of the tree, so
+    they are removed first: `python-docs` contains them. Takes seconds, so the result is cached.
+    """
+    sources = {}
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        tree = ast.parse(file.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+                ast.get_docstring(node) is not None
+            ):
+                # A function needs a body.
+                node.body = node.body[1:] or [ast.Pass()]
+        sources[file.name] = ast.unparse(tree)
+    return sources
 
 
 def cache_folder() -> Path:

@@ -229,7 +229,7 @@ class Run:
         if rank() > 0:
             return
         assert self.path is not None
-        result = evaluate()
+        self.result = result = evaluate()
         if isinstance(self.model, ModernBertForMaskedLM):
             modern_folder.save_pretrained(self.model, self.path / "model")
         else:
@@ -269,7 +269,9 @@ class Run:
             if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
         words = [
-            w for name, value in non_defaults.items() for w in (f"--{name.replace('_', '-')}", str(value))
+            w
+            for name, value in non_defaults.items()
+            for w in (f"--{name.rstrip('_').replace('_', '-')}", str(value))
         ]
         record = describe_run(
             self.experiment, words, self.device, "bfloat16" if trainer.bfloat16 else "float32"

@@ -41,8 +41,8 @@ class RunOptions:
     They are saved with the run, and a run can only be resumed with the values that it was started with."""
 
     corpus: str = "python-docs"
-    """Text to train on: python-docs, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file, or a folder of
-    such files."""
+    """Text to train on: python-docs, python-source, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file,
+    or a folder of such files."""
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None

@@ -1,5 +1,6 @@
 """Corpora: their sources, the held-out part, and downloads that go wrong."""
 
+import ast
 import builtins
 import email
 import hashlib
@@ -37,6 +38,20 @@ def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     valid = {p for d in corpus.valid for p in d.split("\n\n") if len(p) > 200}
     assert not train & valid
     assert load_corpus("python-docs") == corpus
+
+
+@pytest.mark.slow("parses a part of the standard library")
+def test_python_source_has_no_docstrings_and_no_comments() -> None:
+    corpus = load_corpus("python-source")
+    assert 2_000_000 < sum(map(len, corpus.train + corpus.valid)) < 4_000_000
+    for code in corpus.train + corpus.valid:
+        nodes = [*ast.walk(ast.parse(code))]
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        assert not [node for node in nodes if isinstance(node, documented) and ast.get_docstring(node)]
+    text = "\n".join(corpus.train + corpus.valid)
+    # From textwrap.py: its code, and not its comments.
+    assert "class TextWrapper:" in text and "Hardcode the recognized whitespace" not in text
+    assert load_corpus("python-source") == corpus
 
 
 @pytest.mark.processes

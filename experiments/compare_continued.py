@@ -1,0 +1,343 @@
+r"""
+# What does continued pretraining gain, and what does it forget?
+
+This script pretrains a model on the documentation of Python, and then gives it source code without any words
+of documentation. It compares:
+
+- **from scratch**: the same model with random weights, trained on the source code. It's the baseline.
+- **continued**: the pretrained model, trained on the source code for half as many steps.
+- **continued, high learning rate**: the same with 1e-2, the learning rate of pretraining.
+- **continued, new tokens**: the same as *continued*, but the most frequent words that the tokenizer splits
+  have become tokens.
+
+All of them have the tokenizer of the pretrained model, because the losses of two tokenizers can't be
+compared: a token of one isn't a token of the other. So we compare the new tokens with their pieces in another
+way, by masking whole words in held-out code.
+
+Each run is one that you can type yourself: `own_language.py` pretrains, and `continue_pretraining.py` does
+the rest."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from labml_bert.data.corpora import Corpus, load_corpus
+from labml_bert.data.tokenizers import encode_corpus, encode_texts, save_tokenizer, wordpiece_tokenizer
+from labml_bert.files import write_whole
+from labml_bert.fill_mask import load_model
+from labml_bert.mlm import IGNORE
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern_folder import save_pretrained
+from labml_bert.new_tokens import add_tokens, frequent_split_words
+from labml_bert.run.experiment import Run
+from labml_bert.run.fingerprint import Fingerprint, load_script, take_fingerprint
+from labml_bert.run.options import RunOptions, parse
+from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import console
+from labml_bert.training.device import choose_device
+from labml_bert.training.tracking import read_metrics
+
+# A small vocabulary, so that many words of the source code are split. All other values are defaults.
+PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
+SCRATCH, TOKENS = "from scratch", "continued, new tokens"
+# The learning rate of each variant. From scratch, with 600 steps and seed 0, the loss was 2.78 at 6e-3, 2.75
+# at 1e-2, and 3.43 at 2e-2.
+VARIANTS = {
+    SCRATCH: 1e-2,
+    "continued": 3e-3,
+    "continued, high learning rate": 1e-2,
+    TOKENS: 3e-3,
+}
+# The number of new tokens, of held-out words to predict, and of tokens on both sides of such a word.
+NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options on the command line."""
+
+    seeds: int = 3
+    """Number of seeds. Each has a pretrained model of its own."""
+    pretraining_steps: int = 1200
+    """Steps of pretraining on the old text."""
+    steps: int = 600
+    """Steps from scratch. A pretrained model continues for half of them."""
+    corpus: str = "python-source"
+    """The new text: a corpus by name, a UTF-8 file, or a folder."""
+    old_corpus: str = "python-docs"
+    """The text to pretrain on."""
+    runs: Path = Path("logs")
+    """Folder in which each run creates its own folder."""
+    device: str = "auto"
+    """cpu, cuda, or auto, which is the GPU if there is one."""
+    record: Path | None = None
+    """Write the result to this file, as JSON."""
+
+
+def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str) -> Run:
+    """
+    ## The runs
+
+    Runs `main` as if somebody had typed its command, and returns the finished run.
+    """
+    run = Run(options, experiment, is_alone=True)
+    with run.resources:
+        main(run, options)
+    return run
+
+
+def variant_options(options: Options, variant: str, seed: int, start: Path) -> Any:
+    """The options of one variant. `start` is the folder of the pretrained model and of its new tokens."""
+    script = load_script("continue_pretraining")
+    return script.Options(
+        from_=str(start),
+        from_scratch=variant == SCRATCH,
+        new_tokens=str(start / "new_tokens.txt") if variant == TOKENS else None,
+        corpus=options.corpus,
+        old_corpus=options.old_corpus,
+        minutes=None,
+        steps=options.steps if variant == SCRATCH else max(1, options.steps // 2),
+        learning_rate=VARIANTS[variant],
+        seed=seed,
+        device=options.device,
+        runs=options.runs,
+    )
+
+
+def write_new_tokens(tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> list[str]:
+    """Writes the list of new tokens to `folder`, and returns it."""
+    words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
+    write_whole(folder / "new_tokens.txt", "\n".join(words))
+    return words
+
+
+class Occurrence(NamedTuple):
+    """
+    ## Words to predict
+
+    A word of the held-out text, in its context.
+    """
+
+    text: str
+    start: int
+    """The word is `text[start:end]`."""
+    end: int
+
+
+def find_occurrences(
+    tokenizer: Tokenizer, texts: Iterable[str], words: Iterable[str], count: int
+) -> list[Occurrence]:
+    """
+    Returns up to `count` occurrences of `words` in `texts`, evenly spaced, each with `REACH` tokens on both
+    sides. Every word is a token of `tokenizer`.
+
+    Raises `ValueError` if there is none.
+    """
+    ids = {tokenizer.token_to_id(word) for word in words}
+    occurrences = []
+    for text in texts:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        # Each access to one of these makes a new list.
+        offsets, word_ids = encoding.offsets, encoding.word_ids
+        # A new token can also be the first piece of a longer word, which isn't the word itself.
+        sizes = Counter(word_ids)
+        for i, token in enumerate(encoding.ids):
+            if token in ids and sizes[word_ids[i]] == 1:
+                left, right = offsets[max(i - REACH, 0)][0], offsets[min(i + REACH, len(offsets) - 1)][1]
+                start, end = offsets[i]
+                occurrences.append(Occurrence(text[left:right], start - left, end - left))
+    if not occurrences:
+        raise ValueError("the held-out text has none of the new tokens; use more text")
+    number = min(count, len(occurrences))
+    return [occurrences[i * len(occurrences) // number] for i in range(number)]
+
+
+@torch.no_grad()
+def predict_words(
+    model: BertForMaskedLM | ModernBertForMaskedLM,
+    tokenizer: Tokenizer,
+    occurrences: list[Occurrence],
+    batch_size: int = 64,
+) -> dict[str, float]:
+    r"""
+    Masks each word completely, and returns the accuracy and the mean log-probability of the word, in nats. A
+    word of several pieces is predicted from left to right, and each piece sees the pieces before it. By the
+    chain rule, the log-probability of the word is then the sum over its pieces:
+
+    $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
+
+    The prediction is right if the first choice is right for every piece. The pieces have an advantage: the
+    number of masks tells the model how many of them to expect.
+    """
+    mask_id = tokenizer.token_to_id("[MASK]")
+    assert mask_id is not None  # `load_tokenizer` has checked this.
+    # One row for each piece.
+    words, inputs, targets, positions = list[int](), list[Tensor](), list[int](), list[int]()
+    for number, (text, start, end) in enumerate(occurrences):
+        encoding = tokenizer.encode(text)
+        pieces = [t for t, (a, b) in enumerate(encoding.offsets) if start <= a < b <= end]
+        for k, t in enumerate(pieces):
+            words.append(number)
+            # This piece and those after it are masked.
+            inputs.append(torch.tensor(encoding.ids).index_fill(0, torch.tensor(pieces[k:]), mask_id))
+            targets.append(encoding.ids[t])
+            positions.append(t)
+    log_probs = torch.zeros(len(occurrences))  # (W)
+    is_right = torch.ones(len(occurrences), dtype=torch.bool)  # (W)
+    for i in range(0, len(inputs), batch_size):
+        rows = slice(i, i + batch_size)
+        input_ids = pad_sequence(inputs[rows], batch_first=True)  # (B, T)
+        mask = pad_sequence([torch.ones_like(row) for row in inputs[rows]], batch_first=True)  # (B, T)
+        target, position = (torch.tensor(values[rows])[:, None] for values in (targets, positions))  # (B, 1)
+        labels = torch.full_like(input_ids, IGNORE).scatter(1, position, target)  # (B, T)
+        logits = model(input_ids, labels, attention_mask=mask).logits.float()  # (B, V)
+        word = torch.tensor(words[rows])  # (B)
+        log_probs.index_add_(0, word, logits.log_softmax(-1).gather(1, target)[:, 0])
+        is_right[word[logits.argmax(-1) != target[:, 0]]] = False
+    return {"word_accuracy": is_right.float().mean().item(), "word_log_prob": log_probs.mean().item()}
+
+
+def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    ## One seed
+
+    Pretrains a model, and continues with each variant. Returns the configuration of the model, and the
+    results.
+    """
+    script = load_script("own_language")
+    values = {
+        **PRETRAINING,
+        "corpus": options.old_corpus,
+        "minutes": None,
+        "steps": options.pretraining_steps,
+    }
+    places = {"device": options.device, "runs": options.runs}
+    pretrained = train(script.main, script.Options(**values, **places, seed=seed), "own_language")
+    assert pretrained.path is not None
+    start = pretrained.path / "model"
+    model, tokenizer = load_model(start)
+    words = write_new_tokens(tokenizer, corpus, start)
+    larger = add_tokens(tokenizer, words)
+    longest = model.config.max_position_embeddings
+    occurrences = [
+        occurrence
+        for occurrence in find_occurrences(larger, corpus.valid, words, OCCURRENCES)
+        # In pieces, the same context has more tokens.
+        if len(tokenizer.encode(occurrence.text)) <= longest
+    ]
+    rows = []
+    for variant in VARIANTS:
+        run_options = variant_options(options, variant, seed, start)
+        run = train(load_script("continue_pretraining").main, run_options, "continue_pretraining")
+        assert run.path is not None
+        curves = read_metrics(run.path)
+        rows.append(
+            {
+                "variant": variant,
+                "learning_rate": run_options.learning_rate,
+                "steps": run_options.steps,
+                "tokens": run_options.steps * run_options.batch_tokens,
+                "seconds": run.current_trainer.seconds,
+                "before": {name: curves[f"before.{name}"][0][1] for name in ("loss", "old_loss")},
+                **run.result,
+                **predict_words(*load_model(run.path / "model"), occurrences),
+                "curves": {
+                    name: [[step, round(value, 4)] for step, value in curves[f"valid.{name}"]]
+                    for name in ("loss", "old_loss")
+                },
+            }
+        )
+    answers = Counter(text[start:end] for text, start, end in occurrences)
+    examples = dict(zip(words[:8], encode_texts(tokenizer, words[:8]), strict=True))
+    return asdict(model.config), {
+        "seed": seed,
+        "pretrained": {
+            "steps": options.pretraining_steps,
+            "seconds": pretrained.current_trainer.seconds,
+            **pretrained.result,
+            **predict_words(model, tokenizer, occurrences),
+        },
+        "variants": rows,
+        "words": len(occurrences),
+        # The accuracy of always answering with the most frequent of the words.
+        "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
+        "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
+        "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
+    }
+
+
+def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
+    """Returns one function per variant, which computes its fingerprint."""
+    return {variant: partial(take_variant_fingerprint, record, variant) for variant in VARIANTS}
+
+
+def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
+    """Starts from an untrained model, because the repository doesn't contain the pretrained one."""
+    values = record["configuration"]
+    options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])
+    tokenizer = wordpiece_tokenizer(
+        load_corpus(options.old_corpus).train, PRETRAINING["vocab_size"], lowercase=False
+    )
+    torch.manual_seed(0)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save_pretrained(ModernBertForMaskedLM(ModernBertConfig(**values["model"])), folder)
+        save_tokenizer(tokenizer, folder)
+        write_new_tokens(tokenizer, load_corpus(options.corpus), folder)
+        script = load_script("continue_pretraining")
+        run_options = variant_options(options, variant, 0, folder)
+        return take_fingerprint(script.main, run_options, "continue_pretraining")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compare continued pretraining with training from scratch."""
+    start_time = time.monotonic()
+    options = parse(Options, Options(), main.__doc__ or "", sys.argv[1:] if argv is None else argv)
+    with exit_on_bad_input():
+        at_least_one(options, "seeds", "pretraining_steps", "steps")
+        if options.record is not None:
+            check_record(options.record)
+        device = choose_device(options.device)
+        corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
+        # A path means nothing on another machine.
+        values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
+        results: list[dict[str, Any]] = []
+        # The record is written after each seed, because three of them take a while.
+        for seed in range(options.seeds):
+            model, result = run_seed(options, corpus, seed)
+            results.append(result)
+            for row in result["variants"]:
+                numbers = f"{row['loss']:10.3f} {row['old_loss']:10.3f} {row['word_accuracy']:10.1%}"
+                console.print(f"  {row['variant']:30}{numbers}")
+            values["seeds"] = len(results)
+            names = "seeds", "pretraining_steps", "steps", "corpus", "old_corpus"
+            words = [f"--{name.replace('_', '-')}={values[name]}" for name in names]
+            record = {
+                **describe_run("compare_continued", words, device),
+                # The page of this script shows the record too.
+                "scripts": ["continue_pretraining"],
+                "configuration": {name: values[name] for name in names} | {"model": model},
+                "result": {"continued": results},
+            }
+            finish(options.record, record, start_time)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+r"""
+# Continue pretraining on your own kind of text
+
+You have a model, and text of a kind that the model has never seen: source code, case notes, contracts. Do you
+have to pretrain again? Usually not. Take the model, and train it further on your text:
+
+    python experiments/continue_pretraining.py --from MODEL --corpus my_texts
+
+`MODEL` is a run or a folder, from this project or from `transformers`, with a BERT or a ModernBERT. It keeps
+its tokenizer. If that cuts the words of your field into pieces, you can give it [new
+tokens](../labml_bert/new_tokens.md).
+
+What the model learns now can push out what it knew. So each evaluation also measures the loss on the old
+text, on which the model no longer trains. [The chapter on this script](../continue-pretraining.md) says how
+much a model forgets, and [`compare_continued.py`](compare_continued.md) has measured it."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+from labml_bert.run import preflight  # noqa: F401  # isort: skip
+
+import math
+import os
+from typing import Annotated, Any
+
+import tyro
+from tokenizers import Tokenizer
+
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.tokenizers import encode_texts
+from labml_bert.fill_mask import load_model
+from labml_bert.mlm import masked_accuracy
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.new_tokens import add_embeddings, add_tokens, read_words
+from labml_bert.run.experiment import Run
+from labml_bert.run.launch import launch
+from labml_bert.run.options import RunOptions
+from labml_bert.stdout import display_path
+from labml_bert.training.distributed import rank
+from labml_bert.training.evaluation import evaluate_masked_lm
+from labml_bert.training.optimization import OptimizerName
+from labml_bert.training.tracking import read_metrics
+
+# Held-out tokens for the learning curves. The result at the end is from all held-out tokens.
+EVALUATION_TOKENS = 8_192
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """
+    ## The values, and why
+
+    The sizes are those of the model in `--from`. `own_language.py` gives reasons for values that aren't
+    explained here."""
+
+    from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """The model to start from: the folder of a run or of a model."""
+    new_tokens: str | None = None
+    """File with words to add to the vocabulary, one on each line."""
+    from_scratch: bool = False
+    """Start from random weights instead. That shows what the pretrained ones are worth."""
+    corpus: str = "python-source"
+    """Text to train on: python-source, python-docs, another corpus by name, a UTF-8 file, or a folder."""
+    old_corpus: str = "python-docs"
+    """Text like that of the first pretraining. Its held-out part shows what the model forgets."""
+    minutes: float | None = 3.0
+    """How long to train, in minutes."""
+    schedule: str = "64:1"
+    """Sequence lengths, each with its weight in the training budget."""
+    batch_tokens: int = 2048
+    """Tokens per step, the same for all lengths."""
+    mlm_probability: float = 0.3
+    """Fraction of tokens to predict in training. Evaluations always mask 15%."""
+    optimizer: OptimizerName = "muon"
+    """Muon for the matrices of the blocks, AdamW for the embeddings."""
+    learning_rate: float | None = None
+    """Peak learning rate. Default: 3e-3 for a width of 128, and less for wider models: 2.4e-4 for BERT base.
+    That's a third of what `own_language.py` uses for pretraining, so that the model forgets less."""
+    warmup_ratio: float = 0.05
+    """Fraction of the budget over which the learning rate warms up to its peak."""
+    weight_decay: float = 0.05
+    """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
+    adam_beta2: float = 0.98
+    """Decay rate of Adam's second moment."""
+
+
+def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
+    """
+    ## What the model starts with
+
+    Raises `ValueError` if there is no model, or if a new token doesn't suit its tokenizer.
+    """
+    if options.from_ is None:
+        raise ValueError("--from is missing; name the folder of a run or of a model")
+    model, tokenizer = load_model(Path(options.from_))
+    if options.new_tokens is not None:
+        words = read_words(Path(options.new_tokens))
+        pieces = encode_texts(tokenizer, words)
+        tokenizer = add_tokens(tokenizer, words)
+        add_embeddings(model, pieces)
+    if options.from_scratch:
+        kind: Any = type(model)
+        model = kind(model.config)
+    return model, tokenizer
+
+
+def main(run: Run, options: Options) -> None:
+    """Continue the pretraining of a masked language model on your text."""
+    stages = parse_schedule(options.schedule)
+    with run.reading_text():
+        model, tokenizer = load_start(options)
+        # Absolute paths still work if the run is resumed from another folder.
+        paths = {n: getattr(options, n) for n in ("from_", "new_tokens", "old_corpus")}
+        paths = {n: os.path.abspath(p) for n, p in paths.items() if p and os.path.exists(p)}
+        learning_rate = options.learning_rate
+        if learning_rate is None:
+            learning_rate = 3e-3 * (128 / model.config.hidden_size) ** 1.4
+        run.options = options = replace(options, **paths, learning_rate=learning_rate)
+        text, old_text = (
+            MaskedText(
+                load_corpus(name),
+                tokenizer,
+                longest=stages[-1].length,
+                batch_tokens=options.batch_tokens,
+                max_position_embeddings=model.config.max_position_embeddings,
+                mlm_probability=options.mlm_probability,
+                generator=run.generator,
+                # A model that was pretrained with these tokens goes on with them.
+                with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
+            )
+            for name in (options.corpus, options.old_corpus)
+        )
+    details = {
+        "from": display_path(Path(options.from_ or "")) + ", random weights" * options.from_scratch,
+        "vocabulary": f"{text.vocab_size:,} tokens",
+        "old text": f"{old_text.corpus.name}, {len(old_text.held_out.labels):,} held-out windows",
+        "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
+    }
+    trainer = run.trainer(model, text, "continued pretraining", details)
+
+    def evaluate(tokens: int | None = None) -> dict[str, float]:
+        new, old = (evaluate_masked_lm(trainer, one.held_out, tokens) for one in (text, old_text))
+        return {**new, "old_loss": old["loss"], "old_accuracy": old["accuracy"]}
+
+    if trainer.step == 0 and rank() == 0:  # what the model knows before the first step
+        before = {f"before.{name}": value for name, value in evaluate().items()}
+        start = {f"valid.{name}": value for name, value in evaluate(EVALUATION_TOKENS).items()}
+        run.tracker.save(0, {"seconds": 0.0, **start, **before})
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
+        batch = text.batch(length_at(stages, step.progress))  # random windows, masked
+        for part in step.micro_batches(batch):  # this process's rows
+            with step.autocast():  # bfloat16 where that is fast
+                output = trainer.parallel(**part)
+            accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
+            step.backward(output.loss, accuracy=accuracy)
+        step.update()  # clip, refuse NaN, Muon and AdamW, learning rate
+        if step.evaluation_due:
+            run.log(step, evaluate(EVALUATION_TOKENS))
+
+    def describe_old_text(result: dict[str, float]) -> str:
+        before = read_metrics(run.path)["before.old_loss"][0][1] if run.path else math.nan
+        return f"  the old text had a loss of {before:.3f}, and has {result['old_loss']:.3f} now\n"
+
+    run.finish(evaluate, describe_old_text)
+
+
+if __name__ == "__main__":
+    launch(main, Options)

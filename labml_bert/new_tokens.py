@@ -1,0 +1,169 @@
+r"""
+# New tokens for a trained model
+
+A tokenizer that learned its pieces from other text cuts the words of your field apart. It may turn `kwargs`
+into `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token, so sequences
+get shorter, and it has a vector of its own.
+
+A random vector would be a bad start, because the model can't use it before training has seen the word many
+times. The vectors of the pieces are there already, so the new vector $e$ and its output bias $b$ start as
+their means:
+
+$$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
+
+Which words are worth a token? This program lists the most frequent words of your text that the tokenizer
+splits:
+
+    python -m labml_bert.new_tokens --run MODEL --corpus my_texts --count 300 > words.txt
+
+Edit the list, and continue pretraining with it: `experiments/continue_pretraining.py --new-tokens words.txt`.
+
+Letters for sizes: `V` vocabulary, `D` hidden size, `N` new tokens.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models
+from torch import nn
+
+from labml_bert.data.corpora import load_corpus, read_utf8
+from labml_bert.data.tokenizers import encode_texts
+from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.run.record import at_least_one
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+
+
+def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> list[str]:
+    """
+    ## Which words?
+
+    Returns the `count` most frequent words of `texts` that the tokenizer splits into several pieces, the most
+    frequent first. Words are what the tokenizer sees as words, so `os.path` is two of them.
+
+    Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
+    """
+    check_wordpiece(tokenizer)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
+        counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    # Sort words that are equally frequent, so that the list doesn't depend on their order in the text.
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    pieces = encode_texts(tokenizer, words)
+    split_words = [word for word, ids in zip(words, pieces, strict=True) if len(ids) > 1]
+    if not split_words:
+        raise ValueError("the tokenizer splits no word of this text, so there is nothing to add")
+    return split_words[:count]
+
+
+def check_wordpiece(tokenizer: Tokenizer) -> None:
+    """Raises `ValueError` if the tokenizer isn't WordPiece."""
+    if not isinstance(tokenizer.model, models.WordPiece):
+        kind = type(tokenizer.model).__name__
+        raise ValueError(f"new tokens need a WordPiece tokenizer, and this one is {kind}; use its own tokens")
+
+
+def read_words(path: Path) -> list[str]:
+    """Reads a list with one word on each line. Raises `ValueError` if the file can't be read or is empty."""
+    words = [line.strip() for line in read_utf8(path).splitlines() if line.strip()]
+    if not words:
+        raise ValueError(f"{path} has no words; put one on each line")
+    return words
+
+
+def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
+    """
+    ## A larger tokenizer
+
+    Returns a tokenizer with `words` at the end of its vocabulary. All other tokens keep their ids.
+
+    The method `add_tokens` of `transformers` and `tokenizers` does something else: by default, it looks for
+    the new token before it cuts the text into words. So a new token `art` would also cut `party` into `p`,
+    `art` and `y`. Here, a new token is a word like any other, as if the tokenizer had been trained with it.
+    It can still become the first piece of a longer word, because WordPiece takes the longest piece first.
+
+    Raises `ValueError` if the tokenizer isn't WordPiece, or if a word is in the list twice, is in the
+    vocabulary already, or isn't a single word.
+    """
+    check_wordpiece(tokenizer)
+    if not words:
+        raise ValueError("the list of new tokens is empty; put at least one word into it")
+    vocab = tokenizer.get_vocab()
+    problems = {
+        "in the list twice": [word for word, n in Counter(words).items() if n > 1],
+        "in the vocabulary already": [word for word in words if word in vocab],
+    }
+    content = json.loads(tokenizer.to_str())
+    # `vocab` includes the tokens that other libraries have added. Without them, the ids would have gaps.
+    content["model"]["vocab"] = vocab | {word: len(vocab) + i for i, word in enumerate(words)}
+    larger = Tokenizer.from_str(json.dumps(content))
+    encodings = encode_texts(larger, words)
+    name = "not a single word for this tokenizer, which may also change case or accents"
+    problems[name] = [
+        word for word, ids in zip(words, encodings, strict=True) if ids != [larger.token_to_id(word)]
+    ]
+    for problem, bad_words in problems.items():
+        if bad_words:
+            raise ValueError(f"the new token {bad_words[0]!r} is {problem}; remove it from the list")
+    return larger
+
+
+@torch.no_grad()
+def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[list[int]]) -> None:
+    """
+    ## A larger model
+
+    Adds a token for each entry of `pieces`, which contains the ids of the pieces that the token replaces. The
+    new rows of the embedding, and the new biases of the output layer, are the means over these pieces. The
+    old rows don't change, and so the logits of all old tokens stay the same for a text of old tokens.
+
+    `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all* vectors by
+    default. It doesn't know which pieces a token replaces.
+    """
+    head: Any
+    if isinstance(model, ModernBertForMaskedLM):
+        embedding, head = model.model.embeddings.tok_embeddings, model.decoder
+    else:
+        embedding, head = model.bert.embeddings.word_embeddings, model.cls.predictions
+    means = torch.stack([embedding.weight[ids].mean(0) for ids in pieces])  # (N, D)
+    bias_means = torch.stack([head.bias[ids].mean() for ids in pieces])  # (N)
+    embedding.weight = nn.Parameter(torch.cat([embedding.weight, means]))  # (V + N, D)
+    head.bias = nn.Parameter(torch.cat([head.bias, bias_means]))  # (V + N)
+    embedding.num_embeddings = model.config.vocab_size = len(embedding.weight)
+    if isinstance(model, ModernBertForMaskedLM):
+        # The output layer shares the embedding. In a BERT, the head gets it as an argument instead.
+        model.decoder.weight, model.decoder.out_features = embedding.weight, len(embedding.weight)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line and prints a word on each line."""
+    parser = OneLineParser(
+        prog="python -m labml_bert.new_tokens",
+        description="List the most frequent words of a text that a model's tokenizer splits into pieces.",
+    )
+    parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
+    parser.add_argument(
+        "--corpus", required=True, help="your text: a UTF-8 file, a folder, or a corpus by name"
+    )
+    parser.add_argument("--count", type=int, default=300, help="number of words (default: 300)")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        at_least_one(options, "count")
+        _, tokenizer = load_model(options.run or newest_run(Path("logs")))
+        words = frequent_split_words(tokenizer, load_corpus(options.corpus).train, options.count)
+        # Not through the console, which would wrap or escape a word.
+        print(*words, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

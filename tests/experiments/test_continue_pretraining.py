@@ -1,0 +1,182 @@
+"""Continued pretraining: from a folder, with new tokens, and what happens with bad input."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
+from labml_bert.fill_mask import load_model
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern_folder import save_pretrained
+from labml_bert.run.fingerprint import load_script
+from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.tracking import read_metrics
+from tests.support.runs import main_in_process, small_text
+from tests.support.tiny_run import train_tiny
+
+SHORT = ["--steps=4", "--schedule=8", "--batch-tokens=128"]
+NEW_WORDS = ["kwargs", "isinstance"]
+
+
+def code(lines: int) -> str:
+    return "\n".join(f"the {NEW_WORDS[i % 2]} sees {NEW_WORDS[i % 3 % 2]}" for i in range(lines))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An old text, a new text, a list of words and a model."""
+    (tmp_path / "old.txt").write_text(small_text(200))
+    (tmp_path / "new.txt").write_text(code(400))
+    (tmp_path / "words.txt").write_text("\n".join(NEW_WORDS))
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokenizer = wordpiece_tokenizer([small_text(200), f"{letters} {letters[::-1]}"], 100)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = ModernBertConfig(tokenizer.get_vocab_size(), **sizes, max_position_embeddings=64, pad_token_id=0)
+    save_pretrained(ModernBertForMaskedLM(config), tmp_path / "model")
+    save_tokenizer(tokenizer, tmp_path / "model")
+    return tmp_path
+
+
+def continue_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Path:
+    """Continues pretraining for four steps, and returns the folder of the run."""
+    words = ["--corpus=new.txt", "--old-corpus=old.txt", *SHORT, *arguments]
+    main_in_process(monkeypatch, folder, *words, experiment="continue_pretraining")
+    return max(folder.glob("logs/continue_pretraining/*"), key=lambda path: path.stat().st_mtime)
+
+
+@pytest.mark.processes
+def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    run = continue_in(folder, monkeypatch, "--from=model", "--record=r.json")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "old text   old.txt, " in out and "the old text had a loss of " in out
+    curves = read_metrics(run)
+    for name in ("valid.loss", "valid.old_loss"):
+        # The point at step 0 is the model as it was.
+        assert [step for step, _ in curves[name]] == [0, 1, 2, 3, 4]
+    record = json.loads((folder / "r.json").read_text())
+    assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
+    assert "--from model" in record["command"] and "--from-" not in record["command"]
+
+
+def test_new_tokens_are_in_the_saved_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
+    before, _ = load_model(folder / "model")
+    after, tokenizer = load_model(run / "model")
+    assert after.config.vocab_size == before.config.vocab_size + 2
+    text = "the kwargs sees [MASK]"
+    assert tokenizer.encode(text, add_special_tokens=False).tokens[1] == "kwargs"
+    answers = transformers.pipeline("fill-mask", model=str(run / "model"))(
+        text, top_k=after.config.vocab_size
+    )
+    assert {"kwargs", "isinstance"} <= {answer["token_str"] for answer in answers}
+
+
+def test_a_random_start_has_the_same_sizes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = continue_in(folder, monkeypatch, "--from=model", "--from-scratch", "--learning-rate=1e-9")
+    model, _ = load_model(folder / "model")
+    other, _ = load_model(scratch / "model")
+    assert isinstance(model, ModernBertForMaskedLM) and isinstance(other, ModernBertForMaskedLM)
+    assert other.config == model.config
+    assert (other.decoder.weight - model.decoder.weight).abs().max() > 0.01
+
+
+def test_a_run_of_a_bert_without_special_tokens_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = continue_in(folder, monkeypatch, f"--from={train_tiny(folder, small_text(200), 1, 16)}")
+    model, tokenizer = load_model(run / "model")
+    assert isinstance(model, BertForMaskedLM) and tokenizer.encode("the").tokens == [*"the"]
+
+
+def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
+    # From another folder: the run remembers where its files are.
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    script = load_script("continue_pretraining")
+    script.launch(script.main, script.Options, ["--resume", str(run)])
+    assert load_checkpoint(run)[0]["step"] == 4
+
+
+def corrupt_config(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text("{")
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def remove_tokenizer(folder: Path) -> None:
+    (folder / "model" / "tokenizer.json").unlink()
+
+
+def swap_tokenizer(folder: Path) -> None:
+    wordpiece_tokenizer([small_text(50)], 60).save(str(folder / "model" / "tokenizer.json"))
+
+
+def swap_model_type(folder: Path) -> None:
+    path = folder / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "roberta"}))
+
+
+def use_characters(folder: Path) -> None:
+    tokenizer = character_tokenizer([small_text(50)])
+    config = ModernBertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 24, 64, pad_token_id=0)
+    save_pretrained(ModernBertForMaskedLM(config), folder / "model")
+    save_tokenizer(tokenizer, folder / "model")
+
+
+def write_list(text: str):
+    return lambda folder: (folder / "words.txt").write_text(text)
+
+
+TOKENS = ["--from=model", "--new-tokens=words.txt"]
+BAD_INPUT = {
+    "no model": (None, [], "--from is missing; name the folder of a run or of a model"),
+    "missing folder": (None, ["--from=nowhere"], "there is no run at nowhere"),
+    "no tokenizer": (remove_tokenizer, ["--from=model"], "no tokenizer at model/tokenizer.json"),
+    "other tokenizer": (swap_tokenizer, ["--from=model"], "they do not belong together"),
+    "corrupted config": (corrupt_config, ["--from=model"], "config.json is not a JSON object"),
+    "damaged weights": (cut_weights, ["--from=model"], "is damaged or not a safetensors file"),
+    "other kind of model": (swap_model_type, ["--from=model"], "only 'bert' is supported"),
+    "no list of tokens": (None, ["--from=model", "--new-tokens=no.txt"], "cannot read no.txt"),
+    "empty list of tokens": (write_list("\n \n"), TOKENS, "words.txt has no words; put one on each line"),
+    "token that exists": (write_list("the"), TOKENS, "'the' is in the vocabulary already; remove it"),
+    "token twice": (write_list("hat\nhat"), TOKENS, "'hat' is in the list twice; remove it"),
+    "token with a space": (write_list("two words"), TOKENS, "is not a single word for this tokenizer"),
+    "character model": (use_characters, TOKENS, "need a WordPiece tokenizer, and this one is WordLevel"),
+    "not UTF-8": (lambda f: (f / "words.txt").write_bytes(b"\xff"), TOKENS, "words.txt is not UTF-8"),
+    "no old text": (None, ["--from=model", "--old-corpus=gone"], "no corpus or file is called 'gone'"),
+    "short model": (None, ["--from=model", "--schedule=128"], "max_position_embeddings is 64"),
+    "learning rate": (None, ["--from=model", "--learning-rate=0"], "must be above 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gets_one_line_and_changes_no_file(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    damage, arguments, message = BAD_INPUT[case]
+    if damage:
+        damage(folder)
+    before = contents(folder)
+    with pytest.raises(SystemExit) as exit_info:
+        continue_in(folder, monkeypatch, *arguments)
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """The hash of each file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
