@@ -89,11 +89,18 @@ def flatten(entries: list[Any]) -> list[str]:
 
 
 def module_table(site: Site, sources: Sources) -> str:
-    """## All modules with their first sentences, as a Markdown table"""
+    """
+    ## All modules with their first sentences, as a Markdown table
+
+    A folder with a `__main__.py` is one command, so that file stands for all of them.
+    """
     by_page = {source.page: source for source in sources.values()}
+    commands = [page.removesuffix("__main__") for page in by_page if page.endswith("/__main__")]
     rows = []
     for folder in site.folders:
         for page in flatten(section(site, by_page, folder)):
+            if page.startswith((*commands,)) and not page.endswith("/__main__"):
+                continue
             source = by_page[page]
             heading = source.rows[0].heading
             end = "" if heading.endswith(("?", "!", ".")) else "."

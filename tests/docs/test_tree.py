@@ -115,6 +115,10 @@ def test_navigation_and_table_follow_the_file_tree(tmp_path: Path) -> None:
     ]
     with pytest.raises(PageError, match="there is no <!-- modules"):
         with_module_table(site, sources, "# A README\n")
+    (tmp_path / "pack/deep/__main__.py").write_text('"""A command."""\nprint(2)\n', "utf-8")
+    sources = read_sources(site.root, site.folders)
+    deep = [line for line in module_table(site, sources).splitlines() if "deep" in line]
+    assert deep == ["| [`pack/deep/__main__.py`](pack/deep/__main__.py) | A command. | Python |"]
 
 
 def test_every_module_is_in_the_generated_navigation() -> None:
