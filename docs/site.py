@@ -70,7 +70,7 @@ SITE = Site(
     notebooks=notebooks(PROJECT),
     scripts=("docs/live/bert.js", "docs/live/modern.js"),
     copied=("docs/live",),
-    # The chapters say what these experiments found; the scripts repeat what the Python files say.
+    # The chapters say what these find or do; the scripts repeat what the Python files say.
     unsearched=(
         "docs/live/",
         "experiments/acceptability",
@@ -80,6 +80,8 @@ SITE = Site(
         "experiments/live/",
         "experiments/retrieval",
         "experiments/speed/",
+        "labml_bert/course/",
+        "labml_bert/run/",
     ),
     watched=("docs/runs",),
     titles={
