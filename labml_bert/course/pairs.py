@@ -45,6 +45,13 @@ STEPS = (
                 "You add a sentence although there are already `length` tokens.",
             ),
             Mistake(
+                "no sentence for length 0",
+                "tokens.extend(sentence)\n            if len(tokens) >= length:\n                break",
+                "if len(tokens) >= length:\n                break\n            tokens.extend(sentence)",
+                "If `length` is 0 or less, your text is empty. `pairs_of` passes such a length if A is a "
+                "long sentence. Return at least one sentence.",
+            ),
+            Mistake(
                 "sentences cut",
                 "return tokens",
                 "return tokens[:length]",
@@ -85,6 +92,13 @@ STEPS = (
                 "IS_NEXT, end",
                 "IS_NEXT, a_end",
                 "You use sentences twice: the next chunk must start after B, because B was part of this one.",
+            ),
+            Mistake(
+                "second text too long",
+                "target - len(a)",
+                "target",
+                "You ask `elsewhere` for a text as long as the whole pair. B needs only the tokens that A "
+                "leaves.",
             ),
             Mistake(
                 "always random",
@@ -227,6 +241,14 @@ STEPS = (
                 "(labels != -100).sum().clamp(min=1)",
                 "(labels != -100).sum()",
                 "Without any label, your loss is 0/0, which is NaN. It must be 0.",
+            ),
+            Mistake(
+                "constant without labels",
+                'return F.cross_entropy(logits.float(), labels, reduction="sum") / num_pairs_in_batch',
+                'total = F.cross_entropy(logits.float(), labels, reduction="sum")\n'
+                "    return total / num_pairs_in_batch if (labels != -100).any() else torch.tensor(0.0)",
+                "Without any label, your loss is a constant, so `backward` raises an exception. Compute it "
+                "from the logits.",
             ),
             Mistake(
                 "mean over all pairs",
