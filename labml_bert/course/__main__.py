@@ -160,6 +160,9 @@ def hint_command(options: argparse.Namespace) -> None:
     for i, hint in enumerate(step.hints[:count], 1):
         say(f"Hint {i} of {len(step.hints)}: {hint}")
         console.print()
+    if count == len(step.hints):
+        say("That was the last hint. To compare your code with the original, run solve.", style="dim")
+        console.print()
 
 
 def show_command(options: argparse.Namespace) -> None:

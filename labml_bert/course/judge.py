@@ -92,15 +92,16 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
 
 def explain_error(raised: Raised, step: Step) -> str:
     """Says who raised an exception: the learner's code, or the check while it read the result."""
+    if raised.kind in ("BdbQuit", "EOFError"):
+        return f"Your code raises {raised.kind}. A check has no keyboard; use print."
     traceback = raised.traceback
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == step.file:
-            has_input = raised.kind in ("BdbQuit", "EOFError")
-            return f"Your code raises {raised.kind}." + " A check has no keyboard; use print." * has_input
+            return f"Your code raises {raised.kind}."
         traceback = traceback.tb_next
     if raised.kind == "KeyError":
         return f"Your result lacks the key {raised.message}."
-    if "'NoneType'" in raised.message:
+    if "NoneType" in raised.message:
         return "Your result is None, or a part of it is. Does your function return its result?"
     if raised.kind == "AttributeError":
         return "Your result lacks an attribute that the check reads."

@@ -16,7 +16,8 @@ STEPS = (
             "Draw the number of a document other than `index`, and then the sentence to start with.",
             "To leave out one of n documents, draw from the n - 1 others: `generator.randrange(n - 1)`. If "
             "the number is `index` or more, add 1.",
-            "Add whole sentences to a list of tokens until it has at least `length`, or the document ends.",
+            "Add whole sentences to a list of tokens until it has at least `length`, or the document ends. "
+            "Add at least one sentence.",
         ),
         mistakes=(
             Mistake(
@@ -135,7 +136,7 @@ STEPS = (
         chapter="next-sentence",
         hints=(
             "While A and B have more than `max_length - 3` tokens together, remove one token from the longer "
-            "side. If both have the same length, shorten B.",
+            "side. If both have the same length, shorten either one.",
             "`generator.random() < 0.5` decides between the first token, `pop(0)`, and the last, `pop(-1)`. "
             "Work on copies: the caller still needs its lists.",
             "The pair is `[CLS] A [SEP] B [SEP]`. The token types are 0 up to and including the first "

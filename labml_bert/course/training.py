@@ -163,7 +163,7 @@ STEPS = (
             "Skip parameters that don't require a gradient, and those in `exclude`. Compare tensors by "
             "`id`: the operator `in` compares their values.",
             'Return two dictionaries with the keys "params", "weight_decay" and "has_decay", the matrices '
-            "first.",
+            "first. `has_decay` is true for the matrices and false for the vectors.",
         ),
         mistakes=(
             Mistake(
@@ -259,8 +259,8 @@ STEPS = (
             "Without bias correction, the docstring says which factor the learning rate gets, and that "
             "epsilon is divided by c.",
             "AdamW multiplies the weight decay by the learning rate of the group, so divide it by the same "
-            "factor. The first optimizer is AdamW. A second one is Muon, which has no epsilon and gets the "
-            "plain learning rate. Groups without `has_decay` have a decay of 0.",
+            "factor. The first optimizer is AdamW. A second one is Muon, which gets only the plain learning "
+            "rate. Groups whose `has_decay` is false have a decay of 0.",
         ),
         mistakes=(
             Mistake(

@@ -49,6 +49,7 @@ def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
         "  cd mine\n  python -m labml_bert.course check\n\n",
     )
     folder = ("--folder", "mine")
+    assert "is shown only if a step\nfails." in (tmp_path / "mine/README.md").read_text("utf-8")
     code, text = run("check", *folder)
     assert code == 0 and "Not written yet: the mean of -log p over the labeled positions." in text
     assert "Hint 1 of 3" in run("hint", *folder)[1]
@@ -135,6 +136,7 @@ def test_each_step_can_be_read_about(course: Path, capsys: pytest.CaptureFixture
         for i in range(1, len(step.hints) + 2):
             text = output(capsys, "hint", "--step", str(number))
             assert text.count("Hint ") == min(i, len(step.hints))
+            assert ("That was the last hint." in text) == (i >= len(step.hints))
         assert step.title in output(capsys, "solve", "--step", str(number))
         assert step.title in output(capsys, "check", "--step", str(number))
 

@@ -107,7 +107,7 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     ids = torch.full((400, 400), 7)
     masked, labels = masker(m, mlm_probability=1.0)(ids.clone())
     everywhere = torch.ones_like(ids).bool()
-    yield "the shapes", (tuple(masked.shape), tuple(labels.shape))
+    yield "the shapes", {"input_ids": tuple(masked.shape), "labels": tuple(labels.shape)}
     yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
     yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
     yield "whether special tokens occur as random tokens", bool((masked < MASK).any())

@@ -22,7 +22,7 @@ from labml_bert.mlm import MaskedLMOutput, MaskedTokens
 def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
     generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
     ids, positions = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
-    yield "the shapes", (tuple(ids.shape), tuple(positions.shape))
+    yield "the shapes", {"input_ids": tuple(ids.shape), "position_ids": tuple(positions.shape)}
     yield "whether every row is a window of the text", bool((ids.diff(dim=1) == 1).all())
     yield "the tokens that occur", ids.unique()
     yield "whether every row starts at position 0", not positions[:, 0].any()
