@@ -108,7 +108,8 @@ def print_report(report: Report, folder: Path) -> None:
     else:
         say(f"Next is step {number(report.next_step)}: {report.next_step.title}.")
         console.print()
-    if report.next_step == STEPS[len(STEPS_TO_TRAIN)]:
+    has_failed = any(not v.passed and v.mistake != "not written" for v in report.verdicts)
+    if report.next_step == STEPS[len(STEPS_TO_TRAIN)] and not has_failed:
         say("You have written everything that you need to train your own model, in three minutes:")
         console.print(f"\n  {COMMAND} train\n")
     for file in report.restored:
@@ -129,6 +130,14 @@ def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
         console.print()
     for line in verdict.details:
         say(line.strip(), 4 + len(line) - len(line.lstrip()))
+    if verdict.mistake == "syntax error":
+        console.print()
+        return
+    lines = read_files(folder)[step.file].split("\n")
+    if verdict.line and verdict.line <= len(lines):
+        console.print()
+        say(f"Line {verdict.line}:", 4)
+        say(lines[verdict.line - 1].strip(), 6)
     console.print(Text(f"\n  {COMMAND} hint\n", style="dim"))
 
 
@@ -150,6 +159,9 @@ def hint_command(options: argparse.Namespace) -> None:
     heading(step)
     for i, hint in enumerate(step.hints[:count], 1):
         say(f"Hint {i} of {len(step.hints)}: {hint}")
+        console.print()
+    if count == len(step.hints):
+        say("That was the last hint. To compare your code with the original, run solve.", style="dim")
         console.print()
 
 

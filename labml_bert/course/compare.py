@@ -78,19 +78,25 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
         return describe_tensors(expected, actual)
     if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
         if len(expected) != len(actual):
-            return pair(f"{len(expected)} values", f"{len(actual)} values")
+            return pair(describe(expected), describe(actual))
         parts = [describe_difference(a, b) for a, b in zip(expected, actual, strict=True)]
-        return next(([f"in value {i}:", *part] for i, part in enumerate(parts) if part), [])
+        if any(parts) and len(parts) < 20 and all(isinstance(value, int) for value in expected):
+            return pair(describe(expected), describe(actual))
+        names = getattr(expected, "_fields", [f"element {i}" for i in range(len(expected))])
+        return next(([f"in {name}:", *part] for name, part in zip(names, parts, strict=True) if part), [])
     if isinstance(expected, dict) and isinstance(actual, dict):
         if expected.keys() != actual.keys():
-            return pair(", ".join(map(str, expected)), ", ".join(map(str, actual)))
+            return pair(f"the keys {', '.join(map(str, expected))}", f"{', '.join(map(str, actual))}")
         by_key = {key: describe_difference(value, actual[key]) for key, value in expected.items()}
         return next(([f"in {key}:", *part] for key, part in by_key.items() if part), [])
     if isinstance(expected, float) and isinstance(actual, float | int) and not isinstance(actual, bool):
         return describe_tensors(torch.tensor(expected).double(), torch.tensor(actual).double())
     if type(expected) is type(actual) and expected == actual:
         return []
-    return pair(describe(expected), describe(actual))
+    a, b = describe(expected), describe(actual)
+    if a == b or (isinstance(expected, bool) and type(actual) in (int, float)):
+        a, b = f"{a} ({type(expected).__name__})", f"{b} ({type(actual).__name__})"
+    return pair(a, b)
 
 
 def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
@@ -121,8 +127,8 @@ def describe(value: Any) -> str:
         value = value.item()
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, list | tuple | dict) and len(repr(value)) > 40:
-        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, list | tuple | dict) and ("tensor(" in repr(value) or len(repr(value)) > 200):
+        return f"{type(value).__name__} of length {len(value)}"
     return repr(value) if isinstance(value, str | int | list | tuple | dict | None) else str(value)
 
 

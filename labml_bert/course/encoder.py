@@ -252,6 +252,13 @@ STEPS = (
                 "With `output_positions`, your pooler doesn't read `[CLS]`, the token at position 0.",
             ),
             Mistake(
+                "pooler reads the selected vectors",
+                "x[:, 1:], self.pooler(x)",
+                "x[:, 1:], self.pooler(x if output_positions is None else x[:, 1:])",
+                "With `output_positions`, your pooler reads the first of the selected vectors. It needs the "
+                "vector of `[CLS]`, even if `output_positions` doesn't contain position 0.",
+            ),
+            Mistake(
                 "[CLS] left in the result",
                 "x if output_positions is None else x[:, 1:]",
                 "x",
@@ -292,6 +299,12 @@ STEPS = (
                 "isinstance(module, (nn.Linear, nn.Embedding))",
                 "isinstance(module, nn.Embedding)",
                 "You don't initialize the weights of linear layers.",
+            ),
+            Mistake(
+                "LayerNorm weights drawn",
+                "(nn.Linear, nn.Embedding)",
+                "(nn.Linear, nn.Embedding, nn.LayerNorm)",
+                "You draw the weights of LayerNorms, too. They must stay 1.",
             ),
             Mistake(
                 "biases left alone",

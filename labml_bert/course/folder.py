@@ -34,7 +34,8 @@ what to write. Its docstring says what goes in and what comes out.
     python -m labml_bert.course watch    check whenever you save
     python -m labml_bert.course train    train your model, at the end
 
-Run the commands in this folder. These are the steps:
+Run the commands in this folder. What your code prints is shown only if a step
+fails. These are the steps:
 
 """
 

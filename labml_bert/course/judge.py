@@ -68,10 +68,13 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
         return Verdict(step.name, True)
     value = actual[i].value
     if isinstance(value, Raised):
-        message, line = f"Your code raises {value.kind}.", line_of(value, step)
-        details = [value.message] if value.message else []
+        message, line = explain_error(value, step), line_of(value, step)
+        details = [value.message] if value.message and value.message not in message else []
+        details += [f"while checking {observation.name}" for observation in expected[i : i + 1]]
     else:
-        message, line = f"Something is wrong with {expected[i].name}.", None
+        name = expected[i].name
+        message = "Something is wrong" + ("." if name.startswith("whether") else f" with {name}.")
+        line = None
         if value is None:
             message += " Does your function return its result?"
         details = [f"{expected[i].name}:", *describe_difference(expected[i].value, value)]
@@ -85,6 +88,24 @@ def judge(step: Step, tree: ast.Module) -> Verdict:
     if matches:
         return Verdict(step.name, False, matches[0].message, tuple(details), line, matches[0].name)
     return Verdict(step.name, False, message, tuple(details), line)
+
+
+def explain_error(raised: Raised, step: Step) -> str:
+    """Says who raised an exception: the learner's code, or the check while it read the result."""
+    if raised.kind in ("BdbQuit", "EOFError"):
+        return f"Your code raises {raised.kind}. A check has no keyboard; use print."
+    traceback = raised.traceback
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == step.file:
+            return f"Your code raises {raised.kind}."
+        traceback = traceback.tb_next
+    if raised.kind == "KeyError":
+        return f"Your result lacks the key {raised.message}."
+    if "NoneType" in raised.message:
+        return "Your result is None, or a part of it is. Does your function return its result?"
+    if raised.kind == "AttributeError":
+        return "Your result lacks an attribute that the check reads."
+    return f"The check can't call your function, or can't use its result ({raised.kind})."
 
 
 def line_of(raised: Raised, step: Step) -> int | None:

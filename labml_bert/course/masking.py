@@ -36,6 +36,13 @@ STEPS = (
                 "NaN. The loss of such a batch must be 0.",
             ),
             Mistake(
+                "constant without labels",
+                "return total / count.clamp(min=1)",
+                "return total / count if count > 0 else torch.tensor(0.0)",
+                "Without any label, your loss is a constant, so `backward` raises an exception. Compute it "
+                "from the logits.",
+            ),
+            Mistake(
                 "unlabeled positions learn token 0",
                 "logits.float(), labels,",
                 "logits.float(), labels.clamp(min=0),",
@@ -175,6 +182,18 @@ STEPS = (
                 "must use the same random number.",
             ),
             Mistake(
+                "no limit at all",
+                "if self.max_predictions_per_seq is None:",
+                "if self.max_predictions_per_seq is None or word_ids is None:",
+                "You ignore `max_predictions_per_seq`. With it, choose a fixed number of tokens in each row.",
+            ),
+            Mistake(
+                "a token in a row without candidates",
+                "return is_candidate & (rank < count[:, None])",
+                "return rank < count[:, None]",
+                "In a row without candidates, such as one that is all padding, you choose a token.",
+            ),
+            Mistake(
                 "no token in a short row",
                 "clamp(1, self.max_predictions_per_seq)",
                 "clamp(0, self.max_predictions_per_seq)",
@@ -289,6 +308,13 @@ STEPS = (
                 "input_ids.long()",
                 "Every position has a label, so the model is trained to copy the tokens that it sees. Only "
                 "chosen positions have one; elsewhere the label is -100.",
+            ),
+            Mistake(
+                "labels of the wrong type",
+                "input_ids.long()",
+                "input_ids",
+                "Your labels have the type of `input_ids`. They must be int64, because `F.cross_entropy` "
+                "needs that.",
             ),
             Mistake(
                 "labels where nothing was chosen",

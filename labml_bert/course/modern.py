@@ -90,6 +90,13 @@ STEPS = (
                 "You pair each element with that of another position. Roll the last dimension.",
             ),
             Mistake(
+                "sign of the second half changed",
+                "x.roll(x.size(-1) // 2, dims=-1) * sin",
+                "torch.cat((-x[..., x.size(-1) // 2 :], x[..., : x.size(-1) // 2]), dim=-1) * sin",
+                "You change the sign of the second half, as `rotate_half` in `transformers` does. Here, the "
+                "sines have their signs already.",
+            ),
+            Mistake(
                 "sign changed twice",
                 "x * cos + x.roll",
                 "x * cos - x.roll",
@@ -156,6 +163,13 @@ STEPS = (
                 "q, k = rotate(qkv[:, :2], cos, sin).unbind(1)",
                 "q, k = qkv[:, :2].unbind(1)",
                 "You don't rotate queries and keys, so the model can't tell positions apart.",
+            ),
+            Mistake(
+                "dropout in eval mode",
+                "self.attention_dropout if self.training else 0.0",
+                "self.attention_dropout",
+                "You apply dropout to the attention weights in eval mode, too. `self.training` says which "
+                "mode it is.",
             ),
             Mistake(
                 "values rotated",
@@ -309,6 +323,22 @@ STEPS = (
                 "config.local_attention",
                 "Your local layers see `local_attention` tokens on each side. That's the number for both "
                 "sides together.",
+            ),
+            Mistake(
+                "window too narrow by one",
+                "<= reach",
+                "< reach",
+                "Your local window is too narrow by one token on each side. A token that is exactly "
+                "`local_attention // 2` positions away is visible, too.",
+            ),
+            Mistake(
+                "window of position_ids",
+                "(indices[:, None] - indices).abs() <= reach  # (T, T)\n"
+                "            masks[False] = is_near[None, None]",
+                "(positions[:, :, None] - positions[:, None]).abs()[:, None] <= reach\n"
+                "            masks[False] = is_near",
+                "Your local window compares `position_ids`. It must count the tokens of the row, whatever "
+                "their `position_ids`.",
             ),
             Mistake(
                 "padding visible in local layers",

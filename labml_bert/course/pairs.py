@@ -16,7 +16,8 @@ STEPS = (
             "Draw the number of a document other than `index`, and then the sentence to start with.",
             "To leave out one of n documents, draw from the n - 1 others: `generator.randrange(n - 1)`. If "
             "the number is `index` or more, add 1.",
-            "Add whole sentences to a list of tokens until it has at least `length`, or the document ends.",
+            "Add whole sentences to a list of tokens until it has at least `length`, or the document ends. "
+            "Add at least one sentence.",
         ),
         mistakes=(
             Mistake(
@@ -43,6 +44,13 @@ STEPS = (
                 "if len(tokens) >= length:",
                 "if len(tokens) > length:",
                 "You add a sentence although there are already `length` tokens.",
+            ),
+            Mistake(
+                "no sentence for length 0",
+                "tokens.extend(sentence)\n            if len(tokens) >= length:\n                break",
+                "if len(tokens) >= length:\n                break\n            tokens.extend(sentence)",
+                "If `length` is 0 or less, your text is empty. `pairs_of` passes such a length if A is a "
+                "long sentence. Return at least one sentence.",
             ),
             Mistake(
                 "sentences cut",
@@ -87,6 +95,13 @@ STEPS = (
                 "You use sentences twice: the next chunk must start after B, because B was part of this one.",
             ),
             Mistake(
+                "second text too long",
+                "target - len(a)",
+                "target",
+                "You ask `elsewhere` for a text as long as the whole pair. B needs only the tokens that A "
+                "leaves.",
+            ),
+            Mistake(
                 "always random",
                 "generator.random() < self.random_next_prob",
                 "True",
@@ -121,7 +136,7 @@ STEPS = (
         chapter="next-sentence",
         hints=(
             "While A and B have more than `max_length - 3` tokens together, remove one token from the longer "
-            "side. If both have the same length, shorten B.",
+            "side. If both have the same length, shorten either one.",
             "`generator.random() < 0.5` decides between the first token, `pop(0)`, and the last, `pop(-1)`. "
             "Work on copies: the caller still needs its lists.",
             "The pair is `[CLS] A [SEP] B [SEP]`. The token types are 0 up to and including the first "
@@ -227,6 +242,14 @@ STEPS = (
                 "(labels != -100).sum().clamp(min=1)",
                 "(labels != -100).sum()",
                 "Without any label, your loss is 0/0, which is NaN. It must be 0.",
+            ),
+            Mistake(
+                "constant without labels",
+                'return F.cross_entropy(logits.float(), labels, reduction="sum") / num_pairs_in_batch',
+                'total = F.cross_entropy(logits.float(), labels, reduction="sum")\n'
+                "    return total / num_pairs_in_batch if (labels != -100).any() else torch.tensor(0.0)",
+                "Without any label, your loss is a constant, so `backward` raises an exception. Compute it "
+                "from the logits.",
             ),
             Mistake(
                 "mean over all pairs",

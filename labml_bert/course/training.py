@@ -29,6 +29,12 @@ STEPS = (
                 "when the sequences get longer. Draw an offset for each row.",
             ),
             Mistake(
+                "one offset for all rows",
+                "torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)",
+                "torch.randint(max_position_embeddings - T + 1, (1, 1), generator=generator).expand(B, 1)",
+                "All rows of your batch have the same positions. Draw an offset for each row.",
+            ),
+            Mistake(
                 "one start for all rows",
                 "torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)",
                 "torch.randint(len(token_ids) - T + 1, (1, 1), generator=generator).expand(B, 1)",
@@ -157,7 +163,7 @@ STEPS = (
             "Skip parameters that don't require a gradient, and those in `exclude`. Compare tensors by "
             "`id`: the operator `in` compares their values.",
             'Return two dictionaries with the keys "params", "weight_decay" and "has_decay", the matrices '
-            "first.",
+            "first. `has_decay` is true for the matrices and false for the vectors.",
         ),
         mistakes=(
             Mistake(
@@ -170,7 +176,24 @@ STEPS = (
                 "has_decay missing",
                 '"weight_decay": weight_decay, "has_decay": True}',
                 '"weight_decay": weight_decay}',
-                "A group lacks the key `has_decay`, which says whether its parameters decay.",
+                "A group lacks the key `has_decay`. It must be true for the matrices and false for the "
+                "vectors, so it says whether the parameters of the group decay.",
+            ),
+            Mistake(
+                "has_decay always true",
+                '"has_decay": False',
+                '"has_decay": True',
+                "`has_decay` must be true for the matrices and false for the vectors.",
+            ),
+            Mistake(
+                "LayerNorm weights decay",
+                "matrices = [p for p in parameters if p.dim() > 1]\n"
+                "    vectors = [p for p in parameters if p.dim() <= 1]",
+                "biases = {id(p) for name, p in model.named_parameters() if 'bias' in name}\n"
+                "    matrices = [p for p in parameters if id(p) not in biases]\n"
+                "    vectors = [p for p in parameters if id(p) in biases]",
+                "Your first group contains LayerNorm weights. Their names differ from model to model, so "
+                "look at the number of dimensions.",
             ),
             Mistake(
                 "frozen parameters included",
@@ -236,8 +259,8 @@ STEPS = (
             "Without bias correction, the docstring says which factor the learning rate gets, and that "
             "epsilon is divided by c.",
             "AdamW multiplies the weight decay by the learning rate of the group, so divide it by the same "
-            "factor. The first optimizer is AdamW. A second one is Muon, which has no epsilon and gets the "
-            "plain learning rate. Groups without `has_decay` have a decay of 0.",
+            "factor. The first optimizer is AdamW. A second one is Muon, which gets only the plain learning "
+            "rate. Groups whose `has_decay` is false have a decay of 0.",
         ),
         mistakes=(
             Mistake(
@@ -277,6 +300,19 @@ STEPS = (
                 "arguments.weight_decay",
                 "You set a weight decay in the group of biases and LayerNorms. Look at `has_decay`.",
             ),
+            Mistake(
+                "decay divided again in each step",
+                'arguments.weight_decay if group["has_decay"] else 0.0',
+                'group["weight_decay"]',
+                "You divide the weight decay of the previous step, so it changes with every step. Start from "
+                "`arguments.weight_decay`.",
+            ),
+            Mistake(
+                "Muon's weight decay scaled",
+                'group["lr"] = learning_rate',
+                'group["lr"], group["weight_decay"] = learning_rate, arguments.weight_decay / scale',
+                "You change Muon's weight decay. Muon gets only the plain learning rate.",
+            ),
         ),
     ),
     Step(
@@ -312,6 +348,13 @@ STEPS = (
                 "`world_size()`.",
             ),
             Mistake(
+                "metric scaled",
+                "(world_size() * loss).backward()",
+                "loss = world_size() * loss\n        loss.backward()",
+                "The loss in `self.metrics` is multiplied by `world_size()`. Multiply it only for the "
+                "gradient.",
+            ),
+            Mistake(
                 "loss not among the metrics",
                 '{"loss": loss, **metrics}',
                 "metrics",
@@ -328,7 +371,7 @@ STEPS = (
                 'assert loss is not None, "the batch has no labels"',
                 "if loss is None: return",
                 "A batch without labels has no loss. Training on it silently would hide a mistake, so raise "
-                "`AssertionError`.",
+                "an exception.",
             ),
         ),
     ),
@@ -363,13 +406,15 @@ STEPS = (
                 "mean over batches",
                 "number = len(output.labels)",
                 "number = 1",
-                "You give each batch the same weight. Batches with more labels count for more.",
+                "You average over batches, so a label in a batch with few labels counts more than "
+                "others. Divide the sum over all labels by their number.",
             ),
             Mistake(
                 "limit ignored",
                 "N if tokens is None else min(N, max(1, tokens // T))",
                 "N",
-                "You ignore `tokens`, and evaluate all windows.",
+                "You evaluate all windows, whatever `tokens` is. Evaluate as many whole windows as have that "
+                "many tokens together, but at least one.",
             ),
             Mistake(
                 "limit in windows",

@@ -89,7 +89,7 @@ def test_one_clear_answer(course: Path, body: str, message: str) -> None:
     [
         ("return (", "mlm.py isn't valid Python."),
         ("import os; os._exit(0)", "Your code ended the process (exit code 0)"),
-        ("input()", "Your code raises EOFError."),
+        ("input()", "Your code raises EOFError. A check has no keyboard; use print."),
     ],
 )
 def test_one_clear_answer_from_the_process(course: Path, body: str, message: str) -> None:
@@ -106,7 +106,10 @@ def test_an_error_names_the_line(course: Path) -> None:
     answer = judge(FIRST, restore_others(text, FIRST, STEPS))
     assert answer.line is not None
     assert text.splitlines()[answer.line - 1] == "    return undefined"
-    assert answer.details == ("name 'undefined' is not defined",)
+    assert answer.details == (
+        "name 'undefined' is not defined",
+        "while checking the loss of a uniform guess among 100 tokens",
+    )
 
 
 @pytest.mark.processes

@@ -1,5 +1,6 @@
 """The command as a learner types it, and what it says to bad input."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from labml_bert.course.__main__ import main
 from labml_bert.course.folder import FILES, write_exercises
-from labml_bert.course.source import read_reference
+from labml_bert.course.source import read_reference, remove_bodies
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from tests.support.runs import ROOT, SMALL
 
@@ -48,6 +49,7 @@ def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
         "  cd mine\n  python -m labml_bert.course check\n\n",
     )
     folder = ("--folder", "mine")
+    assert "is shown only if a step\nfails." in (tmp_path / "mine/README.md").read_text("utf-8")
     code, text = run("check", *folder)
     assert code == 0 and "Not written yet: the mean of -log p over the labeled positions." in text
     assert "Hint 1 of 3" in run("hint", *folder)[1]
@@ -89,6 +91,33 @@ def test_bad_input_is_one_line(
     assert message in error
 
 
+@pytest.mark.processes
+def test_an_exception_shows_its_line(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = course / "mlm.py"
+    task = f'raise NotImplementedError("write this: {STEPS[0].task}")'
+    text = path.read_text("utf-8").replace(task, "return logits + undefined")
+    path.write_text(text, "utf-8")
+    with pytest.raises(SystemExit):
+        main(["check"])
+    line = text.splitlines().index("    return logits + undefined") + 1
+    assert f"\n    Line {line}:\n      return logits + undefined\n" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_failure_after_the_steps_to_train_does_not_end_with_praise(
+    course: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in STEPS:
+        (course / step.file).write_text(read_reference(step.file), "utf-8")
+    path = course / STEPS[27].file
+    text = remove_bodies(read_reference(STEPS[27].file), [STEPS[27]])
+    for content, has_praise in ((text, True), (text.replace("write this: ", ""), False)):
+        path.write_text(content, "utf-8")
+        with contextlib.suppress(SystemExit):
+            main(["check"])
+        assert ("You have written everything" in capsys.readouterr().out) == has_praise
+
+
 def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (course / "bert.py").write_bytes(b"\xff")
     with pytest.raises(SystemExit):
@@ -107,6 +136,7 @@ def test_each_step_can_be_read_about(course: Path, capsys: pytest.CaptureFixture
         for i in range(1, len(step.hints) + 2):
             text = output(capsys, "hint", "--step", str(number))
             assert text.count("Hint ") == min(i, len(step.hints))
+            assert ("That was the last hint." in text) == (i >= len(step.hints))
         assert step.title in output(capsys, "solve", "--step", str(number))
         assert step.title in output(capsys, "check", "--step", str(number))
 

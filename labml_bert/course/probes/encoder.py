@@ -117,23 +117,24 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the answer to a mask of shape (B, 1, 1, T)", raises(module, ids, mask[:, None, None])
 
 
-def normal_facts(weight: Tensor, std: float) -> list[Any]:
-    """The standard deviation of a weight in units of `std`, and whether it's truncated at two of them."""
-    return [Near(weight.std().item() / std, 0.03), bool((weight.abs() <= 2.001 * std).all())]
+def normal_facts(weight: Tensor, words: str, std: float = 0.02) -> Iterator[tuple[str, Any]]:
+    """The standard deviation of weights in units of `std`, and whether they're truncated at two of them."""
+    is_truncated = bool((weight.abs() <= 2.001 * std).all())
+    yield f"whether {words} are at most two standard deviations from 0", is_truncated
+    yield f"the standard deviation of {words}, divided by {std}", Near(weight.std().item() / std, 0.03)
 
 
 def probe_init(m: Any) -> Iterator[tuple[str, Any]]:
     linear, embedding, norm = nn.Linear(200, 100), nn.Embedding(100, 200), nn.LayerNorm(50)
-    nn.init.constant_(norm.bias, 0.7)
     for module in (linear, embedding, norm, nn.Linear(3, 3, bias=False)):
         m.init_weights(module)
-    name = "the standard deviation divided by 0.02, and whether all weights are within two of them,"
-    yield f"{name} of an embedding", normal_facts(embedding.weight, 0.02)
-    yield f"{name} of a linear layer", normal_facts(linear.weight, 0.02)
+    yield from normal_facts(embedding.weight, "the weights of an embedding")
+    yield from normal_facts(linear.weight, "the weights of a linear layer")
     yield "the biases of a linear layer", linear.bias
-    yield "the weights and biases of a LayerNorm", (norm.weight, norm.bias)
+    yield "the weights of a LayerNorm", norm.weight
+    yield "the biases of a LayerNorm", norm.bias
     m.init_weights(embedding, 0.5)
-    yield "the same with std=0.5, divided by 0.5", normal_facts(embedding.weight, 0.5)
+    yield from normal_facts(embedding.weight, "the weights of an embedding with std=0.5", 0.5)
 
 
 PROBES: dict[str, Probe] = {

@@ -25,6 +25,8 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the loss of six positions, of which two are labeled", m.masked_lm_loss(logits, labels)
     yield "the loss without any label", m.masked_lm_loss(logits, none)
     yield "the loss with a single label", m.masked_lm_loss(logits[:2], labels[:2])
+    empty = m.masked_lm_loss(logits.clone().requires_grad_(), none)
+    yield "whether the loss without any label has a gradient", empty.requires_grad
     whole = torch.tensor(2)
     yield (
         "the sum of the losses of two micro-batches",
@@ -83,19 +85,21 @@ def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
     sizes = torch.tensor([200, 100, 40, 3])
     some = torch.arange(200) >= 200 - sizes[:, None]
     result = masker(m, max_predictions_per_seq=20).choose(some)
-    yield "with a limit of 20, the number of chosen tokens in rows of 200, 100, 40 and 3", result.sum(1)
-    yield "with a limit, the number of chosen tokens that aren't candidates", int((result & ~some).sum())
+    yield "the number of chosen tokens in rows of 200, 100, 40 and 3, with a limit of 20", result.sum(1)
+    yield "the number of chosen tokens that aren't candidates, with a limit", int((result & ~some).sum())
+    nothing = masker(m, max_predictions_per_seq=20).choose(torch.zeros(1, 9).bool())
+    yield "the number of chosen tokens in a row without candidates, with a limit", int(nothing.sum())
     half = masker(m, mlm_probability=0.5, max_predictions_per_seq=30).choose(some)
     yield "the number of chosen tokens in these rows if mlm_probability is 0.5 and the limit 30", half.sum(1)
     result = masker(m, max_predictions_per_seq=50).choose(all_tokens)
     yield (
-        "with a limit, the fraction chosen in the first half",
+        "the fraction chosen in the first half, with a limit",
         fraction(result[:, :100], all_tokens[:, :100], 0.01),
     )
     result = masker(m, max_predictions_per_seq=15).choose(all_tokens, words)
-    yield "with a limit of 15 and words of 2 tokens, the number of chosen tokens", result.sum(1).unique()
+    yield "the number of chosen tokens, with a limit of 15 and words of 2 tokens", result.sum(1).unique()
     halves = result[:, ::2] != result[:, 1::2]
-    yield "with a limit and words, the number of words chosen only in part", int(halves.sum())
+    yield "the number of words chosen only in part, with a limit", int(halves.sum())
 
 
 def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
@@ -103,9 +107,10 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     ids = torch.full((400, 400), 7)
     masked, labels = masker(m, mlm_probability=1.0)(ids.clone())
     everywhere = torch.ones_like(ids).bool()
-    yield "the shapes", (tuple(masked.shape), tuple(labels.shape))
+    yield "the shapes", {"input_ids": tuple(masked.shape), "labels": tuple(labels.shape)}
     yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
     yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
+    yield "whether special tokens occur as random tokens", bool((masked < MASK).any())
     options = {"mlm_probability": 1.0, "mask_replace_prob": 0.3, "random_replace_prob": 0.5}
     masked, _ = masker(m, **options)(ids.clone())
     name = "if mask_replace_prob is 0.3 and random_replace_prob is 0.5"
@@ -114,7 +119,7 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     ids = torch.randint(V, (300, 100), generator=torch.Generator().manual_seed(1))
     original = ids.clone()
     masked, labels = masker(m)(ids)
-    yield "the number of input tokens that you overwrote", int((ids != original).sum())
+    yield "whether the input stays as it was", torch.equal(ids, original)
     is_labeled = labels != -100
     is_special = original <= MASK
     yield "the number of special tokens that have a label", int((is_labeled & is_special).sum())
@@ -131,14 +136,14 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     labels = masker(m)(original, attention_mask).labels
     yield "the number of padded positions that have a label", int((labels[:, 60:] != -100).sum())
     is_labeled = labels != -100
-    yield "with padding, the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "the number of special tokens that have a label, with padding", int((is_labeled & is_special).sum())
     words = torch.where(torch.arange(100) < 50, torch.arange(100) // 2, -1).expand(300, 100)
     is_labeled = masker(m)(torch.full((300, 100), 7), None, words).labels != -100
     yield "the number of labels at tokens with the word id -1", int(is_labeled[:, 50:].sum())
     yield "the number of words labeled in part", int((is_labeled[:, ::2] != is_labeled[:, 1::2]).sum())
     yield "whether the word 0 is ever chosen", bool(is_labeled[:, 0].any())
     is_labeled = masker(m)(original, None, words).labels != -100
-    yield "with words, the number of special tokens that have a label", int((is_labeled & is_special).sum())
+    yield "the number of special tokens that have a label, with words", int((is_labeled & is_special).sum())
     yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
     yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
     yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))

@@ -73,7 +73,10 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
     mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
     is_near = (torch.arange(5)[:, None] - torch.arange(5)).abs() < 3
-    yield "the result", module(x, rotary, None)
+    result = module(x, rotary, None)
+    is_same = torch.equal(result, module(x, rotary, None))
+    yield "whether two calls in eval mode have the same result", is_same
+    yield "the result", result
     yield "the result with padding", module(x, rotary, mask)
     yield "the result at two output positions", module(x, rotary, None, positions)
     yield "the result at two output positions with padding", module(x, rotary, mask, positions)

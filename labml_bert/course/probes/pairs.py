@@ -38,6 +38,8 @@ def probe_elsewhere(m: Any) -> Iterator[tuple[str, Any]]:
     )
     yield "the first tokens that occur", sorted({tokens[0] for _, tokens in results})
     yield "the results that occur", sorted({tuple(tokens) for _, tokens in results})
+    short = [pairs.elsewhere(0, length, generator) for length in (0, -3) for _ in range(9)]
+    yield "whether the result has at least one sentence if length is 0 or less", all(map(len, short))
 
 
 def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
@@ -51,14 +53,14 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     pairs = collect(maker(m, random_next_prob=0.0, max_length=12), 0)
     following = [(a, b) for a, b, label in pairs if label == 0]
     yield (
-        "with random_next_prob=0, the number of pairs labeled 0 in which B doesn't follow A",
+        "the number of pairs labeled 0 in which B doesn't follow A, with random_next_prob=0",
         sum(ordered.index(a[-1]) + 1 != ordered.index(b[0]) for a, b in following),
     )
     yield "the pairs labeled 0 that occur in document 1", sorted({(*a, SEP, *b) for a, b in following})
     pairs = collect(maker(m, random_next_prob=1.0, max_length=12), 0)
-    yield "with random_next_prob=1, the labels that occur", sorted({label for *_, label in pairs})
-    yield "with random_next_prob=1, the documents of B", sorted({b[0] // 100 for _, b, _ in pairs})
-    yield "with random_next_prob=1, the first texts that occur", sorted({tuple(a) for a, *_ in pairs})
+    yield "the labels that occur, with random_next_prob=1", sorted({label for *_, label in pairs})
+    yield "the documents of B, with random_next_prob=1", sorted({b[0] // 100 for _, b, _ in pairs})
+    yield "the first texts that occur, with random_next_prob=1", sorted({tuple(a) for a, *_ in pairs})
     fake = maker(m, random_next_prob=1.0, max_length=12)
     requests: list[tuple[int, int]] = []
 
@@ -88,13 +90,13 @@ def probe_assemble(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the label", short.next_sentence_label
     a, b = [11, 12, 13, 14, 15, 16], [21, 22, 23]
     results = [tuple(pairs.assemble(a, b, 0, generator).input_ids) for _ in range(200)]
-    yield "the lists of the caller", (a, b)
+    yield "whether the lists of the caller stay as they are", (len(a), len(b)) == (6, 3)
     yield "the pairs that occur if 6 + 3 tokens have to become 7", sorted(set(results))
     balanced = [tuple(pairs.assemble(b, a, 0, generator).input_ids) for _ in range(200)]
     yield "the pairs that occur if 3 + 6 tokens have to become 7", sorted(set(balanced))
     equal = [tuple(pairs.assemble(a, [x + 10 for x in a], 0, generator).input_ids) for _ in range(500)]
-    lengths = {ids.index(SEP) - 1 for ids in equal}
-    yield "the length of A if 6 + 6 tokens have to become 7", sorted(lengths)
+    longer = {max(ids.index(SEP) - 1, 8 - ids.index(SEP)) for ids in equal}
+    yield "the length of the longer text if 6 + 6 tokens have to become 7", sorted(longer)
 
 
 def probe_collate(m: Any) -> Iterator[tuple[str, Any]]:
@@ -111,6 +113,8 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the loss of four pairs, of which one is labeled -100", m.next_sentence_loss(logits, labels)
     yield "the loss of a single pair", m.next_sentence_loss(logits[:1], labels[:1])
     yield "the loss without any label", m.next_sentence_loss(logits, torch.full((4,), -100))
+    empty = m.next_sentence_loss(logits.clone().requires_grad_(), torch.full((4,), -100))
+    yield "whether the loss without any label has a gradient", empty.requires_grad
     yield "the loss of a micro-batch", m.next_sentence_loss(logits, labels, torch.tensor(12))
     yield "the loss of bfloat16 logits", m.next_sentence_loss(logits.bfloat16(), labels)
 

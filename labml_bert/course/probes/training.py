@@ -7,6 +7,7 @@ What the steps in `data` and `training` must do.
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,11 @@ from labml_bert.mlm import MaskedLMOutput, MaskedTokens
 def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
     generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
     ids, positions = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
-    yield "the shapes", (tuple(ids.shape), tuple(positions.shape))
+    yield "the shapes", {"input_ids": tuple(ids.shape), "position_ids": tuple(positions.shape)}
     yield "whether every row is a window of the text", bool((ids.diff(dim=1) == 1).all())
     yield "the tokens that occur", ids.unique()
+    yield "whether every row starts at position 0", not positions[:, 0].any()
+    yield "whether rows start at different positions", len(positions[:, 0].unique()) > 1
     yield "the positions that occur", positions.unique()
     yield "whether every row has consecutive positions", bool((positions.diff(dim=1) == 1).all())
     pairs = torch.stack((ids[:, 0], positions[:, 0])).unique(dim=1).size(1)
@@ -86,21 +89,27 @@ def probe_matrices(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
+    groups = ("the group of matrices of AdamW", "the group of vectors of AdamW", "the group of Muon")
     for words, has_correction in (("with", True), ("without", False)):
         arguments = m.TrainingArguments(
-            steps=10, learning_rate=0.5, warmup_ratio=0.2, adam_bias_correction=has_correction
+            steps=10,
+            learning_rate=0.5,
+            warmup_ratio=0.2,
+            adam_bias_correction=has_correction,
+            adam_epsilon=0.01,
+            weight_decay=0.1,
+            optimizer="muon",
         )
-        groups = [{"has_decay": True}, {"has_decay": False}]
-        muon = SimpleNamespace(param_groups=[{"weight_decay": 0.3}])
-        m.set_learning_rate([SimpleNamespace(param_groups=groups), muon], arguments, 3, 0.1)
+        optimizers = m.make_optimizers(Small(), arguments)
+        for step in (2, 3):
+            m.set_learning_rate(optimizers, arguments, step, step / 30)
+        # Whatever a group has besides these keys, PyTorch gave it.
         for key in ("lr", "eps", "weight_decay"):
-            values = [1e4 * group[key] if key == "eps" else group[key] for group in groups]
-            unit = ", times 10,000," if key == "eps" else ""
-            yield f"{key}{unit} of both groups in step 3, {words} bias correction", values
-        alone = {"has_decay": True}
-        m.set_learning_rate([SimpleNamespace(param_groups=[alone])], arguments, 3, 0.1)
-        yield f"lr in step 3 without Muon, {words} bias correction", alone["lr"]
-        yield f"the values of Muon in step 3, {words} bias correction", muon.param_groups
+            for name, group in zip(groups, (g for o in optimizers for g in o.param_groups), strict=True):
+                yield f"{key} of {name} in step 3, {words} bias correction", float(group[key])
+        alone = m.make_optimizers(Small(), replace(arguments, optimizer="adamw"))
+        m.set_learning_rate(alone, arguments, 3, 0.1)
+        yield f"lr in step 3 without Muon, {words} bias correction", float(alone[0].param_groups[0]["lr"])
 
 
 def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
@@ -117,7 +126,7 @@ def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the metrics after two micro-batches", dict(step.metrics)
     needs_gradient = any(value.requires_grad for value in step.metrics.values())
     yield "whether a metric still needs its graph", needs_gradient
-    yield "the answer to a batch without a loss", raises(step.backward, None)
+    yield "whether a batch without a loss raises an exception", raises(step.backward, None) != "no error"
 
 
 class Scorer(nn.Module):
@@ -131,17 +140,42 @@ class Scorer(nn.Module):
         return MaskedLMOutput(loss, logits, labels)
 
 
+def is_mean_over_batches(result: dict[str, float], model: nn.Module, held_out: MaskedTokens) -> bool:
+    """Whether a result is what you get if each batch counts the same, for any number of rows per batch."""
+    sums = []  # For each window, the sums of the loss and of the correct tokens, and the number of labels.
+    for ids, labels in zip(*held_out, strict=True):
+        loss, logits, labels = model.eval()(ids, labels)
+        sums.append(len(labels) * torch.tensor([loss, (logits.argmax(-1) == labels).float().mean(), 1.0]))
+    model.train()
+    table = torch.stack(sums).double()  # (N, 3)
+
+    def mean(rows: int) -> list[float]:
+        batches = torch.stack([batch.sum(0) for batch in table.split(rows)])
+        return (batches[:, :2] / batches[:, 2:]).mean(0).tolist()
+
+    def is_found(values: list[float]) -> list[bool]:
+        pairs = zip(values, (result["loss"], result["accuracy"]), strict=True)
+        return [math.isclose(a, b, rel_tol=1e-5) for a, b in pairs]
+
+    return not all(is_found(mean(len(table)))) and any(any(is_found(mean(b))) for b in range(1, len(table)))
+
+
 def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     model = Scorer().train()
     trainer = SimpleNamespace(
         model=model, device=torch.device("cpu"), autocast=lambda: contextlib.nullcontext()
     )
-    T = 4096
-    ids = (numbers(5, T).abs() * 2).long().clamp(max=4)
-    labels = torch.where(numbers(5, T, seed=1) > torch.arange(5)[:, None] / 2, (ids * 2) % 5, -100)
+    # Later windows have fewer labels, and other tokens. There are more windows than fit into a usual batch.
+    N, T = 70, 256
+    window = torch.arange(N)[:, None]
+    ids = (numbers(N, T).abs() * (1 + window / 35)).long().clamp(max=4)
+    labels = torch.where(numbers(N, T, seed=1) > window / 50, (ids * 2) % 5, -100)
     held_out = MaskedTokens(ids, labels)
-    yield "the result", m.evaluate_masked_lm(trainer, held_out)
-    yield "whether the model is in train mode afterwards", model.training
+    result = m.evaluate_masked_lm(trainer, held_out)
+    is_training = model.training
+    yield "whether batches with few labels count too much", is_mean_over_batches(result, model, held_out)
+    yield "the result", result
+    yield "whether the model is in train mode afterwards", is_training
     model.train()
     yield "the result on the first 3 windows", m.evaluate_masked_lm(trainer, held_out, 3 * T + 5)
     yield "the result for less than a window", m.evaluate_masked_lm(trainer, held_out, 2)

@@ -1,0 +1,125 @@
+"""What the first learners wrote: right code passes, and only an exception of the code is called one."""
+
+import pytest
+import torch
+
+from labml_bert.course.compare import describe_difference
+from tests.support.course import judge_body
+
+RIGHT = {
+    "bert.py:init_weights": """
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
+    """,
+    "training/optimization.py:set_learning_rate": """
+        learning_rate = arguments.learning_rate_at(progress)
+        c = math.sqrt(1 - arguments.adam_beta2**step)
+        scale = (1 - arguments.adam_beta1**step) / c
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+                if isinstance(optimizer, torch.optim.AdamW) and not arguments.adam_bias_correction:
+                    group["lr"] *= scale
+                    group["eps"] = arguments.adam_epsilon / c
+                    group["weight_decay"] = arguments.weight_decay / scale * group["has_decay"]
+    """,
+    "training/trainer.py:Step.backward": """
+        if loss is None:
+            raise ValueError("no loss")
+        (loss * world_size()).backward()
+        for key, value in [("loss", loss), *metrics.items()]:
+            self.metrics[key] = self.metrics.get(key, 0) + value.detach()
+    """,
+    "nsp.py:PairMaker.assemble": """
+        a, b = list(a), list(b)
+        while len(a) + len(b) > self.max_length - 3:
+            (a if len(a) >= len(b) else b).pop(0 if generator.random() < 0.5 else -1)
+        a, b = [self.cls_token_id, *a, self.sep_token_id], [*b, self.sep_token_id]
+        return SentencePair(a + b, [0] * len(a) + [1] * len(b), label)
+    """,
+}
+
+EVALUATION = """
+    trainer.model.eval()
+    N, T = held_out.input_ids.shape
+    N = N if tokens is None else min(N, max(1, tokens // T))
+    losses, right = [], []
+    for i in range(0, N, {rows}):
+        _, logits, labels = trainer.model(*[part[:N][i : i + {rows}] for part in held_out])
+        losses.append(torch.nn.functional.cross_entropy(logits, labels))
+        right.append(masked_accuracy(logits, labels))
+    trainer.model.train()
+    return {{"loss": (sum(losses) / len(losses)).item(), "accuracy": (sum(right) / len(right)).item()}}
+"""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_code_of_a_learner_passes(name: str) -> None:
+    verdict = judge_body(name, RIGHT[name])
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("rows", range(1, 65))
+def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
+    verdict = judge_body("training/evaluation.py:evaluate_masked_lm", EVALUATION.format(rows=rows))
+    assert verdict.mistake == "mean over batches", verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("mlm.py:select_labeled", "return [hidden_states]", "Something is wrong with the selected hidden"),
+        (
+            "mlm.py:masked_accuracy",
+            "raise EOFError",
+            "Your code raises EOFError. A check has no keyboard; use print.",
+        ),
+        ("mlm.py:TokenMasker.choose", "pass", "Your result is None, or a part of it is."),
+        ("mlm.py:TokenMasker.__call__", "return [input_ids]", "The check can't call your function, or can't"),
+        ("mlm.py:TokenMasker.__call__", "return input_ids, None", "Your result is None, or a part of it is."),
+        ("mlm.py:TokenMasker.__post_init__", "pass", "Your result lacks an attribute that the check reads."),
+        (
+            "training/optimization.py:parameter_groups",
+            "return [{}, {}]",
+            "Your result lacks the key 'params'.",
+        ),
+        ("training/evaluation.py:evaluate_masked_lm", "return {}", "Your result lacks the key 'loss'."),
+        (
+            "training/optimization.py:set_learning_rate",
+            "optimizers[0].param_groups[0].pop('lr', None)",
+            "Your result lacks the key 'lr'.",
+        ),
+        (
+            "training/optimization.py:set_learning_rate",
+            "optimizers[1].param_groups[0]['has_decay']",
+            "Your code raises KeyError.",
+        ),
+    ],
+)
+def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, message: str) -> None:
+    verdict = judge_body(name, body)
+    assert not verdict.passed
+    assert verdict.message.startswith(message), verdict
+    assert verdict.line is None or message.startswith("Your code raises")
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "lines"),
+    [
+        (1.5, torch.tensor(1.5), ["1.5 (float)", "1.5 (Tensor)"]),
+        ([True, False], [1.0, 0.0], ["[True, False]", "[1.0, 0.0]"]),
+        (True, 1.0, ["True (bool)", "1 (float)"]),
+        (False, None, ["False", "None"]),
+        ((5, 9), (9,), ["(5, 9)", "(9,)"]),
+        ((1, 1, 8), (1, 1, 16), ["(1, 1, 8)", "(1, 1, 16)"]),
+        (["a"], ["a", "b"], ["['a']", "['a', 'b']"]),
+        ([*range(99)], [], ["list of length 99", "[]"]),
+        ({"lr": 1}, {"lr": 1, "eps": 2}, ["the keys lr", "lr, eps"]),
+    ],
+)
+def test_a_difference_in_words(expected: object, actual: object, lines: list[str]) -> None:
+    assert describe_difference(expected, actual) == [f"  expected  {lines[0]}", f"  found     {lines[1]}"]
