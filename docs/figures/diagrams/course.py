@@ -44,6 +44,6 @@ def check(d: Drawing) -> Words:
         f"original, and the original with a known mistake, “{mistake.name}”. The losses are {values[0]}, "
         f"{values[1]} and {values[2]}. Arrows lead from the first and the last, which are the same, to the "
         f"answer: {message}",
-        "Your code gives another result than the original, and the same result as the original with a known "
+        "Your code gives a different result from the original, and the same result as a known "
         "mistake. So the check prints the message of that mistake.",
     )
