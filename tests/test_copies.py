@@ -154,7 +154,7 @@ SPEEDUPS = {
     "mlm.py": [
         ("takes", "logits only where a label is", "words"),
         ("and", "logits only where a label is", "characters"),
-        ("Without this, a step takes", "last layer only where a label is", "characters"),
+        ("Otherwise, a step takes", "last layer only where a label is", "characters"),
     ],
 }
 
