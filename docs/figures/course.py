@@ -13,7 +13,7 @@ from labml_bert.course.track import STEPS
 
 def course_table() -> str:
     """Each step with its title, its function and the number of its known mistakes, as a Markdown table."""
-    rows = ["| | step | function | file | known mistakes |", "|---:|---|---|---|---:|"]
+    rows = ["| number | step | function | file | known mistakes |", "|---:|---|---|---|---:|"]
     for number, step in enumerate(STEPS, 1):
         title = f"[{step.title}]({step.chapter}.md)"
         file = f"[`{step.file}`](labml_bert/{step.file.removesuffix('.py')}.md)"

@@ -141,8 +141,9 @@ def read_source(root: Path, path: str) -> Source:
 
 
 def in_reference(source: Source, package: str) -> bool:
-    """Whether the file has a page in the reference: all modules of the package do."""
-    return source.path.startswith(f"{package}/") and not source.path.endswith("/__init__.py")
+    """Whether the file has a page in the reference: all modules of the package do that others can import."""
+    is_importable = not source.path.endswith(("/__init__.py", "/__main__.py"))
+    return source.path.startswith(f"{package}/") and is_importable
 
 
 Sources = dict[str, Source]
