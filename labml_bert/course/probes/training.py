@@ -147,7 +147,7 @@ def is_mean_over_batches(result: dict[str, float], model: nn.Module, held_out: M
         loss, logits, labels = model.eval()(ids, labels)
         sums.append(len(labels) * torch.tensor([loss, (logits.argmax(-1) == labels).float().mean(), 1.0]))
     model.train()
-    table = torch.stack(sums).double()  # (N, 3)
+    table = torch.stack(sums).double()
 
     def mean(rows: int) -> list[float]:
         batches = torch.stack([batch.sum(0) for batch in table.split(rows)])
