@@ -63,6 +63,7 @@ def test_right_code_of_a_learner_passes(name: str) -> None:
     assert verdict.passed, verdict
 
 
+@pytest.mark.slow("64 batch sizes")
 @pytest.mark.parametrize("rows", range(1, 65))
 def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
     verdict = judge_body("training/evaluation.py:evaluate_masked_lm", EVALUATION.format(rows=rows))

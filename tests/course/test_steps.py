@@ -74,6 +74,7 @@ def test_the_reference_passes_also_in_a_file_whose_other_steps_are_empty(step: S
     assert "error" not in [observation.name for observation in observations], observations[-1]
 
 
+@pytest.mark.slow("judges each mistake")
 @pytest.mark.parametrize(("step", "mistake"), MISTAKES, ids=[f"{s.name} {m.name}" for s, m in MISTAKES])
 def test_each_known_mistake_gets_its_own_diagnosis(step: Step, mistake: Mistake) -> None:
     verdict = judge(step, restore_others(make_mistake(step, mistake), step, STEPS))
