@@ -13,7 +13,7 @@ STEPS = (
         task="LayerNorm of the sum of token, position and segment embeddings, then dropout",
         chapter="embeddings",
         hints=(
-            "Look up each kind of id in its table, and add the three results. The formula is above.",
+            "Look up each kind of id in its table, and add the three results. The docstring has the formula.",
             "Default positions are `torch.arange(T)[None]`, shape `(1, T)`. Default token types are zeros. "
             "Both are broadcast over the batch.",
             "The last line is `self.dropout(self.LayerNorm(x))`, where x is the sum, `(B, T, D)`.",
