@@ -1,6 +1,8 @@
 """Settings for all tests, and the fixtures that several files share."""
 
+import shutil
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,18 @@ def corpus_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(small_text(1000))
     return path
+
+
+@pytest.fixture()
+def remountable_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that a test can remount read-only. Permissions don't stop a test that runs as root."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    words = ["mount", "-t", "tmpfs", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("mounting a read-only disk needs privileges")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.fixture()

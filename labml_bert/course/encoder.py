@@ -13,7 +13,7 @@ STEPS = (
         task="LayerNorm of the residual plus the projected input with dropout",
         chapter="before-and-after",
         hints=(
-            "There are four steps, in the order of the heading above.",
+            "There are four steps, in the order of the docstring's heading.",
             "Apply dropout to the output of `self.dense`, not to the sum, and add `residual`.",
         ),
         mistakes=(
@@ -48,7 +48,7 @@ STEPS = (
         title="The feed-forward network",
         task="GELU of the dense layer",
         chapter="before-and-after",
-        hints=("The formula above is what `F.gelu` computes by default.", "Apply `self.dense` first."),
+        hints=("The docstring's formula is what `F.gelu` computes by default.", "Apply `self.dense` first."),
         mistakes=(
             Mistake(
                 "tanh approximation",

@@ -236,7 +236,7 @@ STEPS = (
     Step(
         name="mlm.py:TokenMasker.__call__",
         title="Three fates: masked, random, unchanged",
-        task="MaskedTokens(input_ids, labels), as in the table above",
+        task="MaskedTokens(input_ids, labels), as in the docstring's table",
         chapter="masking",
         hints=(
             "First find the candidates: not special, not padding (if there's an `attention_mask`), and part "

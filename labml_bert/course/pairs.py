@@ -6,6 +6,13 @@ Next sentence prediction, and the heads for fine-tuning: the steps in `nsp.py` a
 
 from labml_bert.course.step import Mistake, Step
 
+# The heads have this mistake in common.
+INPUTS_DROPPED = Mistake(
+    "inputs dropped",
+    "self.bert(input_ids, **inputs)",
+    "self.bert(input_ids)",
+    "You don't pass `inputs` to the encoder, so it never sees the attention mask.",
+)
 STEPS = (
     Step(
         name="nsp.py:PairMaker.elsewhere",
@@ -295,12 +302,7 @@ STEPS = (
                 "self.classifier(pooled)",
                 "The dropout before the classifier is missing.",
             ),
-            Mistake(
-                "inputs dropped",
-                "self.bert(input_ids, **inputs)",
-                "self.bert(input_ids)",
-                "You don't pass `inputs` to the encoder, so it never sees the attention mask.",
-            ),
+            INPUTS_DROPPED,
             Mistake(
                 "no float32",
                 ".float()",
@@ -332,12 +334,7 @@ STEPS = (
                 "self.classifier(hidden)",
                 "The dropout before the classifier is missing.",
             ),
-            Mistake(
-                "inputs dropped",
-                "self.bert(input_ids, **inputs)",
-                "self.bert(input_ids)",
-                "You don't pass `inputs` to the encoder, so it never sees the attention mask.",
-            ),
+            INPUTS_DROPPED,
             Mistake(
                 "labels shifted",
                 "labels.flatten())",

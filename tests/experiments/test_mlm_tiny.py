@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -177,26 +176,18 @@ def test_a_run_without_home_git_utf8_and_terminal_while_the_clock_runs_backward(
     assert [step for step, _ in record["history"]["loss"]][-1] == 3
 
 
-@pytest.fixture()
-def read_only_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk for runs that a test can remount read-only."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], capture_output=True).returncode:
-        pytest.skip("mounting a read-only disk needs privileges")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
 def test_a_read_only_run_folder_is_a_one_line_error(
-    corpus_file: Path, read_only_disk: Path, tmp_path: Path
+    corpus_file: Path, remountable_disk: Path, tmp_path: Path
 ) -> None:
-    words = ["--corpus", corpus_file, "--steps", 2, "--runs", read_only_disk]
+    words = ["--corpus", corpus_file, "--steps", 2, "--runs", remountable_disk]
     subprocess.run(command("mlm_tiny", *SMALL, *words), cwd=tmp_path, check=True, capture_output=True)
-    (folder,) = read_only_disk.glob("*/*/")
-    subprocess.run(["mount", "-o", "remount,ro", str(read_only_disk)], check=True)
+    (folder,) = remountable_disk.glob("*/*/")
+    subprocess.run(["mount", "-o", "remount,ro", str(remountable_disk)], check=True)
     for arguments, line in (
-        (command("mlm_tiny", *SMALL, *words), f"error: cannot write runs to {read_only_disk}: Read-only.*\n"),
+        (
+            command("mlm_tiny", *SMALL, *words),
+            f"error: cannot write runs to {remountable_disk}: Read-only.*\n",
+        ),
         (command("mlm_tiny", "--resume", folder), "error: cannot write to .*: Read-only.*\n"),
     ):
         process = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)

@@ -12,20 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
-    """Sizes that all differ, so a mix-up of two dimensions shows in the shape."""
-    sizes = {
-        "vocab_size": 11,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 20,
-        "max_position_embeddings": 9,
-    }
-    return m.BertConfig(**{**sizes, **options})
+    """A small configuration."""
+    return m.BertConfig(**SIZES | {"intermediate_size": 20, "max_position_embeddings": 9} | options)
 
 
 def probe_embeddings(m: Any) -> Iterator[tuple[str, Any]]:

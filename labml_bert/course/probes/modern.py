@@ -11,21 +11,13 @@ import torch
 from torch import nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
-    """Sizes that all differ, so a mix-up of two dimensions shows in the shape."""
-    sizes = {
-        "vocab_size": 11,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 10,
-        "local_attention": 6,
-        "pad_token_id": 0,
-    }
-    return m.ModernBertConfig(**{**sizes, **options})
+    """A small configuration."""
+    sizes = SIZES | {"intermediate_size": 10, "local_attention": 6, "pad_token_id": 0}
+    return m.ModernBertConfig(**sizes | options)
 
 
 def probe_angles(m: Any) -> Iterator[tuple[str, Any]]:

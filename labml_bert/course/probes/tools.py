@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+# All different, so a mix-up of two dimensions shows in the shape.
+SIZES = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 
