@@ -55,6 +55,15 @@ def read_project(environment: Mapping[str, str] = os.environ) -> Project:
 PROJECT = read_project()
 
 
+def clone_cell(project: Project) -> str:
+    """The first lines of a notebook that needs the project; empty if the repository's address isn't known."""
+    if not project.repo_url:
+        return ""
+    return (
+        f"!git clone --quiet --depth 1 {project.repo_url} project\n%cd -q project\n%pip install --quiet .\n\n"
+    )
+
+
 def license_text() -> str:
     """The file `LICENSE`, as a fenced block."""
     return f"```text\n{(ROOT / 'LICENSE').read_text('utf-8').strip()}\n```"

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs.figures.course import course_notes
+from docs.figures.course import course_notebook, course_notes
 from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
 from docs.literate.names import Source, Sources
 from docs.literate.site import Site
-from docs.project import PROJECT, Project
+from docs.project import PROJECT, Project, clone_cell
 
 
 class RecordedContents:
@@ -36,6 +36,10 @@ class RecordedContents:
         """A link to the course at each definition that is one of its steps."""
         return course_notes(source)
 
+    def files(self) -> dict[str, str]:
+        """The steps of the course as a notebook."""
+        return {"course.ipynb": course_notebook(clone_cell(PROJECT))}
+
 
 # Files that run as a notebook: those that can be copied, and the experiments that need no trained model.
 STAND_ALONE = ("bert", "mlm", "nsp", "modern")
@@ -52,10 +56,7 @@ def notebooks(project: Project) -> dict[str, str]:
         for name in TRAINING:
             path = f"experiments/{name}.py"
             files[path] = (
-                f"!git clone --quiet --depth 1 {project.repo_url} project\n"
-                "%cd -q project\n"
-                "%pip install --quiet .\n\n"
-                "# The script finds its folder and its options here.\n"
+                f"{clone_cell(project)}# The script finds its folder and its options here.\n"
                 "import sys\n\n"
                 f'__file__, sys.argv = "{path}", ["{path}"]\n'
             )

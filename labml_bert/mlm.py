@@ -12,8 +12,8 @@ This file has three parts: the masking, the head that turns a hidden state into 
 vocabulary, and the model that connects an encoder to the head. The encoder can come from `bert.py` or
 `transformers`, or be your own. The file needs only PyTorch. Code that only makes training faster comes last.
 
-Sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M` masked
-positions in the whole batch, `P` output positions in a sequence.
+Sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M` labeled
+positions in the whole batch, `P` positions in a sequence for which the last layer computes a vector.
 """
 
 from collections.abc import Collection
@@ -96,9 +96,9 @@ class TokenMasker:
         is_chosen = self.choose(is_candidate, word_ids)  # (B, T)
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
-        # A single draw decides a token's fate, so the fates can't overlap. If a second draw for random tokens
-        # overwrote masks, we would get 72% masked, 10% random and 18% kept. If random and kept tokens were
-        # drawn independently, as in labml-nn's `MLM`, we would get 81% masked, 10% random and 9% kept.
+        # A single draw decides a token's fate, so the fates can't overlap. If we masked 80% and then replaced
+        # 10% of all chosen tokens, masks included, we would get 72% masked, 10% random and 18% kept. If we
+        # drew random and kept tokens independently, as labml-nn's `MLM` does, we would get 81%, 10% and 9%.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -304,10 +304,10 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     ## Code that only makes training faster
 
     Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does much of the
-    model's work. With 15% masked, skipping the other positions saves 85% of the head's work. Without this, a
-    training step takes 2.01 times as long at a vocabulary of 8,192, and 1.24 times at 100. We measured these
-    times with 4 layers of width 256 and 32 sequences of 128 tokens, in bfloat16 on two CPU cores
-    (`docs/runs/speed_ablation.json`).
+    model's work. With 15% masked, skipping the other positions saves 85% of the head's work. If the head
+    computed all positions, a training step would take 2.01 times as long with a vocabulary of 8,192, and 1.24
+    times as long with 100 tokens. We measured these times with 4 layers of width 256 and 32 sequences of 128
+    tokens, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
     """
     if labels is None:
         return hidden_states, None
@@ -319,7 +319,7 @@ def masked_lm_positions(labels: Tensor) -> Tensor:
     """
     Returns the labeled positions of each row, `(B, P)`, in reading order. A row with fewer than `P` is filled
     up with unlabeled positions. With these `output_positions`, the encoder's last layer computes only
-    their vectors. Otherwise, a step takes 1.20 times as long at a vocabulary of 100, measured as above.
+    their vectors. Otherwise, a step takes 1.20 times as long with a vocabulary of 100, measured as above.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

@@ -245,6 +245,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claims_hours": claims.hours,
         "timeline": timeline,
         "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
+        "course_exercise": course.course_exercise,
         "course_table": course.course_table,
         "course_steps": course.course_steps,
         "course_mistakes": course.course_mistakes,

@@ -157,7 +157,7 @@ def notebook(source: Source, setup: str = "") -> str:
 
     def cell(make: Callable[..., nbformat.NotebookNode], text: str) -> None:
         if text.strip():
-            cells.append(make(text.strip("\n"), id=f"c{len(cells)}"))
+            cells.append(make(text.strip("\n")))
 
     cell(new_code_cell, setup)
     tops = [row for row in source.rows if row.first == 1 or (row.name and "." not in row.name)]
@@ -170,10 +170,18 @@ def notebook(source: Source, setup: str = "") -> str:
         if row.name and not any(line.strip() for line in lines[max([*leave_out, first]) : row.ends]):
             leave_out = set()
         cell(new_code_cell, "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in leave_out))
+    return notebook_text(cells)
+
+
+def notebook_text(cells: list[nbformat.NotebookNode]) -> str:
+    """A notebook with these cells, as the text of its file."""
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
+    # Random ids would make every build different.
+    for i, cell in enumerate(cells):
+        cell.id = f"c{i}"
     book = new_notebook(cells=cells, metadata=metadata)
     nbformat.validate(book)
     return nbformat.writes(book)

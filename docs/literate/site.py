@@ -35,6 +35,9 @@ class Contents(Protocol):
     def notes(self, source: Source) -> dict[str, str]:
         """Markdown that follows the explanation of a definition, by the name of the definition."""
 
+    def files(self) -> dict[str, str]:
+        """The texts of other files that pages link to, by path."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -161,6 +164,8 @@ def write_site(site: Site, reference: bool = True) -> Sources:
     write_sources(site, sources, contents)
     write_scripts(site, sources)
     write_chapters(site, sources, contents)
+    for path, text in contents.files().items():
+        write_if_changed(site.out / path, text)
     maths.write_assets(site.out / "assets" / "katex")
     if reference and reference_is_old(site, sources):
         # The reference imports the package, and a server that keeps running must not hold on to an old

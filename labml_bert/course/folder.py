@@ -69,7 +69,8 @@ def read_files(folder: Path) -> dict[str, str]:
     texts = {}
     for file in FILES:
         try:
-            texts[file] = (folder / file).read_text(encoding="utf-8")
+            # Some editors on Windows write a byte order mark.
+            texts[file] = (folder / file).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             if not any((folder / file).exists() for file in FILES):
                 start = "python -m labml_bert.course start DIR"

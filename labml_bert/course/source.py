@@ -8,6 +8,7 @@ checked before the others are written.
 """
 
 import ast
+import textwrap
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,12 @@ def body_lines(node: ast.FunctionDef) -> tuple[int, int]:
     return first, node.end_lineno
 
 
+def whole_lines(node: ast.FunctionDef) -> tuple[int, int]:
+    """The first and the last line of a function with its decorators, counted from 0; the last is excluded."""
+    assert node.end_lineno is not None
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1, node.end_lineno
+
+
 def remove_bodies(text: str, steps: Collection[Step]) -> str:
     """
     ## The exercise
@@ -90,6 +97,35 @@ def function_lines(text: str, function: str) -> list[str]:
     """
     first, last = body_lines(find_function(ast.parse(text), function)[1])
     return text.split("\n")[first:last]
+
+
+def whole_function(text: str, function: str) -> str:
+    """
+    A function with its signature and docstring, not indented.
+
+    Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
+    """
+    node = find_function(ast.parse(text), function)[1]
+    first, last = whole_lines(node)
+    return textwrap.dedent("\n".join(text.split("\n")[first:last])) + "\n"
+
+
+def replace_function(text: str, function: str, code: str) -> str:
+    """
+    Replaces a function, with its signature and docstring, by `code`, which may be indented or not.
+
+    Raises `ValueError` if the text has no such function or `code` isn't this function alone, and
+    `SyntaxError` if one of them isn't Python.
+    """
+    code = textwrap.dedent(code).strip("\n")
+    name = function.rpartition(".")[2]
+    if [getattr(node, "name", "") for node in ast.parse(code).body] != [name]:
+        raise ValueError(f"the cell must have the function {name}, and nothing else")
+    node = find_function(ast.parse(text), function)[1]
+    first, last = whole_lines(node)
+    lines = text.split("\n")
+    new_lines = textwrap.indent(code, " " * node.col_offset).split("\n")
+    return "\n".join([*lines[:first], *new_lines, *lines[last:]])
 
 
 def restore_others(text: str, step: Step, others: Collection[Step]) -> ast.Module:

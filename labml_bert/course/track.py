@@ -4,7 +4,7 @@
 All steps, in the order in which you write them.
 """
 
-from labml_bert.course import attention, encoder, head, masking, modern, pairs, training
+from labml_bert.course import attention, chapters, encoder, head, masking, modern, pairs, training
 from labml_bert.course.step import Step
 
 # With these steps, you can train your own model. The others aren't part of it.
@@ -15,4 +15,4 @@ STEPS_TO_TRAIN: tuple[Step, ...] = (
     *encoder.STEPS,
     *training.STEPS,
 )
-STEPS: tuple[Step, ...] = (*STEPS_TO_TRAIN, *pairs.STEPS, *modern.STEPS)
+STEPS: tuple[Step, ...] = (*STEPS_TO_TRAIN, *pairs.STEPS, *modern.STEPS, *chapters.STEPS)

@@ -27,8 +27,11 @@ def test_the_table_lists_every_step() -> None:
 
 def test_the_numbers_in_the_text() -> None:
     assert f"the first {len(STEPS_TO_TRAIN)} steps are done" in CHAPTER
-    assert f"After step {len(STEPS_TO_TRAIN)} " in CHAPTER
+    assert f"After step {len(STEPS_TO_TRAIN)}, " in CHAPTER
     assert re.findall(r"1 of (\d+)", CHAPTER) == [str(len(STEPS))]
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"in which {len(STEPS)} functions are yours to write" in readme
+    assert f"After the first {len(STEPS_TO_TRAIN)}, you can train" in readme
 
 
 def test_each_definition_that_is_a_step_links_to_the_chapter() -> None:

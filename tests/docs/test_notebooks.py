@@ -9,10 +9,13 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
+from docs.figures.course import course_notebook
 from docs.literate.page import notebook
 from docs.literate.site import read_sources
-from docs.project import PROJECT, ROOT
+from docs.project import PROJECT, ROOT, clone_cell
 from docs.site import SITE, notebooks
+from labml_bert.course.source import read_reference, whole_function
+from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from tests.support.runs import SIZES, SMALL, small_text
 
 SOURCES = {source.path: source for source in read_sources(ROOT, SITE.folders).values()}
@@ -69,3 +72,52 @@ def test_the_notebook_of_an_experiment_trains(
     output = run_notebook(book, tmp_path)
     assert "held-out" in output and "failed" not in output
     assert list((tmp_path / "project" / "logs" / Path(path).stem).glob("*/checkpoint.safetensors"))
+
+
+def course_book() -> nbformat.NotebookNode:
+    """The notebook of the course, as the site offers it if the repository's address isn't known."""
+    book = nbformat.reads(course_notebook(""), as_version=4)
+    assert book.cells[1].source == "%load_ext labml_bert.course.notebook"
+    published = clone_cell(replace(PROJECT, repo_url="https://example.org/repository"))
+    assert published in nbformat.reads(course_notebook(published), as_version=4).cells[1].source
+    return book
+
+
+def test_the_notebook_of_the_course_has_each_step_and_no_answer() -> None:
+    cells = {cell.source for cell in course_book().cells}
+    for number, step in enumerate(STEPS, 1):
+        name = step.function.rpartition(".")[2]
+        [cell] = [source for source in cells if source.startswith(f"%%step {number}\n")]
+        assert f"def {name}(" in cell and f'raise NotImplementedError("write this: {step.task}")' in cell
+        assert any(source.startswith(f"## {number}. {step.title}\n") for source in cells)
+
+
+def test_the_notebook_of_the_course_checks_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(small_text(400))
+    book = course_book()
+    for cell in book.cells:
+        first, _, rest = cell.source.partition("\n")
+        if first.startswith("%%step "):
+            step = STEPS[int(first.split()[1]) - 1]
+            if step in STEPS_TO_TRAIN:
+                cell.source = f"{first}\n{whole_function(read_reference(step.file), step.function)}"
+        elif "course train" in cell.source:
+            options = " ".join([*SMALL, "--corpus", str(corpus), "--steps", "4"])
+            cell.source = cell.source.replace("course train", f"course train -- {options}")
+    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [
+        "".join(output.get("text") or output["data"]["text/plain"] for output in cell.outputs)
+        for cell in book.cells
+        if cell.cell_type == "code" and cell.outputs
+    ]
+    checks = outputs[: len(STEPS_TO_TRAIN)]
+    assert all(f"✓ {number:2}  {STEPS[number - 1].title}" in text for number, text in enumerate(checks, 1))
+    assert "held-out" in outputs[len(STEPS_TO_TRAIN)]
+    rest = outputs[len(STEPS_TO_TRAIN) + 1 :]
+    assert len(rest) == len(STEPS) - len(STEPS_TO_TRAIN)
+    assert all("Not written yet: " in text for text in rest)

@@ -1,0 +1,37 @@
+"""
+# The course in a notebook
+
+`%load_ext labml_bert.course.notebook` adds the cell magic `%%step`. A cell that begins with `%%step 3` has
+the code of step 3. Running the cell writes the code into your file and checks it, so you can continue in an
+editor at any time.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from labml_bert.course.check import check_folder
+from labml_bert.course.folder import read_files, write_exercises
+from labml_bert.course.report import print_report, read_step
+from labml_bert.course.source import replace_function
+
+FOLDER = Path("my_bert")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Adds `%%step` to a notebook, and writes the exercises to the folder `my_bert` if it doesn't exist."""
+    if not FOLDER.exists():
+        write_exercises(FOLDER)
+    shell.register_magic_function(check_cell, "cell", "step")
+
+
+def check_cell(line: str, cell: str) -> None:
+    """Writes the code of a cell into the learner's file, and prints what the check of the step says."""
+    try:
+        step = read_step(line.strip())
+        text = replace_function(read_files(FOLDER)[step.file], step.function, cell)
+        (FOLDER / step.file).write_text(text, encoding="utf-8")
+        print_report(check_folder(FOLDER, step), FOLDER)
+    except SyntaxError as error:
+        print(f"error: the cell isn't valid Python (line {error.lineno}): {error.msg}")
+    except ValueError as error:
+        print(f"error: {error}")

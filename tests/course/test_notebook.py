@@ -1,0 +1,72 @@
+"""The cell magic of the course, called as IPython calls it."""
+
+from pathlib import Path
+
+import pytest
+
+from labml_bert.course.notebook import check_cell, load_ipython_extension
+from labml_bert.course.source import read_reference, replace_function, whole_function
+from labml_bert.course.track import STEPS
+
+
+class Shell:
+    """What the extension uses of IPython's shell."""
+
+    def register_magic_function(self, function: object, kind: str, name: str) -> None:
+        self.registered = (function, kind, name)
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell()
+    load_ipython_extension(shell)
+    assert shell.registered == (check_cell, "cell", "step")
+    return tmp_path / "my_bert"
+
+
+def test_loading_again_keeps_the_files(folder: Path) -> None:
+    (folder / "mlm.py").write_text("# mine\n")
+    load_ipython_extension(Shell())
+    assert (folder / "mlm.py").read_text() == "# mine\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [1, 4, len(STEPS)])
+def test_a_cell_is_saved_and_checked(folder: Path, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function, a method and an exercise of a chapter."""
+    step = STEPS[number - 1]
+    code = whole_function(read_reference(step.file), step.function)
+    assert code.startswith("def ")
+    check_cell(str(number), code)
+    assert f"✓ {number:2}  {step.title}" in capsys.readouterr().out
+    assert whole_function((folder / step.file).read_text("utf-8"), step.function) == code
+    check_cell(f" {number}\n", code.replace("return", "raise ValueError #"))
+    assert "✗ Your code raises ValueError." in capsys.readouterr().out
+    assert "raise ValueError" in (folder / step.file).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "message"),
+    [
+        ("", "", "there is no step ; use a number from 1 to"),
+        ("99", "", "there is no step 99; use a number from 1 to"),
+        ("1", "def (", "the cell isn't valid Python (line 1)"),
+        ("1", "x = 1", "the cell must have the function masked_lm_loss, and nothing else"),
+        ("1", "def masked_lm_loss(): ...\nx = 1", "the cell must have the function masked_lm_loss, and"),
+    ],
+)
+def test_a_bad_cell_is_one_line_and_changes_nothing(
+    folder: Path, line: str, cell: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder / "mlm.py").read_bytes()
+    check_cell(line, cell)
+    output = capsys.readouterr().out
+    assert output.startswith("error: ") and message in output and output.count("\n") == 1
+    assert (folder / "mlm.py").read_bytes() == before
+
+
+@pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
+def test_a_function_replaced_by_itself_changes_nothing(step) -> None:
+    text = read_reference(step.file)
+    assert replace_function(text, step.function, whole_function(text, step.function)) == text
