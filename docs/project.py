@@ -64,6 +64,13 @@ def clone_cell(project: Project) -> str:
     )
 
 
+def quick_start(project: Project = PROJECT) -> str:
+    """The first commands that a reader types, as a fenced block."""
+    name = project.repo_url.rpartition("/")[2]
+    clone = f"git clone {project.repo_url}\ncd {name}\n" if project.repo_url else ""
+    return f"```sh\n{clone}make train\n```"
+
+
 def license_text() -> str:
     """The file `LICENSE`, as a fenced block."""
     return f"```text\n{(ROOT / 'LICENSE').read_text('utf-8').strip()}\n```"

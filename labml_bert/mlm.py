@@ -12,8 +12,8 @@ This file has three parts: the masking, the head that turns a hidden state into 
 vocabulary, and the model that connects an encoder to the head. The encoder can come from `bert.py` or
 `transformers`, or be your own. The file needs only PyTorch. Code that only makes training faster comes last.
 
-Sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary, `M` labeled
-positions in the whole batch, `P` positions in a sequence for which the last layer computes a vector.
+Sizes: `B` sequences in the batch, `T` tokens in each, `D` hidden size, `V` vocabulary, `M` labeled positions
+in the whole batch, `P` positions in a sequence for which the last layer computes a vector.
 """
 
 from collections.abc import Collection
@@ -81,7 +81,7 @@ class TokenMasker:
         """
         All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` gives
         each token the number of its word, from 0 to at most `T - 1`, or -1 if it must not be chosen. A word's
-        tokens are chosen together. Raises `ValueError` for an additive mask or ids outside the vocabulary.
+        tokens are chosen together. Raises `ValueError` for ids outside the vocabulary or a mask of -inf.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -97,8 +97,8 @@ class TokenMasker:
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
         # A single draw decides a token's fate, so the fates can't overlap. If we masked 80% and then replaced
-        # 10% of all chosen tokens, masks included, we would get 72% masked, 10% random and 18% kept. If we
-        # drew random and kept tokens independently, as labml-nn's `MLM` does, we would get 81%, 10% and 9%.
+        # 10% of all chosen tokens, masks included, we would get 72% masked, 10% random and 18% kept. With
+        # independent draws for random and for kept tokens, as in labml-nn's `MLM`, it would be 81/10/9.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -317,9 +317,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. A row with fewer than `P` is filled
-    up with unlabeled positions. With these `output_positions`, the encoder's last layer computes only
-    their vectors. Otherwise, a step takes 1.20 times as long with a vocabulary of 100, measured as above.
+    Returns the labeled positions of each row, `(B, P)`, in reading order, filled up with unlabeled positions.
+    Pass them as `output_positions` to the encoder of `bert.py` or `modern.py`, and its last layer computes
+    only these. Otherwise, a step takes 1.20 times as long with a vocabulary of 100, measured as above.
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

@@ -28,7 +28,7 @@ from docs.literate.names import Sources, relative
 from docs.literate.page import excerpt
 from docs.literate.prose import cell
 from docs.literate.rows import PageError
-from docs.project import bibtex, license_text, where_the_code_is
+from docs.project import bibtex, license_text, quick_start, where_the_code_is
 
 
 def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[str, Callable[..., Any]]:
@@ -290,6 +290,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "study_gain": studies.study_gain,
         "bibtex": bibtex,
         "license_text": license_text,
+        "quick_start": quick_start,
         "where_the_code_is": where_the_code_is,
         "ln": math.log,
         "exp": math.exp,

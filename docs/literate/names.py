@@ -36,7 +36,8 @@ class Symbol:
         link = Markup('<a class="{}" href="{}#{}"{}>{}</a>')
         # Return plain `str`: the link becomes part of Markdown, and `Markup` would escape the Markdown around
         # it.
-        return str(link.format(kind, home, self.anchor, tip, Markup(inner)))
+        # Markdown would read the underscores of `__init__` as emphasis.
+        return str(link.format(kind, home, self.anchor, tip, Markup(inner.replace("__", "&#95;&#95;"))))
 
 
 def relative(page: str, target: str) -> str:

@@ -225,8 +225,51 @@ def test_tab_stops_only_at_visible_elements(server: str, page: "sync_api.Page") 
             break
         if stop[0]:
             stops.append(stop)
-    assert len(stops) == 4, stops
+    # The name, the contents, the sections, the theme and the search.
+    assert len(stops) == 5, stops
     assert all(area > 100 and visible for _, _, area, visible in stops), stops
+
+
+@pytest.mark.parametrize("address", ["labml_bert/mlm/", "masking/"])
+def test_the_bar_names_the_section_that_is_being_read(
+    server: str, page: "sync_api.Page", address: str
+) -> None:
+    page.goto(server + address)
+    names = page.eval_on_selector_all("#content > :is(h2, h3)", "hs => hs.map(h => h.firstChild.textContent)")
+    assert page.inner_text("#section") == ""
+    for i in (1, len(names) // 2, -1):
+        page.click("button.here")
+        page.click(f"#sections li >> a:text-is({names[i]!r})")
+        page.locator("#section").get_by_text(names[i], exact=True).wait_for()
+        assert not page.is_visible("#sections")
+        current = "as => as.filter(a => a.ariaCurrent === 'true').map(a => a.textContent)"
+        assert page.eval_on_selector_all("#sections a", current) == [names[i]]
+    before = page.evaluate("scrollY")
+    page.focus("button.here")
+    assert page.evaluate("scrollY") == before > 0, "the focus in the bar leaves the page where it is"
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_selector("#section:empty", state="attached")
+
+
+def test_the_outline_of_a_chapter_stays_in_view(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(server + "masking/#read-on")
+    page.wait_for_selector(".outline [aria-current=true]")
+    assert page.inner_text(".outline [aria-current]") == "Read on"
+    assert page.evaluate("document.querySelector('.outline').getBoundingClientRect().top") > 0
+
+
+def test_the_front_page_shows_code_and_model_on_the_first_screen(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(server)
+    for selector in ("text=make train", "text=Start reading", ".live .guesses", ".live .start"):
+        box = page.locator(selector).first.bounding_box()
+        assert box is not None and box["y"] + box["height"] < 900, selector
+    # Each card leads to its page, wherever you click on it.
+    box = page.locator(".cards li").nth(1).bounding_box()
+    assert box is not None
+    page.locator(".cards li").nth(1).click(position={"x": box["width"] - 5, "y": box["height"] - 5})
+    page.wait_for_url("**/masking/")
 
 
 def test_every_control_can_be_reached_with_the_keyboard(server: str, page: "sync_api.Page") -> None:

@@ -30,7 +30,7 @@ def test_the_numbers_in_the_text() -> None:
     assert f"After step {len(STEPS_TO_TRAIN)}, " in CHAPTER
     assert re.findall(r"1 of (\d+)", CHAPTER) == [str(len(STEPS))]
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    assert f"in which {len(STEPS)} functions are yours to write" in readme
+    assert f"the bodies of {len(STEPS)} functions removed" in readme
     assert f"After the first {len(STEPS_TO_TRAIN)}, you can train" in readme
 
 

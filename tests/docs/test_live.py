@@ -330,10 +330,10 @@ def test_nothing_of_the_model_comes_unasked(server: str, page: Page, address: st
 
 
 def test_who_scrolls_to_it_has_asked(server: str, page: Page) -> None:
-    page.set_viewport_size({"width": 600, "height": 500})
-    page.goto(server + "#questions-that-people-ask", wait_until="networkidle")
+    page.set_viewport_size({"width": 600, "height": 700})
+    page.goto(server + "#the-code", wait_until="networkidle")
     assert page.evaluate("document.querySelector('.live').getBoundingClientRect().bottom < 0")
-    page.evaluate("scrollTo(0, 100)")
+    page.evaluate("document.querySelector('.live').scrollIntoView()")
     page.wait_for_selector(".live.running .guesses")
     assert page.evaluate("document.activeElement === document.body"), "the focus is the reader's"
 

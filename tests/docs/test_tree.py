@@ -57,6 +57,9 @@ class StubContents(Contents):
     def notes(self, source: object) -> dict:
         return {}
 
+    def files(self) -> dict:
+        return {"more/table.csv": "1,2\n"}
+
 
 def project(root: Path) -> Site:
     """A package with a folder in it, and a chapter."""
@@ -86,6 +89,7 @@ def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
         site.out / "pack/deep/x.ipynb"
     ).read_text()
     assert not (site.out / "pack/b.ipynb").exists() and "Notebook" not in (site.out / "pack/b.md").read_text()
+    assert (site.out / "more/table.csv").read_text("utf-8") == "1,2\n"
     assert "This is index, beside" in (site.out / "index.md").read_text("utf-8")
     assert not (site.out / "pack/__init__.md").exists(), "an empty file has no page"
     (tmp_path / "pack/deep/x.py").rename(tmp_path / "pack/deep/y.py")

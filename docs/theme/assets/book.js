@@ -148,18 +148,37 @@ search.addEventListener("keydown", (event) => {
   if (event.key === "Escape") setTimeout(() => before?.focus());
 });
 
+// The bar and the outline name the current section: the last one whose heading has reached the top of the window, or
+// the last of all at the end of the page.
+const headings = [...document.querySelectorAll("#content > :is(h2, h3)[id]")];
+const section = document.getElementById("section");
+
+function follow() {
+  const isAtEnd = scrollY > 0 && innerHeight + scrollY > root.scrollHeight - 4;
+  const current = isAtEnd
+    ? headings.at(-1)
+    : headings.findLast((heading) => heading.getBoundingClientRect().top < 120);
+  const name = current ? current.firstChild.textContent : "";
+  if (!section || section.textContent === name) return;
+  section.textContent = name;
+  for (const link of document.querySelectorAll(".outline a, #sections a")) {
+    if (link.hash === `#${current?.id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}
+
 document.body.append(tip);
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
   if (button) copy(button);
   // A link in the contents that stays on this page leaves them open otherwise.
-  const contents = event.target.closest("#contents");
-  if (contents && event.target.closest("a")) contents.hidePopover();
+  const panel = event.target.closest(".panel");
+  if (panel && event.target.closest("a")) panel.hidePopover();
 });
 document.addEventListener("pointerover", showTip);
 document.addEventListener("focusin", showTip);
 document.addEventListener("focusout", hideTip);
-document.addEventListener("scroll", hideTip, { passive: true });
+document.addEventListener("scroll", () => (hideTip(), follow()), { passive: true });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTip();
   walk(event);
