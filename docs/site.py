@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from docs.figures.course import course_notebook, course_notes
+from docs.figures.diagrams import diagrams_beside
 from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
@@ -35,6 +38,10 @@ class RecordedContents:
     def notes(self, source: Source) -> dict[str, str]:
         """A link to the course at each definition that is one of its steps."""
         return course_notes(source)
+
+    def pictures(self, source: Source) -> dict[str, Markup]:
+        """The diagrams next to the code."""
+        return diagrams_beside(source.path)
 
     def files(self) -> dict[str, str]:
         """The steps of the course as a notebook."""

@@ -57,6 +57,7 @@ def source_page(
     searched: bool = True,
     has_notebook: bool = False,
     notes: Mapping[str, str] | None = None,
+    pictures: Mapping[str, Markup] | None = None,
 ) -> str:
     """
     ## File to page
@@ -64,6 +65,8 @@ def source_page(
     `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
     code: the recorded runs of an experiment. Unless `searched`, search leaves the page out. If the file
     `has_notebook`, the page links to it. `notes` are Markdown that follows the explanation of a definition.
+    `pictures` are figures below its code; the first row has an empty name. Raises `PageError` if there is a
+    picture for a name that the file doesn't define.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -75,12 +78,15 @@ def source_page(
     stands_alone = source.module.count(".") == 1 and not imports_project
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source, has_notebook)]
+    pictures = dict(pictures or {})
     for row in source.rows:
         if row.first > 1:
             parts.append(heading(row))
         where = f"{source.path}:{row.first}"
         note = (notes or {}).get(row.name, "")
         prose = render_prose(f"{row.prose}\n\n{note}" if note else row.prose, source.page, find, where)
+        has_picture = row.name or row.first == 1
+        picture = pictures.pop(row.name, Markup()) if has_picture else Markup()
         copy = ""
         # Only top-level definitions get a copy button, which copies a class with its methods.
         if row.name and "." not in row.name and row.first > 1:
@@ -92,8 +98,11 @@ def source_page(
                 prose=Markup(prose),
                 copy=copy,
                 code=Markup(row_code(row, bodies, lines, stands_alone)),
+                picture=picture,
             )
         )
+    if pictures:
+        raise PageError(f"{source.path} defines no {', '.join(pictures)}, but has a picture for it")
     body = "".join(parts)
     meta = front_matter(
         title=source.title,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from markupsafe import Markup
+
 from docs.literate import maths
 from docs.literate.expressions import chapter, read_glossary
 from docs.literate.names import Source, Sources, read_source
@@ -34,6 +36,9 @@ class Contents(Protocol):
 
     def notes(self, source: Source) -> dict[str, str]:
         """Markdown that follows the explanation of a definition, by the name of the definition."""
+
+    def pictures(self, source: Source) -> dict[str, Markup]:
+        """Figures to put below the code of a definition, by its name; the first row has an empty name."""
 
     def files(self) -> dict[str, str]:
         """The texts of other files that pages link to, by path."""
@@ -110,6 +115,7 @@ def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
             is_searched(site, source),
             source.path in site.notebooks,
             contents.notes(source),
+            contents.pictures(source),
         )
         write_if_changed(site.out / f"{source.page}.md", page)
         write_if_changed(site.out / source.path, source.text)

@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import pytest
 
-from docs.figures.diagrams import DIAGRAMS, diagram
+from docs.figures.diagrams import BESIDE, DIAGRAMS, diagram, diagrams_beside
 from docs.figures.diagrams.drawing import PHONE, text_width
 from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.literate.expressions import evaluate
+from docs.literate.page import source_page
 from docs.literate.rows import PageError
+from docs.literate.site import read_sources
+from docs.project import ROOT
 from labml_bert.bert import BertConfig
 from labml_bert.data.curriculum import parse_schedule
 
@@ -153,3 +156,25 @@ def test_chapters_can_use_the_diagrams() -> None:
     assert evaluate('diagram("model")', names).startswith("<figure")
     with pytest.raises(PageError, match=r"no diagram 'modle'; known are model, embeddings"):
         evaluate('diagram("modle")', names)
+
+
+def test_the_diagrams_next_to_the_code() -> None:
+    sources = read_sources(ROOT, ("labml_bert",))
+    by_path = {source.path: source for source in sources.values()}
+    for path, diagrams in BESIDE.items():
+        source = by_path[path]
+        page = source_page(source, sources, pictures=diagrams_beside(path))
+        assert page.count('<figure class="diagram">') == len(diagrams)
+        for definition in diagrams:
+            # It's below the code of its own row.
+            row = next(row for row in source.rows if row.name == definition)
+            code, _, rest = page.partition('<figure class="diagram">')
+            assert f'id="L{row.first}"' in code and f'id="L{source.rows[-1].first}"' in rest
+            page = code + rest
+    assert diagrams_beside("labml_bert/files.py") == {}
+
+
+def test_a_diagram_without_a_row_is_refused() -> None:
+    sources = read_sources(ROOT, ("labml_bert",))
+    with pytest.raises(PageError, match=r"labml_bert/bert.py defines no Nothing, but has a picture for it"):
+        source_page(sources["labml_bert.bert"], sources, pictures={"Nothing": diagram("model")})

@@ -57,6 +57,9 @@ class StubContents(Contents):
     def notes(self, source: object) -> dict:
         return {}
 
+    def pictures(self, source: object) -> dict:
+        return {}
+
     def files(self) -> dict:
         return {"more/table.csv": "1,2\n"}
 

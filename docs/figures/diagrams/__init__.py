@@ -34,6 +34,25 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
 }
 
 
+# The diagrams next to the code, by the name of a definition. An empty name is the first row of the file.
+BESIDE = {
+    "labml_bert/bert.py": {"": "model", "BertEmbeddings": "embeddings", "BertLayer": "block"},
+    "labml_bert/mlm.py": {"TokenMasker": "masking", "BertLMPredictionHead": "tied_head"},
+    "labml_bert/nsp.py": {"PairMaker": "pair"},
+    "labml_bert/modern.py": {"ModernBertEncoderLayer": "block"},
+    "labml_bert/data/curriculum.py": {"": "curriculum"},
+    "labml_bert/embed.py": {"": "mean_pooling"},
+    "labml_bert/finetuning.py": {"": "pretrain_finetune"},
+    "labml_bert/score.py": {"": "score"},
+    "labml_bert/training/distributed.py": {"": "two_processes"},
+}
+
+
+def diagrams_beside(path: str) -> dict[str, Markup]:
+    """The diagrams next to the code of a file."""
+    return {definition: diagram(name) for definition, name in BESIDE.get(path, {}).items()}
+
+
 def diagram(name: str) -> Markup:
     """
     A diagram as a `figure`, HTML on one line. It holds a drawing for a column of text and one for a phone;

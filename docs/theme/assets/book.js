@@ -1,4 +1,4 @@
-// Copying, tooltips, and the keyboard among the line numbers. Every page reads well without it.
+// Copy buttons, tooltips, keyboard navigation between lines, and search. Every page reads well without this script.
 
 const lineNumber = (line) => Number(line.querySelector("[data-n]").dataset.n);
 
@@ -17,7 +17,7 @@ function copy(button) {
   navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Not allowed"));
 }
 
-// A place inside folded lines is shown when somebody links to it.
+// Opens folded lines if the address points into them.
 function unfold() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const fold = target && target.closest("details");
@@ -51,7 +51,7 @@ function hideTip() {
   document.querySelectorAll("[aria-describedby=tip]").forEach((at) => at.removeAttribute("aria-describedby"));
 }
 
-// The arrows go from number to number; Tab goes from block to block.
+// The arrow keys move between line numbers; Tab moves between blocks.
 function walk(event) {
   const at = document.activeElement;
   if (!["ArrowUp", "ArrowDown"].includes(event.key) || !at.matches(".l > a[data-n]")) return;
@@ -64,14 +64,14 @@ function walk(event) {
   event.preventDefault();
 }
 
-// What is too wide for its column scrolls, and then the keyboard must get there too.
+// Elements that are too wide for their column scroll sideways, so they must be reachable by keyboard.
 function reachable() {
   for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }
 
-// Light or dark: the other than now. The line in the head of the page reads what is stored here.
+// Switches between light and dark. The inline script in the page's head reads the stored choice.
 const root = document.documentElement;
 
 document.getElementById("scheme").addEventListener("click", () => {
@@ -80,8 +80,8 @@ document.getElementById("scheme").addEventListener("click", () => {
   localStorage["labml_bert.scheme"] = root.dataset.scheme;
 });
 
-// The words that a search result carries. Material would mark them too, but waits for an event that is over
-// when its script comes.
+// Marks the search terms on the page of a result. Material can do this too, but it waits for an event that is over
+// by the time its script is loaded.
 function highlight() {
   const words = new URLSearchParams(location.search).get("h")?.match(/[\p{L}\p{N}_]+/gu);
   if (!words || !CSS.highlights) return;
@@ -99,8 +99,8 @@ function highlight() {
   CSS.highlights.set("found", found);
 }
 
-// Material's script is for search only, and brings the index of all words. Both come when somebody turns to the
-// search, so that a reader who does not never fetches them.
+// Material's script is used only for search, and it loads the search index. Both are loaded when a reader moves to
+// the search field, so other readers never download them.
 const later = document.getElementById("later");
 const search = document.querySelector(".md-search");
 const query = search.querySelector("[data-md-component=search-query]");
@@ -113,7 +113,7 @@ function wake() {
   document.body.append(script);
 }
 
-// So does the key that leads to the search: what is typed next is already in the field.
+// The key / also moves to the search field, before Material's script can handle it.
 function lead(event) {
   if (event.key !== "/" || !later.isConnected || event.target.matches("input, textarea")) return;
   query.focus();
@@ -130,7 +130,7 @@ document.getElementById("__search").addEventListener("change", (event) => {
   if (event.target.checked) query.focus();
 });
 
-// Above the sections that match stands their page, which need not match: it leads to the best of them.
+// Search lists each page above its matching sections. If the page itself doesn't match, link to the best section.
 new MutationObserver(() => {
   for (const item of search.querySelectorAll(".md-search-result__item")) {
     const [page, section] = item.querySelectorAll("a");
@@ -138,7 +138,7 @@ new MutationObserver(() => {
   }
 }).observe(search.querySelector(".md-search-result__list"), { childList: true });
 
-// Who leaves the search with Escape is where they were.
+// Escape returns the focus to where it was before the search.
 let before;
 
 search.addEventListener("focusin", (event) => {
@@ -171,7 +171,7 @@ document.body.append(tip);
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
   if (button) copy(button);
-  // A link in the contents that stays on this page leaves them open otherwise.
+  // A link to a section of the same page wouldn't close the panel.
   const panel = event.target.closest(".panel");
   if (panel && event.target.closest("a")) panel.hidePopover();
 });
@@ -186,7 +186,7 @@ document.addEventListener("keydown", (event) => {
 addEventListener("hashchange", unfold);
 addEventListener("load", reachable);
 addEventListener("resize", reachable);
-// What is folded has no width yet.
+// Folded elements have no width until they are opened.
 addEventListener("toggle", reachable, true);
 unfold();
 highlight();
