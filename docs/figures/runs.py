@@ -6,6 +6,7 @@ or repeat it.
 """
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,6 +139,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
         # A record can be about another script too, which its own script has run.
         if name in (record.data["experiment"], *record.data.get("scripts", []))
     ]
+    mine.sort(key=lambda record: record.name != name)
     # Nobody searches for the tables of a run.
     parts = ["## Recorded runs {#runs data-search-exclude}\n\n"]
     if not mine:
@@ -174,8 +176,21 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = f"{wins_table(record)}\n\n{provenance(record)}"
         else:
             content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
-        parts.append(
-            f"### {record.name} {{#run-{record.name} data-search-exclude}}\n\n{sentence}"
-            f"{fence_code('sh', record.data['command'])}\n{content}\n"
-        )
+        parts.append(f"### {record.name} {{#run-{record.name} data-search-exclude}}\n\n")
+        content = f"{sentence}{fence_code('sh', record.data['command'])}\n{content}\n"
+        # The first one is open. A page with ten open runs would be too long to read.
+        parts.append(content if record is mine[0] else fold(headline(record), content))
     return "".join(parts)
+
+
+def headline(record: Record) -> str:
+    """The result of a run in a few words, or what a click on them shows."""
+    result = record.data.get("result", {})
+    if "loss" not in result:
+        return "Show this run"
+    return f"Held-out loss {result['loss']:.3f}, accuracy {result['accuracy']:.1%}, {result['steps']:,} steps"
+
+
+def fold(title: str, content: str) -> str:
+    """Markdown that is folded until the reader opens it."""
+    return f'??? run "{title}"\n\n{textwrap.indent(content, "    ")}\n\n'
