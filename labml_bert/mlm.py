@@ -64,8 +64,8 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, a row's number of chosen tokens isn't random. It's `mlm_probability` times the number of ordinary
-    tokens, rounded, but at least one and at most this limit. (The original counts the special tokens too.)
+    If set, each row gets `mlm_probability` times its ordinary tokens, rounded, but at least one and at most
+    this limit. (The original counts special tokens too.) With `word_ids`, a row may get fewer.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""

@@ -152,7 +152,7 @@ SPEEDUPS = {
         ("one cast for all layers", "one cast after the embeddings", "characters"),
     ],
     "mlm.py": [
-        ("takes", "logits only where a label is", "words"),
+        ("would take", "logits only where a label is", "words"),
         ("and", "logits only where a label is", "characters"),
         ("Otherwise, a step takes", "last layer only where a label is", "characters"),
     ],

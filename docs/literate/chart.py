@@ -99,6 +99,13 @@ def figure(
     )
 
 
+def value_at(line: Line, x: float) -> str:
+    """The last value of a line up to `x`, or a dash before its first point and after its last."""
+    values = [y for at, y in line.points if at <= x]
+    has_ended = len(values) == len(line.points) and x - line.points[-1][0] > 1e-6
+    return f"{values[-1]:.3f}" if values and not has_ended else "–"
+
+
 def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
     """The numbers under the chart, for at most `rows` evenly spaced values of `x`."""
     ends = sorted({x for line in lines for x, _ in line.points})
@@ -110,8 +117,7 @@ def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
     else:
         for i in range(rows):
             x = ends[0] + (ends[-1] - ends[0]) * i / (rows - 1)
-            before = [[y for at, y in line.points if at <= x + 1e-9] for line in lines]
-            body.append([f"{x:,.0f}", *(f"{ys[-1]:.3f}" if ys else "–" for ys in before)])
+            body.append([f"{x:,.0f}", *(value_at(line, x + 1e-9) for line in lines)])
     return numbers([x_label, *(line.label for line in lines)], body)
 
 
