@@ -304,9 +304,9 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
-        mask, all positions are tokens. `output_positions`, `(B, P)`, lists the positions whose vectors you
-        need, by default all of them. Raises `ValueError` if the mask is additive or has the wrong shape.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding, by default
+        1 everywhere. `output_positions`, `(B, P)`, are those whose vectors you need, by default all. The
+        pooler always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
@@ -328,7 +328,7 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights come from a normal distribution truncated at two standard deviations, and biases start at 0.
+    Weights come from a normal distribution truncated at two standard deviations; biases, if any, are 0.
     LayerNorms keep PyTorch's values, 1 and 0. By default, PyTorch initializes embeddings with a standard
     deviation of 1, not 0.02. If such an embedding is also the output layer, the first loss can be many times
     $\ln V$, and training has to bring it down first.

@@ -40,7 +40,8 @@ class BertForFineTuning(BertPreTrainedModel):
     """
     ## Starting from a pretrained model
 
-    This is the base class of the models below. Start each of them from a pretrained folder with
+    This is the base class of the models below; `self.bert` is the encoder. Start each of them from a
+    pretrained folder with
 
         BertForTokenClassification.from_pretrained(
             folder, new_parameters=NEW_PARAMETERS, labels=["other", "name"]

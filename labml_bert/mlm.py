@@ -209,9 +209,9 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     r"""
     ## The loss
 
-    Returns the mean of $-\log p$ over the labeled positions, in nats. `logits` is `(M, V)` and `labels` is
-    `(M)`; positions labeled -100 don't count. If no position is labeled, the loss and its gradients are 0. A
-    plain mean would be 0/0, and the NaN from one batch without labels could ruin a run.
+    Returns the mean of $-\log p$ over the labeled positions, in nats and float32. `logits` is `(M, V)` and
+    `labels` is `(M)`; positions labeled -100 don't count. If no position is labeled, the loss and its
+    gradients are 0. A plain mean would be 0/0, and the NaN from one batch without labels could ruin a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.

@@ -102,7 +102,7 @@ def show_command(options: argparse.Namespace) -> None:
     heading(step)
     if not site.is_dir():
         say("Start the site with `make serve`, or build it with `make site`.")
-    say("The chapter:")
+    say("The chapter, which may show the solution:")
     console.print(f"    {base}{step.chapter}/{suffix}")
     say("The original, with the solution:")
     console.print(f"    {base}{page}/{suffix}#{step.function}\n")

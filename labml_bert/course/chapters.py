@@ -309,7 +309,7 @@ STEPS = (
         ),
     ),
     Step(
-        name="course/exercises.py:labeled_positions",
+        name="course/exercises.py:masked_positions",
         title="A batch by hand",
         task="the rows, the columns and the labels of the masked positions",
         chapter="tensors",
@@ -331,10 +331,10 @@ STEPS = (
                 "You leave out the label 0, but token 0 is a token like any other. Only -100 is ignored.",
             ),
             Mistake(
-                "unmasked positions",
-                "label != -100",
-                "label == -100",
-                "You return the positions that aren't masked: those with the label -100.",
+                "columns looked up",
+                "[t for _, t, _ in positions]",
+                "[labels[b].index(label) for b, _, label in positions]",
+                "You look up the column of a label, and find its first occurrence. Count along instead.",
             ),
             Mistake(
                 "all positions",
@@ -396,6 +396,12 @@ STEPS = (
                 "/ 2",
                 "/ 2**0.5",
                 "You divide by one of the two lengths. Divide by both.",
+            ),
+            Mistake(
+                "unchanged",
+                "(cosine + 1) / 2",
+                "cosine",
+                "The cosine doesn't stay the same: both vectors turn toward the third one.",
             ),
             Mistake(
                 "shift forgotten",

@@ -94,6 +94,8 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
     if type(expected) is type(actual) and expected == actual:
         return []
     a, b = describe(expected), describe(actual)
+    if type(expected) is int and isinstance(actual, float):
+        a, b = f"{expected:,} (int)", f"{actual:,} (float)"
     if a == b or (isinstance(expected, bool) and type(actual) in (int, float)):
         a, b = f"{a} ({type(expected).__name__})", f"{b} ({type(actual).__name__})"
     return pair(a, b)
@@ -127,6 +129,10 @@ def describe(value: Any) -> str:
         value = value.item()
     if isinstance(value, float):
         return f"{value:.4g}"
+    if type(value) is int and value >= 10_000:
+        return f"{value:,}"
+    if isinstance(value, tuple) and value and all(isinstance(part, float) for part in value):
+        return f"({', '.join(map(describe, value))})"
     if isinstance(value, list | tuple | dict) and ("tensor(" in repr(value) or len(repr(value)) > 200):
         return f"{type(value).__name__} of length {len(value)}"
     return repr(value) if isinstance(value, str | int | list | tuple | dict | None) else str(value)

@@ -102,7 +102,7 @@ def factored_parameters(vocab_size: int, hidden_size: int, embedding_size: int) 
     """
     ## Smaller rows
 
-    As in ALBERT, the token embeddings have only `embedding_size` numbers. A dense layer with biases makes
+    As in ALBERT, each token embedding has only `embedding_size` numbers. A dense layer with biases makes
     vectors of size `hidden_size` from them.
 
     Returns the number of parameters of the token embeddings and this layer.
@@ -136,15 +136,18 @@ def training_hours(
     return flops_per_sequence * tokens / length / (peak_flops * utilization) / 3600
 
 
-def chance_loss(batch_size: int) -> float:
+def masked_positions(labels: list[list[int]]) -> tuple[list[int], list[int], list[int]]:
     """
-    ## Chance level
+    ## A batch by hand
 
-    A contrastive loss asks which of `batch_size` sentences belongs to a given one.
+    `labels` has a list for each row of a batch, and the label -100 at the positions that aren't masked.
 
-    Returns the loss, in nats, of a model that can't tell the sentences apart.
+    Returns the row, the column and the label of each masked position, row by row.
     """
-    return log(batch_size)
+    positions = [
+        (b, t, label) for b, row in enumerate(labels) for t, label in enumerate(row) if label != -100
+    ]
+    return [b for b, _, _ in positions], [t for _, t, _ in positions], [label for _, _, label in positions]
 
 
 def uniform_scores(tokens: int, vocab_size: int) -> tuple[float, float]:
@@ -170,15 +173,12 @@ def shifted_cosine(cosine: float) -> float:
     return (cosine + 1) / 2
 
 
-def labeled_positions(labels: list[list[int]]) -> tuple[list[int], list[int], list[int]]:
+def chance_loss(batch_size: int) -> float:
     """
-    ## A batch by hand
+    ## Chance level
 
-    `labels` has a list for each row of a batch, and the label -100 at the positions that aren't masked.
+    A contrastive loss asks which of `batch_size` sentences belongs to a given one.
 
-    Returns the row, the column and the label of each masked position, row by row.
+    Returns the loss, in nats, of a model that can't tell the sentences apart.
     """
-    positions = [
-        (b, t, label) for b, row in enumerate(labels) for t, label in enumerate(row) if label != -100
-    ]
-    return [b for b, _, _ in positions], [t for _, t, _ in positions], [label for _, _, label in positions]
+    return log(batch_size)

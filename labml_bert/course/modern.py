@@ -12,7 +12,7 @@ STEPS = (
         name="modern.py:rotary_angles",
         title="RoPE: the angles",
         task="cosines and signed sines of all angles, each (B, 1, 1, T, d)",
-        chapter="ladder",
+        chapter="embeddings",
         hints=(
             "The angle of pair i at position p is p times theta to the power of -2i/d. There are d/2 pairs.",
             "`torch.arange(0, head_dim, 2) / head_dim` holds the numbers 2i/d. Reshape the positions to "
@@ -65,7 +65,7 @@ STEPS = (
         name="modern.py:rotate",
         title="RoPE: the rotation",
         task="the rotated queries and keys",
-        chapter="ladder",
+        chapter="embeddings",
         hints=(
             "Each element becomes itself times the cosine, plus its partner times the signed sine.",
             "`x.roll(d // 2, dims=-1)` puts each element's partner in its position.",

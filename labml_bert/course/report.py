@@ -65,6 +65,7 @@ def print_report(report: Report, folder: Path) -> None:
             lines = report.output.strip().splitlines()[:10]
             console.print("\n".join(f"    {line[:74]}" for line in lines) + "\n")
     elif report.next_step is None:
+        console.print()
         say(f"All {len(STEPS)} steps are done. Now train your own model, for three minutes:")
         console.print(f"\n  {COMMAND} train\n")
     else:

@@ -11,7 +11,7 @@ STEPS = (
         name="data/windows.py:random_windows",
         title="Random windows of a text",
         task="Batch(input_ids, position_ids), both (B, T)",
-        chapter="stuck",
+        chapter="embeddings",
         hints=(
             "Each row starts at a random token, and its positions start at a random offset. So you need two "
             "random numbers per row, shape `(B, 1)`, and `torch.arange(T)`.",
@@ -222,7 +222,7 @@ STEPS = (
         name="training/optimization.py:block_matrices",
         title="What Muon trains",
         task="the trainable matrices of the blocks",
-        chapter="recipe",
+        chapter="ladder",
         hints=(
             "The blocks of an encoder are in an `nn.ModuleList`. `model.modules()` lists all modules.",
             "Collect the parameters of these lists that have two dimensions and require a gradient.",
@@ -319,7 +319,7 @@ STEPS = (
         name="training/trainer.py:Step.backward",
         title="The loop: gradients of micro-batches",
         task="add the gradient of the loss, and add up the metrics",
-        chapter="recipe",
+        chapter="cost",
         hints=(
             "PyTorch adds gradients up by itself: call `backward` and don't set them to zero. DDP divides by "
             "`world_size()`, so multiply the loss by it first. A loss of `None` is a mistake of the caller.",

@@ -23,8 +23,8 @@ def evaluate_masked_lm(
     """
     ## A masked language model
 
-    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`, or on their
-    first `tokens` tokens."""
+    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`, or on as
+    many of them as have `tokens` tokens, but at least one. The model is in train mode afterwards."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0

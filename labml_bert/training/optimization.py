@@ -79,7 +79,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate once the fraction `progress` of the budget is spent."""
+        """The learning rate once the fraction `progress` of the budget is spent, and 0 after its end."""
         decay = (1 - progress) / (1 - self.warmup_ratio)
         warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
         return self.learning_rate * max(0.0, min(warmup, decay))

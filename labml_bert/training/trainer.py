@@ -338,8 +338,9 @@ class Step:
 
     def backward(self, loss: Tensor | None, **metrics: Tensor) -> None:
         """
-        Adds the gradient of a micro-batch's `loss`, a scalar. `metrics` are other scalars to track. Like the
-        loss, they are summed over the micro-batches.
+        Adds the gradient of a micro-batch's `loss`, a scalar. The gradients of all processes are summed too,
+        although DDP averages them. `metrics` are other scalars to track. Like the loss, they are summed over
+        the micro-batches.
         """
         assert loss is not None, "the batch has no labels"
         # DDP averages the gradients of the processes, but we need their sum.

@@ -23,7 +23,7 @@ DRAWS = torch.rand(2, 1_000_000, generator=torch.Generator().manual_seed(0))
 def test_each_step_is_an_exercise_of_its_chapter(step) -> None:
     chapter = (ROOT / f"docs/pages/{step.chapter}.md").read_text("utf-8")
     text = chapter.partition(f'!!! exercise "{step.title}"\n')[2].partition("??? answer")[0]
-    assert re.findall(r'course_exercise\("(\w+)"\)', text) == [step.function]
+    assert re.findall(r'course_exercise\("(\w+)"', text) == [step.function]
 
 
 def test_the_perplexity_is_the_exponential_of_the_loss() -> None:
@@ -82,10 +82,10 @@ def test_an_hour_of_training() -> None:
     assert exercises.training_hours(35e9, 128, 1e9, 165e12, 0.35) == pytest.approx(1.3, abs=0.05)
 
 
-def test_labeled_positions_are_those_of_nonzero() -> None:
+def test_masked_positions_are_those_of_nonzero() -> None:
     labels = torch.full((3, 9), -100)
     labels[0, 3], labels[0, 7], labels[2, 5] = 11, 0, 13
-    rows, columns, ids = exercises.labeled_positions(labels.tolist())
+    rows, columns, ids = exercises.masked_positions(labels.tolist())
     assert [rows, columns] == [index.tolist() for index in (labels != -100).nonzero(as_tuple=True)]
     assert ids == labels[labels != -100].tolist()
 

@@ -410,7 +410,8 @@ def test_the_copy_button_does_not_overlap_the_code(server: str, page: "sync_api.
 
 def test_all_charts_of_runs_are_equally_wide(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "experiments/mlm_tiny/")
-    widths = page.eval_on_selector_all("#runs ~ figure svg[role]", "all => all.map(one => one.clientWidth)")
+    page.eval_on_selector_all("details.run", "all => all.forEach(one => (one.open = true))")
+    widths = page.eval_on_selector_all("#runs ~ * svg[role]", "all => all.map(one => one.clientWidth)")
     assert len(widths) > 1 and max(widths) == min(widths) <= 880
 
 

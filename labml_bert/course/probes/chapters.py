@@ -32,8 +32,8 @@ def probe_fractions_counted(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_word_ids_of(m: Any) -> Iterator[tuple[str, Any]]:
-    tokens = ["[CLS]", "un", "##mask", "##ed", "text", "[SEP]", "is", "read", "##able", "[SEP]", "[PAD]"]
-    for part in (tokens, tokens[1:5], ["[CLS]", "[SEP]"], []):
+    tokens = ["[CLS]", "the", "un", "##mask", "##ed", "[SEP]", "the", "text", "[SEP]", "[PAD]"]
+    for part in (tokens, tokens[1:5], ["[UNK]", "[", "#", "c##", "##h"], ["[CLS]", "[SEP]"], []):
         yield f"the word ids of {' '.join(part) or 'no tokens'}", m.word_ids_of(part)
 
 
@@ -60,12 +60,14 @@ def probe_training_hours(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the hours for one sequence that takes an hour", m.training_hours(1.8e15, 128, 128, 1e12, 0.5)
 
 
-def probe_labeled_positions(m: Any) -> Iterator[tuple[str, Any]]:
+def probe_masked_positions(m: Any) -> Iterator[tuple[str, Any]]:
     labels = [[-100] * 9 for _ in range(2)]
     labels[0][3], labels[0][7], labels[1][5] = 11, 12, 13
-    yield "the rows, columns and labels of the exercise", m.labeled_positions(labels)
-    yield "the rows, columns and labels with the label 0", m.labeled_positions([[-100, 0], [4, -100]])
-    yield "the rows, columns and labels if nothing is masked", m.labeled_positions([[-100, -100]])
+    yield "the rows, columns and labels of the exercise", m.masked_positions(labels)
+    yield "the rows, columns and labels with the label 0", m.masked_positions([[-100, 0], [4, -100]])
+    labels = [[-100, 9, -100, 9], [3, -100, 2, -100], [3, -100, 2, -100]]
+    yield "the rows, columns and labels of equal rows", m.masked_positions(labels)
+    yield "the rows, columns and labels if nothing is masked", m.masked_positions([[-100, -100]])
 
 
 def probe_uniform_scores(m: Any) -> Iterator[tuple[str, Any]]:
@@ -74,7 +76,7 @@ def probe_uniform_scores(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_shifted_cosine(m: Any) -> Iterator[tuple[str, Any]]:
-    for cosine in (0.0, 1.0, -1.0, 0.3):
+    for cosine in (0.6, 1.0, -1.0, 0.0):
         yield f"the cosine after the shift, if it was {cosine}", m.shifted_cosine(cosine)
 
 
@@ -94,7 +96,7 @@ PROBES: dict[str, Probe] = {
     "course/exercises.py:factored_parameters": probe_factored_parameters,
     "course/exercises.py:new_parameters": probe_new_parameters,
     "course/exercises.py:training_hours": probe_training_hours,
-    "course/exercises.py:labeled_positions": probe_labeled_positions,
+    "course/exercises.py:masked_positions": probe_masked_positions,
     "course/exercises.py:uniform_scores": probe_uniform_scores,
     "course/exercises.py:shifted_cosine": probe_shifted_cosine,
     "course/exercises.py:chance_loss": probe_chance_loss,

@@ -118,13 +118,16 @@ def normal_facts(weight: Tensor, words: str, std: float = 0.02) -> Iterator[tupl
 
 def probe_init(m: Any) -> Iterator[tuple[str, Any]]:
     linear, embedding, norm = nn.Linear(200, 100), nn.Embedding(100, 200), nn.LayerNorm(50)
-    for module in (linear, embedding, norm, nn.Linear(3, 3, bias=False)):
+    for module in (linear, embedding, norm):
         m.init_weights(module)
     yield from normal_facts(embedding.weight, "the weights of an embedding")
     yield from normal_facts(linear.weight, "the weights of a linear layer")
     yield "the biases of a linear layer", linear.bias
     yield "the weights of a LayerNorm", norm.weight
     yield "the biases of a LayerNorm", norm.bias
+    without_bias = nn.Linear(3, 3, bias=False)
+    m.init_weights(without_bias)
+    yield "the bias of a linear layer without one", without_bias.bias
     m.init_weights(embedding, 0.5)
     yield from normal_facts(embedding.weight, "the weights of an embedding with std=0.5", 0.5)
 
