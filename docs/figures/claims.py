@@ -383,11 +383,12 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
 
 def details(claim: Claim) -> str:
     """
-    The evidence, as Markdown: how the claim was tested and with which results, and in a fold the variants,
-    the cost and the command.
+    The evidence, as Markdown: how the claim was tested and with which main result, and in a fold all other
+    comparisons, the variants, the cost and the command.
     """
     entry = claim.entry
     parts = [f"**How we tested it.** {entry['question']}"]
+    folded = [variants(claim)]
     if claim.is_finished():
         parts.append(
             f"**The primary endpoint**, with {claim.describe_seeds()}. A gain of less than "
@@ -395,7 +396,8 @@ def details(claim: Claim) -> str:
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
-            parts += ["**Exploratory.** The verdict ignores these comparisons.", tests_table(claim, others)]
+            exploratory = "**Exploratory.** The verdict ignores these comparisons."
+            folded = [exploratory, tests_table(claim, others), *folded]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
         missing = "the rest" if count < total else "the times of their steps"
@@ -405,8 +407,9 @@ def details(claim: Claim) -> str:
     # A table and a fence within HTML need `markdown` on each element around them.
     parts.append(
         "<details markdown data-search-exclude>\n"
-        "<summary>Variants, cost, and the command to repeat it</summary>\n\n"
-        f"{variants(claim)}\n\n</details>"
+        "<summary>All comparisons and variants, the cost, and the command to repeat it</summary>\n\n"
+        + "\n\n".join(folded)
+        + "\n\n</details>"
     )
     return "\n\n".join(parts)
 
