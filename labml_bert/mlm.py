@@ -81,7 +81,7 @@ class TokenMasker:
         """
         All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` gives
         each token the number of its word, from 0 to at most `T - 1`, or -1 if it must not be chosen. A word's
-        tokens are chosen together. Raises `ValueError` for ids outside the vocabulary or a mask of -inf.
+        tokens are chosen together. Raises `ValueError` for ids outside the vocabulary or a negative mask.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():

@@ -43,11 +43,11 @@ def course_mistakes() -> int:
     return sum(len(step.mistakes) for step in STEPS)
 
 
-def course_exercise(function: str, object: str = "it") -> str:
+def course_exercise(function: str, what: str = "it") -> str:
     """A link to the chapter for an exercise that is a step, by the name of its function."""
     name = f"course/exercises.py:{function}"
     number = next(number for number, step in enumerate(STEPS, 1) if step.name == name)
-    return f"[Write {object} as a function](course.md): it's step {number} of the course."
+    return f"[Write {what} as a function](course.md): it's step {number} of the course."
 
 
 def course_notebook(setup: str) -> str:
