@@ -86,6 +86,7 @@ SITE = Site(
         "experiments/compare_continued",
         "experiments/finetune_docstrings",
         "experiments/live/",
+        "experiments/parameters/",
         "experiments/retrieval",
         "experiments/speed/",
         "labml_bert/course/",

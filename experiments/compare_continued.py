@@ -1,8 +1,8 @@
 r"""
 # What does continued pretraining gain, and what does it forget?
 
-This script pretrains a model on the documentation of Python, and then gives it source code without any words
-of documentation. It compares:
+This script pretrains a model on the documentation of Python, and then continues on source code with
+docstrings and comments removed. It compares four variants:
 
 - **from scratch**: the same model with random weights, trained on the source code. It's the baseline.
 - **continued**: the pretrained model, trained on the source code for half as many steps.

@@ -6,8 +6,8 @@ have to pretrain again? Usually not. Take the model, and train it further on you
 
     python experiments/continue_pretraining.py --from MODEL --corpus my_texts
 
-`MODEL` is a run or a folder, from this project or from `transformers`, with a BERT or a ModernBERT. It keeps
-its tokenizer. If that cuts the words of your field into pieces, you can give it [new
+`MODEL` is a run or a folder, from this project or from `transformers`, with a BERT or a ModernBERT. The
+model keeps its tokenizer. If the tokenizer cuts the words of your field into pieces, you can give it [new
 tokens](../labml_bert/new_tokens.md).
 
 What the model learns now can push out what it knew. So each evaluation also measures the loss on the old
@@ -28,9 +28,9 @@ from typing import Annotated, Any
 import tyro
 from tokenizers import Tokenizer
 
-from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.token_files import load_text_or_tokens
 from labml_bert.data.tokenizers import encode_texts
 from labml_bert.fill_mask import load_model
 from labml_bert.mlm import masked_accuracy
@@ -65,7 +65,8 @@ class Options(RunOptions):
     from_scratch: bool = False
     """Start from random weights instead. That shows what the pretrained ones are worth."""
     corpus: str = "python-source"
-    """Text to train on: python-source, python-docs, another corpus by name, a UTF-8 file, or a folder."""
+    """Text to train on: python-source, python-docs, another corpus by name, a UTF-8 file, a folder of such
+    files, or the folder that labml_bert.prepare has written with this model's tokenizer."""
     old_corpus: str = "python-docs"
     """Text like that of the first pretraining. Its held-out part shows what the model forgets."""
     minutes: float | None = 3.0
@@ -123,14 +124,14 @@ def main(run: Run, options: Options) -> None:
         run.options = options = replace(options, **paths, learning_rate=learning_rate)
         text, old_text = (
             MaskedText(
-                load_corpus(name),
+                load_text_or_tokens(name),
                 tokenizer,
                 longest=stages[-1].length,
                 batch_tokens=options.batch_tokens,
                 max_position_embeddings=model.config.max_position_embeddings,
                 mlm_probability=options.mlm_probability,
                 generator=run.generator,
-                # A model that was pretrained with these tokens goes on with them.
+                # A model that was pretrained with these tokens keeps them.
                 with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
             )
             for name in (options.corpus, options.old_corpus)

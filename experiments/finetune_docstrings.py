@@ -35,15 +35,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.table import Table
-from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.backbone import Backbone, find_newest_model, read_pretraining
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, tune
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
@@ -55,10 +55,9 @@ from labml_bert.labeled_text import Example, choose_hyperparameter, score
 from labml_bert.model_folder import load_weights, read_config, read_tensors
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
-from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
-from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
@@ -93,16 +92,6 @@ class Options:
     """cpu, cuda, or auto, which is the GPU if there is one."""
     record: Path | None = None
     """Write the result to this file, as JSON."""
-
-
-class Backbone(NamedTuple):
-    """The pretrained model in `folder`, with the dropout for fine-tuning and the device to train on."""
-
-    folder: Path
-    config: BertConfig
-    tokenizer: Tokenizer
-    tensors: dict[str, Tensor]
-    device: torch.device
 
 
 def build_classifier(backbone: Backbone, labels: list[str], arm: str) -> BertForSequenceClassification:
@@ -151,13 +140,6 @@ def choose_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, m
     return choose_hyperparameter(LEARNING_RATES, task.draw(count, 0), attempt)
 
 
-def average_losses(losses: list[float], points: int = 20) -> list[float]:
-    """Splits `losses` into `points` equal parts and returns their means, or all losses if there are fewer."""
-    points = min(points, len(losses))
-    edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
-    return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]
-
-
 def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     """Prints the mean over the seeds for each method, and the standard deviation if there are several."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
@@ -173,30 +155,6 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(arm, *cells)
     console.print(table)
     console.print()
-
-
-def find_newest_model(runs: Path) -> Path:
-    """
-    Returns the model of the newest finished run of `bert_tiny.py` under `runs`. It was pretrained on pairs,
-    so its pooler is trained. Raises `ValueError` if there is none.
-    """
-    paths = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
-    if not paths:
-        raise ValueError(
-            f"no finished run of bert_tiny under {runs}; use --model, or train one with: "
-            "python experiments/bert_tiny.py"
-        )
-    return paths[-1].parent
-
-
-def read_pretraining(folder: Path) -> dict[str, Any] | None:
-    """Describes how the model was pretrained, if `folder` is still inside the folder of its run."""
-    try:
-        run_state = load_checkpoint(folder.parent)[0]
-    except ValueError:
-        return None
-    values = {key: run_state["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
-    return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
 def parse_label_count(word: str, task: Task) -> int:

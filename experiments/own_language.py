@@ -23,9 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-from labml_bert.data.corpora import Corpus, load_corpus
+from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.token_files import TokenizedCorpus, load_text_or_tokens
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import masked_accuracy
 from labml_bert.modern import ModernBertForMaskedLM
@@ -93,12 +94,12 @@ LEARNING_RATES = {128: 1e-2, 256: 4e-3, 512: 1.5e-3, 768: 8e-4}
 # The number of characters of text for each subword of the vocabulary. At four characters per token, a subword
 # then occurs a hundred times on average, often enough for the model to learn its vector.
 CHARACTERS_PER_PIECE = 400
-# BERT was trained on 40 passes over its text. A small text needs more of them, so there is a minimum number
+# BERT was trained on 40 passes over its text. A small text needs more passes, so there is a minimum number
 # of steps.
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 2_000, 1_000_000
 
 
-def set_defaults(options: Options, corpus: Corpus) -> Options:
+def set_defaults(options: Options, corpus: Corpus | TokenizedCorpus) -> Options:
     r"""
     ## Defaults that depend on the text
 
@@ -106,13 +107,19 @@ def set_defaults(options: Options, corpus: Corpus) -> Options:
     character can start a word or continue one. So a writing system with thousands of characters gets a larger
     vocabulary. The standard deviation of the initial weights is $0.02\sqrt{768 / D}$ for a model of width
     $D$. With this value, a sum over $D$ weights is as large as in BERT base."""
-    characters = sum(map(len, corpus.train))
-    alphabet = len(set().union(*corpus.train))
-    pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))
+    characters = corpus.train_characters
+    if isinstance(corpus, TokenizedCorpus):
+        vocab_size = corpus.tokenizer.get_vocab_size()
+        if options.vocab_size not in (None, vocab_size):
+            raise ValueError(f"{corpus.name} is tokenized with {vocab_size} tokens; leave out --vocab-size")
+    else:
+        alphabet = len(set().union(*corpus.train))
+        pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))
+        vocab_size = max(pieces, 2 * alphabet + 500)
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     steps = EPOCHS * characters // 4 // Options.batch_tokens
     defaults = {
-        "vocab_size": max(pieces, 2 * alphabet + 500),
+        "vocab_size": vocab_size,
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": width // 32 if width < 512 else width // 64,
@@ -128,12 +135,16 @@ def main(run: Run, options: Options) -> None:
     """Pretrain a masked language model on text in any language."""
     stages = parse_schedule(options.schedule)
     with run.reading_text():
-        corpus = load_corpus(options.corpus)
+        corpus = load_text_or_tokens(options.corpus)
         run.options = options = set_defaults(options, corpus)
         assert options.vocab_size is not None
+        if isinstance(corpus, TokenizedCorpus):
+            tokenizer = corpus.tokenizer
+        else:
+            tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size, lowercase=False)
         text = MaskedText(
             corpus,
-            wordpiece_tokenizer(corpus.train, options.vocab_size, lowercase=False),
+            tokenizer,
             longest=stages[-1].length,
             batch_tokens=options.batch_tokens,
             max_position_embeddings=options.max_position_embeddings,
@@ -142,9 +153,9 @@ def main(run: Run, options: Options) -> None:
             with_cls_sep=True,
         )
     model = ModernBertForMaskedLM(options.modern_config(vocab_size=text.vocab_size))
-    characters = sum(map(len, corpus.train))
     details = {
-        "vocabulary": f"{text.vocab_size:,} subwords, one per {characters // text.vocab_size:,} characters",
+        "vocabulary": f"{text.vocab_size:,} subwords, "
+        f"one per {corpus.train_characters // text.vocab_size:,} characters",
         "length": " then ".join(str(stage.length) for stage in stages) + " subwords",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }

@@ -1,9 +1,9 @@
 r"""
 # Do similar texts get similar vectors?
 
-A good vector for a text should help you find a text that belongs to it. Docstrings come with a test: by
-convention, the first paragraph is a summary, and the rest is a description. This script takes descriptions
-that the model has never seen, and asks for the right summary among all held-out summaries. It compares:
+A good vector for a text should help you find related texts. Docstrings come with a test: by convention,
+the first paragraph is a summary, and the rest is a description. This script takes descriptions that the model
+has never seen, and asks for the right summary among all held-out summaries. It compares:
 
 - **TF-IDF**: one dimension for each word, and no network. Rare words count more.
 - **mean pooling**: the mean over the last hidden states of a pretrained encoder.

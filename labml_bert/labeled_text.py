@@ -1,8 +1,8 @@
 r"""
 # Labeled texts and scores for a classifier
 
-What does any classifier need, whether it is a network or counts words? It needs labeled examples, a score for
-its predictions, and a way to choose a hyperparameter without looking at the test set.
+What does every classifier need, whether it's a neural network or a word counter? It needs labeled examples, a
+score for its predictions, and a way to choose a hyperparameter without looking at the test set.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 r"""
 # New tokens for a trained model
 
-A tokenizer that learned its pieces from other text cuts the words of your field apart. It may turn `kwargs`
+A tokenizer that was trained on other text cuts the words of your field into pieces. It may turn `kwargs`
 into `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token, so sequences
 get shorter, and it has a vector of its own.
 

@@ -1,8 +1,8 @@
 """
-# The terminal that everything is printed to
+# One console for all output
 
-The whole project uses one console. It prints text and paths as they are: a name with brackets isn't markup,
-and a character that the terminal can't show becomes a `?` instead of an error."""
+The project prints through one shared console. It prints text and paths as they are: a name with brackets
+isn't markup, and a character that the terminal can't show becomes a `?` instead of an error."""
 
 import contextlib
 import errno

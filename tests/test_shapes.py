@@ -9,7 +9,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from labml_bert.bert import BertConfig
+from labml_bert.bert import BertConfig, BertModel
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example
@@ -206,6 +206,14 @@ def run_heads(checker: Checker) -> None:
     m.BertForMultipleChoice(small_config())(ids[:, None].expand(B, C, T), labels)
 
 
+def run_lora(checker: Checker) -> None:
+    m = checker.module
+    model = BertModel(small_config())
+    m.add_lora(model, r=4)
+    model(torch.randint(1, V, (B, T)))
+    m.merge_lora(model)
+
+
 def run_finetuning(checker: Checker) -> None:
     m = checker.module
     # As many words as leave room for the special tokens; each text has five, so a row has length T.
@@ -263,6 +271,7 @@ SCENARIOS = {
     "data/pair_collator.py": (run_pair_batches, {"B": B, "T": T + 1}),
     "labeled_text.py": (run_labeled_text, {"K": K, "N": B}),
     "heads.py": (run_heads, {"B": B, "T": T, "D": D, "K": K, "C": C}),
+    "lora.py": (run_lora, {"D": D}),
     "finetuning.py": (run_finetuning, {"B": B, "T": T, "K": K, "N": B}),
     "classification_report.py": (run_classification_report, {"K": K, "N": B}),
     "classify.py": (run_classify, {"K": K, "N": B}),

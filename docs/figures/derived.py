@@ -110,11 +110,15 @@ def pair_test(record: Record) -> SimpleNamespace:
 
 
 def accuracies(record: Record, task: str, labels: int, arm: str) -> list[float]:
-    """The accuracy of a method with so many labels, for each seed. Raises `PageError` if there is none."""
-    rows = record.data["table"]
-    values = [
-        row["accuracy"] for row in rows if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
+    """
+    The accuracy of a method with so many labels, or the metric of its task, for each seed.
+
+    Raises `PageError` if there is none.
+    """
+    rows = [
+        row for row in record.data["table"] if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
     ]
+    values = [row["accuracy"] if "accuracy" in row else row["score"] for row in rows]
     if not values:
         raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
     return values
@@ -131,6 +135,26 @@ def gain(record: Record, task: str, labels: int, over: str, arm: str = "pretrain
     interval = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
     middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in interval)
     return f"{middle} points (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+
+
+def parameters_table(record: Record, task: str) -> str:
+    """The methods of `finetune_parameters.py` on one task, as Markdown, by the number of labels."""
+    rows = [row for row in record.data["table"] if row["task"] == task]
+    counts = sorted({row["labels"] for row in rows})
+    table = f"| method | {' | '.join(f'{n:,} docstrings' for n in counts)} |\n|---|{'---:|' * len(counts)}\n"
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        table += f"| {cell(arm)} | {' | '.join(with_std(record, task, n, arm) for n in counts)} |\n"
+    return wide(table)
+
+
+def seconds_per_run(record: Record, task: str, labels: int, arm: str) -> float:
+    """The mean seconds of training and testing, without the search for the hyperparameter."""
+    rows = [
+        row for row in record.data["table"] if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
+    ]
+    if not rows:
+        raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
+    return statistics.mean(row["seconds"] for row in rows)
 
 
 def accuracy_chart(record: Record, task: str) -> Markup:

@@ -1,10 +1,10 @@
 r"""
 # What the runs of a claim say
 
-A claim has tests. Each test compares two variants by one metric. One test, the primary endpoint, decides.
-This file turns the recorded runs into the effect of a test, with its confidence interval, and applies [the
-rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it can stop; the
-page of the claims shows all effects.
+A claim has one or more tests, and each test compares two variants by one metric. One test, the primary
+endpoint, decides. This file turns the recorded runs into the effect of a test, with its confidence interval,
+and applies [the rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it
+can stop; the page of the claims shows all effects.
 """
 
 import math

@@ -1,8 +1,8 @@
 """
 # The options of a claim's runs
 
-There are two kinds of runs, on windows of a text and on pairs of texts, with one class for each. The values
-here are the defaults. The entries in `claims.toml` list only what they change.
+A run trains either on windows of a text or on pairs of texts, and each kind of run has its own class. The
+values here are the defaults. The entries in `claims.toml` list only what they change.
 """
 
 from dataclasses import dataclass, fields

@@ -1,7 +1,7 @@
 r"""
 # How does the cost scale?
 
-What does a longer sequence cost, a larger vocabulary, a wider model, a larger batch? We start from a small
+What does a longer sequence cost, or a larger vocabulary, a wider model, a larger batch? We start from a small
 word model, change one size at a time, and measure two things: the time of a training step, and its peak
 memory on top of the weights and the optimizer's state.
 

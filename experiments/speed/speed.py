@@ -1,8 +1,8 @@
 r"""
 # How fast is it, compared with other implementations?
 
-We compare a training step of our model with two others: `transformers`, with two of its attention
-implementations, and `labml_nn`. All models train on the same batch, in one process, in turn.
+We compare our model's training step with those of two other libraries: `transformers`, with two of its
+attention implementations, and `labml_nn`. All models train on the same batch, in one process, in turn.
 
 The model of `transformers` has the same architecture as ours. So we copy our weights into it, and before we
 time anything, both must compute the same loss. The model of `labml_nn` has the same sizes but a different

@@ -41,6 +41,8 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 
 # A commit of the data set, which pins the contents of all of its files.
 WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
+# A folder with this file was written by `prepare.py`, and has token ids instead of text.
+BLOCKS = "blocks.jsonl"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
 
 
@@ -51,6 +53,16 @@ class Corpus:
     name: str
     train: list[str]
     valid: list[str]
+
+    @property
+    def train_characters(self) -> int:
+        """The length of the training text."""
+        return sum(map(len, self.train))
+
+    @property
+    def valid_characters(self) -> int:
+        """The length of the held-out text."""
+        return sum(map(len, self.valid))
 
     @property
     def sha256(self) -> str:
@@ -81,6 +93,11 @@ def load_corpus(name: str) -> Corpus:
     if name in WIKITEXT:
         return wikitext(name)
     path = Path(name)
+    if name.strip() and (path / BLOCKS).is_file():
+        raise ValueError(
+            f"{name} has tokenized text, which only own_language.py and continue_pretraining.py can read; "
+            "use the text itself"
+        )
     if name.strip() and path.is_dir():
         files = sorted(visible_files(path))
         if not files:

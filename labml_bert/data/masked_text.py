@@ -16,9 +16,13 @@ from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.checks import check_masking
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
+from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
+
+# The baselines are counted on at most this many tokens, because counting takes 200 bytes of memory for each.
+BASELINE_TOKENS = 10_000_000
 
 
 class MaskedText:
@@ -35,7 +39,7 @@ class MaskedText:
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: Corpus | TokenizedCorpus,
         tokenizer: Tokenizer,
         longest: int,
         batch_tokens: int,
@@ -50,12 +54,18 @@ class MaskedText:
         self.batch_tokens, self.max_position_embeddings = batch_tokens, max_position_embeddings
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.special_ids = special_token_ids(tokenizer)
-        self.train_ids = encode_corpus(tokenizer, corpus.train)  # one-dimensional
-        valid_ids = encode_corpus(tokenizer, corpus.valid)
+        if isinstance(corpus, TokenizedCorpus):
+            corpus.check_tokenizer(tokenizer)
+            self.train_ids, valid_ids = corpus.train_ids, corpus.valid_ids  # one-dimensional
+        else:
+            self.train_ids, valid_ids = (
+                encode_corpus(tokenizer, part) for part in (corpus.train, corpus.valid)
+            )
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
-        self.baselines = ngram_baselines(self.train_ids, valid_ids, self.vocab_size, self.special_ids)
+        counted = spread_sample(self.train_ids, BASELINE_TOKENS)
+        self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
         # With a fixed number of masks per row, tensors keep their shapes. With a coin flip per token, almost
         # every step would have new shapes, and on a CPU, PyTorch prepares its matmuls anew for each shape.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
@@ -95,6 +105,14 @@ class MaskedText:
             "position_ids": windows.position_ids,
             "num_items_in_batch": (labels != IGNORE).sum(),
         }
+
+
+def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
+    """Returns at most about `most` ids as int64: all of them, or runs of 1,024 tokens at even distances."""
+    if len(token_ids) <= most:
+        return token_ids.long()
+    distance = len(token_ids) * run // most
+    return token_ids[: len(token_ids) // distance * distance].view(-1, distance)[:, :run].flatten().long()
 
 
 def check_lengths(

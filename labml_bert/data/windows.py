@@ -41,7 +41,7 @@ def random_windows(
     start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)  # (B, 1)
     offset = torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)  # (B, 1)
     t = torch.arange(T)  # (T)
-    return Batch(token_ids[start + t], offset + t)
+    return Batch(token_ids[start + t].long(), offset + t)
 
 
 def put_cls_sep(input_ids: Tensor, cls_sep: tuple[int, int] | None) -> Tensor:

@@ -1,9 +1,10 @@
 """
 # What surrounds an experiment
 
-A script has the values, the data, the model and the loop of one experiment. Everything else is here: the
-folder of the run, the header, the progress line and tracking, and at the end the result, a model that
-`fill_mask` and `transformers` can load, and a record. Bad input is refused before anything is written."""
+Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
+Everything else is here: the folder of the run, the header, the progress line and tracking, and at the end the
+result, a model that `fill_mask` and `transformers` can load, and a record. Bad input is refused before
+anything is written."""
 
 import contextlib
 import json
@@ -26,6 +27,7 @@ from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
+from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import save_tokenizer
 from labml_bert.files import check_own, check_utf8, lock, remove_partial_files, write_whole
 from labml_bert.models import BertPreTrainedModel
@@ -57,11 +59,14 @@ from labml_bert.training.trainer import Report, Step, Trainer
 class PreparedText(Protocol):
     """What `MaskedText` and `PairedText` have in common."""
 
-    corpus: Corpus
     tokenizer: Tokenizer
     generator: torch.Generator
     batch_tokens: int
     baselines: list[Baseline]
+
+    @property
+    def corpus(self) -> Corpus | TokenizedCorpus:
+        """The text, or its token ids."""
 
 
 class Run:
@@ -163,8 +168,8 @@ class Run:
         header(
             f"{self.experiment}: {title} on {text.corpus.name}",
             {
-                "text": f"{sum(map(len, text.corpus.train)):,} characters, "
-                f"{sum(map(len, text.corpus.valid)):,} held out",
+                "text": f"{text.corpus.train_characters:,} characters, "
+                f"{text.corpus.valid_characters:,} held out",
                 "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens per step",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
                 f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
@@ -282,8 +287,8 @@ class Run:
             "corpus": {
                 "name": text.corpus.name,
                 "sha256": text.corpus.sha256,
-                "train_characters": sum(map(len, text.corpus.train)),
-                "valid_characters": sum(map(len, text.corpus.valid)),
+                "train_characters": text.corpus.train_characters,
+                "valid_characters": text.corpus.valid_characters,
             },
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "baselines": [baseline._asdict() for baseline in text.baselines],

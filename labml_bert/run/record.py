@@ -10,11 +10,13 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,13 @@ def at_least_one(options: object, *names: str) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def average_losses(losses: list[float], points: int = 20) -> list[float]:
+    """Splits `losses` into `points` equal parts and returns their means, or all losses if there are fewer."""
+    points = min(points, len(losses))
+    edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
+    return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]
 
 
 def finish(record_path: Path | None, record: dict[str, Any], start_time: float) -> None:

@@ -1,8 +1,8 @@
 r"""
 # Timing a training step
 
-A time in seconds doesn't transfer: you get another time on another machine, or when other programs use the
-same machine. Two kinds of numbers transfer better.
+A time in seconds doesn't transfer: it depends on the machine, and on the other programs that are running.
+Two kinds of numbers transfer better.
 
 - **The ratio of two programs, timed in turn.** Whatever slows one of them down slows the other down too.
 - **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same

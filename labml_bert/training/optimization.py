@@ -1,8 +1,8 @@
 r"""
 # The optimizer and its learning rate
 
-The learning rate depends on the fraction $\tau$ of the budget that is spent. It warms up to its peak until
-$\tau = w$, and then decays linearly to zero:
+How far should each step move the weights? The learning rate depends on the fraction $\tau$ of the budget that
+is spent. It warms up to its peak until $\tau = w$, and then decays linearly to zero:
 
 $$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 

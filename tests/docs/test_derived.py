@@ -12,10 +12,12 @@ from docs.figures.derived import (
     fraction_of,
     gain,
     pair_test,
+    parameters_table,
     retrieval_gain,
     retrieval_table,
     retrieval_value,
     search_loss,
+    seconds_per_run,
     wins_table,
     with_std,
 )
@@ -125,6 +127,30 @@ def test_the_table_of_wins_shows_every_scramble_and_interval() -> None:
         "| scramble | model | n-gram |",
         "| shuffle | 90.0% [85.0%, 93.4%] | 88.0% [85.0%, 93.4%] |",
     ]
+
+
+def test_the_table_of_parameters() -> None:
+    rows = [
+        {
+            "task": task,
+            "labels": n,
+            "arm": arm,
+            "seed": seed,
+            "score": 0.5 + seed / 10 + n / 1000,
+            "seconds": seed,
+        }
+        for task in ("tokens", "span")
+        for n in (20, 100)
+        for arm in ("LoRA", "from scratch")
+        for seed in (1, 2)
+    ]
+    record = Record("finetune_parameters", {"table": rows})
+    lines = parameters_table(record, "span").splitlines()
+    assert "| method | 20 docstrings | 100 docstrings |" in lines
+    assert "| LoRA | 67.0% ± 7.1 | 75.0% ± 7.1 |" in lines
+    assert seconds_per_run(record, "span", 20, "LoRA") == 1.5
+    with pytest.raises(PageError, match="no 'LoRA' with 30 labels of 'span'"):
+        seconds_per_run(record, "span", 30, "LoRA")
 
 
 def test_the_table_of_a_retrieval() -> None:

@@ -32,6 +32,7 @@ WITH_TORCH = [
     "acceptability",
     "retrieval",
     "finetune_docstrings",
+    "finetune_parameters",
     "live",
     "claims",
     "cost",
@@ -48,6 +49,7 @@ WITH_TORCH = [
         (["-m", "labml_bert.fill_mask", "[MASK]"], "torch"),
         (["-m", "labml_bert.score", "text"], "torch"),
         (["-m", "labml_bert.embed", "query", "text"], "torch"),
+        (["-m", "labml_bert.prepare", "text", "--output", "tokens"], "torch"),
         (["-m", "labml_bert.export", ".", "--to", "web"], "torch"),
     ],
 )

@@ -1,0 +1,418 @@
+r"""
+# Text larger than memory
+
+How do you train on more text than your computer has memory? Tokenize it once and write the token ids to a
+file. Training then maps this file into memory, and the operating system reads only the parts that a batch
+needs. [`prepare.py`](../prepare.md) is the command that does this. It writes a folder:
+
+| file | contents |
+|---|---|
+| `train.bin`, `valid.bin` | the token ids, as uint16; as int32 if the vocabulary needs it |
+| `tokenizer.json` | the tokenizer |
+| `blocks.jsonl` | a line with the settings, then one for each block of about four megabytes of text |
+
+The text is read only once, block by block. The line about a block is written after its ids have reached the
+disk, so if the program is killed, it continues with the next block. The line has the block's sha256, and
+whoever reads the ids checks them.
+"""
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus, visible_files
+from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
+from labml_bert.files import lock, open_to_append, write_whole
+
+TRAIN, VALID = "train.bin", "valid.bin"
+# In bytes of text. While a block is tokenized, it takes about fifty times its size in memory.
+BLOCK_SIZE = 4_000_000
+# About how much text is held out, in bytes. With much more, every evaluation would take minutes.
+HELD_OUT_SIZE = 4_000_000
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+class Chunk(NamedTuple):
+    """A part of the text, and where the next part begins."""
+
+    text: str
+    next: tuple[int, int]
+    """For files: the number of the file and the offset in it, in bytes."""
+
+
+# Reads the text from a position on. A resumed program calls it with the position after the last block.
+ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """
+    ## Reading files
+
+    Returns the files among `paths` and in the folders among them, in a fixed order.
+
+    Raises `ValueError` if a path doesn't exist, or if a folder has no files.
+    """
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(visible_files(path)) if path.is_dir() else [path]
+        if not inside or not all(file.is_file() for file in inside):
+            raise ValueError(f"{path} is not a file or a folder of files; name your text files")
+        files += inside
+    return files
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
+    return cast(BinaryIO, OPENERS.get(path.suffix, open)(path, "rb"))
+
+
+@contextlib.contextmanager
+def explain_unreadable(path: Path) -> Iterator[None]:
+    """Raises `ValueError` if the block can't read the file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path}: {reason}; replace the file or leave it out") from None
+
+
+def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+    """
+    Yields the text of the files from `position` on, in chunks that end at a line end or at the end of a file.
+    A line longer than a block is cut. Line ends become `\\n`.
+
+    Raises `ValueError` if a file can't be read, or isn't UTF-8.
+    """
+    first, offset = position
+    for number in range(first, len(files)):
+        path = files[number]
+        with explain_unreadable(path), open_file(path) as file:
+            file.seek(offset)
+            rest = b""
+            while True:
+                # A chunk depends only on where it begins, so a resumed program gets the same ones.
+                data = rest + file.read(BLOCK_SIZE - len(rest))
+                is_last = len(data) < BLOCK_SIZE
+                end = len(data) if is_last else data.rfind(b"\n") + 1 or last_character(data)
+                data, rest = data[:end], data[end:]
+                text = decode(data, path, offset)
+                offset = 0 if is_last else offset + end
+                yield Chunk(text + "\n\n" * is_last, (number + is_last, offset))
+                if is_last:
+                    break
+
+
+def last_character(data: bytes) -> int:
+    """The index at which the last character of UTF-8 begins. It may be incomplete."""
+    return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
+
+
+def decode(data: bytes, path: Path, offset: int) -> str:
+    """Decodes UTF-8. Raises `ValueError` if `data`, which is at `offset` of a file, is something else."""
+    try:
+        text = data.decode("utf-8" if offset else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 (byte {offset + error.start}); convert it, for example with iconv -t UTF-8"
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "text") -> Iterator[Chunk]:
+    """
+    ## Reading a data set
+
+    Yields the texts of a `datasets.IterableDataset`, which is what `load_dataset(…, streaming=True)` returns.
+    """
+    number = position[1]
+    for row in dataset.skip(number):
+        number += 1
+        yield Chunk(row[column] + "\n\n", (0, number))
+
+
+def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
+    """
+    ## A sample for the vocabulary
+
+    Returns pieces of the text, at even distances and together of about `most` bytes. Of a compressed file, we
+    know only the compressed size, so they are from its first part.
+
+    Raises `ValueError` if a file can't be read.
+    """
+    size = 100_000
+    total = sum(file.stat().st_size for file in files)
+    distance = max(size, -(-total * size // most))
+    pieces, start = [], 0
+    for path in files:
+        # The sample has a piece at each multiple of `distance`, counted over all files.
+        length = path.stat().st_size
+        offsets = range(-start % distance, length, distance)
+        start += length
+        with explain_unreadable(path), open_file(path) as file:
+            for offset in offsets:
+                file.seek(offset)
+                # The offset may be inside a line, and even inside a character.
+                if offset:
+                    file.readline(size)
+                pieces.append(file.read(size).decode("utf-8", "ignore"))
+    return pieces
+
+
+class Block(NamedTuple):
+    """A line of `blocks.jsonl`: what is known about a block."""
+
+    train_tokens: int
+    valid_tokens: int
+    train_characters: int
+    valid_characters: int
+    sha256: str
+    """Of the ids in both files."""
+    next: tuple[int, int]
+    """Where the next block begins."""
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    """
+    ## What is held out
+
+    Whether a piece of text is held out. A hash of the piece decides, so an exact copy of a held-out piece is
+    held out too. A small text should hold out whole documents, as `corpora.split_documents` does. The pieces
+    here have about 10,000 characters, and the rest of their document is in the training text.
+    """
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def encode_block(
+    tokenizer: Tokenizer, texts: Sequence[str], fraction: float
+) -> tuple[bytes, bytes, int, int]:
+    """
+    Tokenizes the texts. Returns the ids of the training pieces and of the held-out ones as bytes, and their
+    numbers of characters. The library uses all cores.
+    """
+    typecode = id_type(tokenizer)[0]
+    parts: tuple[list[str], list[str]] = ([], [])
+    for piece in chain.from_iterable(map(split_lines, texts)):
+        parts[is_held_out(piece, fraction)].append(piece)
+    train, valid = (
+        array(typecode, chain.from_iterable(encode_texts(tokenizer, part))).tobytes() for part in parts
+    )
+    train_characters, valid_characters = (sum(map(len, part)) for part in parts)
+    return train, valid, train_characters, valid_characters
+
+
+def id_type(tokenizer: Tokenizer) -> tuple[str, torch.dtype]:
+    """The type of an id, as `array` names it and as PyTorch does."""
+    return ("H", torch.uint16) if tokenizer.get_vocab_size() <= 2**16 else ("i", torch.int32)
+
+
+class Progress(NamedTuple):
+    """What `blocks.jsonl` says about a folder."""
+
+    settings: dict[str, Any]
+    blocks: list[Block]
+    is_finished: bool
+    size: int
+    """Bytes up to the end of the last whole line. A killed process may have written half a line after it."""
+
+
+# The last line of a finished folder.
+FINISHED = "finished"
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """
+    Reads what has been tokenized so far. Returns `None` if nothing has.
+
+    Raises `ValueError` if `folder` has other files, or if `blocks.jsonl` is damaged.
+    """
+    path = folder / BLOCKS
+    if not path.is_file():
+        if folder.is_dir() and any(file.name not in (".lock", "tokenizer.json") for file in folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and has no tokenized text; choose another folder")
+        return None
+    data = path.read_bytes()
+    size = data.rfind(b"\n") + 1
+    try:
+        settings, *lines = map(json.loads, data[:size].splitlines())
+        is_finished = lines[-1:] == [FINISHED]
+        blocks = [
+            Block(**{**line, "next": tuple(line["next"])}) for line in lines[: len(lines) - is_finished]
+        ]
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path} is damaged; delete the folder and tokenize the text again") from None
+    return Progress(settings, blocks, is_finished, size)
+
+
+def write_token_files(
+    folder: Path,
+    tokenizer: Tokenizer,
+    read_chunks: ReadChunks,
+    settings: dict[str, Any],
+    on_block: Callable[[Block], None] = lambda block: None,
+) -> None:
+    """
+    ## Writing the ids
+
+    Tokenizes a text and writes the ids to `folder`, or continues where it was stopped. `settings` identify
+    the text, and `settings["held_out"]` is the fraction to hold out. `on_block` is called after each block.
+
+    Raises `ValueError` if `folder` has other files or the tokens of another text, or if the text can't be
+    read, and `OSError` if the disk is full or another process writes to `folder`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        json_text = tokenizer.to_str(pretty=True)
+        settings = {**settings, "tokenizer_sha256": hashlib.sha256(json_text.encode()).hexdigest()}
+        progress = read_progress(folder)
+        if progress is None:
+            write_whole(folder / "tokenizer.json", json_text)
+            write_whole(folder / BLOCKS, json.dumps(settings))
+            progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
+        if progress.settings != settings:
+            raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
+        if progress.is_finished:
+            return
+        itemsize = id_type(tokenizer)[1].itemsize
+        with contextlib.ExitStack() as stack:
+            train, valid, lines = (
+                stack.enter_context(open_to_append(folder / name)) for name in (TRAIN, VALID, BLOCKS)
+            )
+            # A killed process may have written ids without their line, or half a line.
+            train.truncate(itemsize * sum(block.train_tokens for block in progress.blocks))
+            valid.truncate(itemsize * sum(block.valid_tokens for block in progress.blocks))
+            lines.truncate(progress.size)
+            start = progress.blocks[-1].next if progress.blocks else (0, 0)
+            for texts, position in group_chunks(read_chunks(start)):
+                ids, valid_ids, characters, valid_characters = encode_block(
+                    tokenizer, texts, settings["held_out"]
+                )
+                append(train, ids)
+                append(valid, valid_ids)
+                digest = hashlib.sha256(ids + valid_ids).hexdigest()
+                tokens = len(ids) // itemsize, len(valid_ids) // itemsize
+                block = Block(*tokens, characters, valid_characters, digest, position)
+                append(lines, json.dumps(block._asdict()).encode() + b"\n")
+                on_block(block)
+            append(lines, json.dumps(FINISHED).encode() + b"\n")
+
+
+def append(file: BinaryIO, data: bytes) -> None:
+    """Appends to a file and waits until the data is on the disk."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int, int]]]:
+    """Groups chunks into blocks. Yields the texts of each block, and where the next one begins."""
+    texts: list[str] = []
+    size = 0
+    position = None
+    for text, position in chunks:
+        texts.append(text)
+        size += len(text)
+        # In characters, which is close enough.
+        if size >= BLOCK_SIZE:
+            yield texts, position
+            texts, size, position = [], 0, None
+    if position is not None:
+        yield texts, position
+
+
+@dataclass(frozen=True)
+class TokenizedCorpus:
+    """
+    ## Reading the ids
+
+    A folder of token files, as `Corpus` is a corpus of text. The ids are memory-mapped, so making this object
+    takes no memory, however long the text is.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    train_ids: Tensor
+    """One-dimensional, uint16 or int32."""
+    valid_ids: Tensor
+    """One-dimensional, int64."""
+    train_characters: int
+    valid_characters: int
+    valid: list[str]
+    """The beginning of the held-out text, 16 tokens in each string. Line ends and some spaces are lost."""
+    sha256: str
+    """A hash of the ids and of the tokenizer."""
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raises `ValueError` if `tokenizer` would give other ids."""
+        a, b = (json.loads(t.to_str()) for t in (tokenizer, self.tokenizer))
+        if any(a[part] != b[part] for part in ("normalizer", "pre_tokenizer", "model")):
+            raise ValueError(
+                f"{self.name} was tokenized with another tokenizer than the model's; run labml_bert.prepare "
+                "again with --tokenizer and the folder of the model"
+            )
+
+
+def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
+    """Opens a folder of token files, or loads a corpus. Raises `ValueError` as the two functions do."""
+    path = Path(name)
+    return read_token_files(path) if name.strip() and (path / BLOCKS).is_file() else load_corpus(name)
+
+
+def read_token_files(folder: Path) -> TokenizedCorpus:
+    """
+    Opens a folder that `write_token_files` has finished.
+
+    Raises `ValueError` if it isn't finished, if a file is damaged, or if the text is too short.
+    """
+    progress = read_progress(folder)
+    if progress is None or not progress.is_finished:
+        raise ValueError(
+            f"{folder} is only partly tokenized; run the same command of labml_bert.prepare again"
+        )
+    blocks = progress.blocks
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    dtype = id_type(tokenizer)[1]
+    tokens = sum(b.train_tokens for b in blocks), sum(b.valid_tokens for b in blocks)
+    if min(tokens) == 0:
+        raise ValueError(f"{folder} has no held-out text; the text is short, so use it without preparing it")
+    digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
+    with open(folder / TRAIN, "rb") as train, open(folder / VALID, "rb") as valid:
+        for block in blocks:
+            data = train.read(block.train_tokens * dtype.itemsize) + valid.read(
+                block.valid_tokens * dtype.itemsize
+            )
+            if hashlib.sha256(data).hexdigest() != block.sha256:
+                raise ValueError(
+                    f"the token files in {folder} are damaged; delete the folder and prepare it again"
+                )
+            digest.update(block.sha256.encode())
+    train_ids, valid_ids = (
+        torch.from_file(str(folder / name), size=size, dtype=dtype)
+        for name, size in zip((TRAIN, VALID), tokens, strict=True)
+    )
+    valid_ids = valid_ids.long()
+    return TokenizedCorpus(
+        decode_file_name(folder.resolve().name),
+        tokenizer,
+        train_ids,
+        valid_ids,
+        sum(block.train_characters for block in blocks),
+        sum(block.valid_characters for block in blocks),
+        [tokenizer.decode(ids.tolist()) for ids in valid_ids[:8192].split(16)],
+        digest.hexdigest(),
+    )

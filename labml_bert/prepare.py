@@ -1,0 +1,138 @@
+r"""
+# Tokenize a large text once
+
+Is your text larger than memory, or does reading it take minutes each time? Then tokenize it once, and train
+from the token ids:
+
+    python -m labml_bert.prepare my_texts more.txt.gz --output tokens
+    python experiments/own_language.py --corpus tokens
+
+The first command trains a subword vocabulary on a sample of the text, and then writes the ids of all of the
+text to the folder `tokens`. If you stop it, run the same command again, and it continues. To continue the
+pretraining of a model, use the model's tokenizer:
+
+    python -m labml_bert.prepare my_texts --tokenizer MODEL --output tokens
+    python experiments/continue_pretraining.py --from MODEL --corpus tokens
+
+[`token_files.py`](data/token_files.md) describes the folder.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from labml_bert.data.token_files import (
+    HELD_OUT_SIZE,
+    Block,
+    find_files,
+    read_files,
+    read_progress,
+    sample_text,
+    write_token_files,
+)
+from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
+from labml_bert.files import check_utf8
+from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header
+from labml_bert.stdout import console, display_path
+
+VOCAB_SIZE = 30_000
+# At most this fraction of the text is held out.
+MOST_HELD_OUT = 0.1
+
+
+def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenizer:
+    """
+    The tokenizer of the output folder if an earlier run has begun to write it, the one in `--tokenizer`, or
+    else one that is trained on a sample of the files.
+
+    Raises `ValueError` if there is no such tokenizer, or if the sample has no text.
+    """
+    if options.tokenizer is not None:
+        folder: Path = options.tokenizer
+        return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
+    if read_progress(options.output) is not None:
+        return load_tokenizer(options.output / "tokenizer.json")
+    with console.status("training the vocabulary"):
+        return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)
+
+
+def report_progress(files: list[Path]) -> Callable[[Block], None]:
+    """Returns a function that prints how much of the files has been read, every ten seconds."""
+    sizes = [file.stat().st_size for file in files]
+    start = last = time.monotonic()
+    characters = 0
+
+    def report(block: Block) -> None:
+        nonlocal last, characters
+        characters += block.train_characters + block.valid_characters
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            number, offset = block.next
+            # In a compressed file, the offset is that in the text, so it can be larger than the file.
+            part = sum(sizes[:number]) + min(offset, sizes[number] if number < len(sizes) else 0)
+            read, speed = characters / 1e6, characters / 1e6 / (last - start)
+            console.print(
+                f"  {part / sum(sizes):4.0%}  {read:,.0f} million characters, {speed:.1f} per second"
+            )
+
+    return report
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line and tokenizes the text."""
+    parser = OneLineParser(
+        prog="python -m labml_bert.prepare", description="Tokenize a large text once, for many trainings."
+    )
+    parser.add_argument(
+        "text", nargs="+", type=Path, help="a UTF-8 file (.gz, .bz2 and .xz too), or a folder"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder for the token ids")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", type=Path, help="use this model's tokenizer (default: train one)"
+    )
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help=f"(default: {VOCAB_SIZE:,})")
+    parser.add_argument("--lowercase", action="store_true", help="lower-case the text and strip accents")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        check_utf8(options.output)
+        files = find_files(options.text)
+        total = sum(file.stat().st_size for file in files)
+        tokenizer = choose_tokenizer(options, files)
+        settings = {
+            "files": [[str(file), file.stat().st_size] for file in files],
+            "held_out": min(MOST_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
+            # Only for a vocabulary of our own. A model's tokenizer has its own hash among the settings.
+            "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
+        }
+        details = {
+            "text": f"{len(files):,} files, {total / 1e6:,.1f} MB",
+            "vocabulary": f"{tokenizer.get_vocab_size():,} tokens",
+            "held out": f"about {settings['held_out']:.2%} of the text",
+            "output": display_path(options.output),
+        }
+        header("prepare: tokenize a large text once", details)
+        try:
+            with console.status("tokenizing"):
+                write_token_files(
+                    options.output, tokenizer, partial(read_files, files), settings, report_progress(files)
+                )
+        except KeyboardInterrupt:
+            console.print("\nstopped; run the same command to continue")
+            raise
+        progress = read_progress(options.output)
+        assert progress is not None
+    train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
+    console.print(f"  {train:,} training tokens, {valid:,} held out\n\n  Train on them:\n")
+    example = command("experiments/own_language.py", "--corpus", display_path(options.output))
+    console.print(f"  {example}\n")
+
+
+if __name__ == "__main__":
+    main()

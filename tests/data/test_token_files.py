@@ -1,0 +1,476 @@
+"""Text larger than memory: reading it in blocks, writing its ids, stopping at any point, and damage."""
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import load_dataset
+from tokenizers import Tokenizer
+
+from labml_bert import prepare
+from labml_bert.data import token_files
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.token_files import (
+    Block,
+    Chunk,
+    TokenizedCorpus,
+    encode_block,
+    find_files,
+    group_chunks,
+    id_type,
+    load_text_or_tokens,
+    read_files,
+    read_progress,
+    read_rows,
+    read_token_files,
+    sample_text,
+    write_token_files,
+)
+from labml_bert.data.tokenizers import encode_texts, save_tokenizer, split_lines, wordpiece_tokenizer
+from tests.support.runs import SIZES, main_in_process, small_text
+from tests.support.tiny_run import assert_fails
+
+SETTINGS = {"files": "a test", "held_out": 0.1}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return wordpiece_tokenizer([small_text(500)], 200)
+
+
+@pytest.fixture()
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 20 kB, so that a small text has several."""
+    monkeypatch.setattr(token_files, "BLOCK_SIZE", 20_000)
+
+
+def write_text(folder: Path, parts: int = 3, sentences: int = 2000) -> list[Path]:
+    """Writes files of about 80 kB each."""
+    folder.mkdir()
+    for part in range(parts):
+        (folder / f"{part}.txt").write_text(small_text(sentences, seed=part), encoding="utf-8")
+    return find_files([folder])
+
+
+def read_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def corpus_of(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> TokenizedCorpus:
+    write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS)
+    return read_token_files(folder)
+
+
+# Reading
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one line\n" * 9000,
+        "x" * 70_000,
+        "কদম" * 20_000,
+        "🙂" * 20_001 + "\nend",
+        "short\n" + "é" * 50_000 + "\n" + "last",
+        "\ufeffa byte order mark",
+        "",
+    ],
+)
+def test_chunks_join_to_the_text_from_every_position(tmp_path: Path, text: str) -> None:
+    """Long lines are cut between characters, and reading can resume after each chunk."""
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    chunks = [*read_files([path, path])]
+    assert "".join(chunk.text for chunk in chunks) == 2 * (text.removeprefix("\ufeff") + "\n\n")
+    assert len(chunks) > 6 or len(text) < 1000
+    for i, chunk in enumerate(chunks):
+        assert [*read_files([path, path], chunk.next)] == chunks[i + 1 :]
+
+
+def test_line_ends_become_newlines(tmp_path: Path) -> None:
+    (tmp_path / "dos.txt").write_bytes(b"one\r\ntwo\rthree\n")
+    assert [chunk.text for chunk in read_files([tmp_path / "dos.txt"])] == ["one\ntwo\nthree\n\n\n"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip), (".bz2", bz2), (".xz", lzma)])
+def test_a_compressed_file_gives_the_same_chunks(tmp_path: Path, suffix: str, compress: object) -> None:
+    text = small_text(2000).encode()
+    (tmp_path / "text.txt").write_bytes(text)
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(compress.compress(text))  # type: ignore[attr-defined]
+    plain, packed = ([*read_files([p])] for p in (tmp_path / "text.txt", path))
+    assert packed == plain and len(plain) > 3
+    assert [*read_files([path], plain[1].next)] == plain[2:]
+    assert "".join(sample_text([path])).startswith("the ")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="cannot read "):
+        [*read_files([path])]
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"abc\n" * 10 + "für".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 \(byte 41\)"):
+        [*read_files([tmp_path / "latin.txt"])]
+
+
+def test_files_in_a_fixed_order_and_none_missing(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/1.txt", "a.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = ["a.txt", "b/1.txt", "b/2.txt"]
+    assert find_files([tmp_path]) == [tmp_path / name for name in names]
+    assert find_files([tmp_path / "b/2.txt", tmp_path / "a.txt"]) == [
+        tmp_path / "b/2.txt",
+        tmp_path / "a.txt",
+    ]
+    (tmp_path / "empty").mkdir()
+    for bad in ("empty", "missing.txt"):
+        with pytest.raises(ValueError, match=f"{bad} is not a file or a folder of files"):
+            find_files([tmp_path / bad])
+
+
+def test_rows_of_a_streamed_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {i}", "id": i}) + "\n" for i in range(10)))
+    dataset = load_dataset(
+        "json", data_files=str(path), split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+    )
+    rows = [*read_rows(dataset)]
+    assert [chunk.text for chunk in rows] == [f"row {i}\n\n" for i in range(10)]
+    assert [*read_rows(dataset, rows[6].next)] == rows[7:]
+
+
+def test_the_sample_is_spread_over_all_files(tmp_path: Path) -> None:
+    files = []
+    for part in range(4):
+        files.append(tmp_path / f"{part}.txt")
+        files[-1].write_text(f"file {part}\n" * 100_000)  # 700 kB
+    pieces = sample_text(files, most=1_000_000)
+    assert [sum(f"file {part}" in piece for piece in pieces) for part in range(4)] == [3, 2, 3, 2]
+    assert all(piece.startswith("file") for piece in pieces)
+    assert 900_000 < sum(map(len, pieces)) <= 1_000_000
+    # A small text is its own sample.
+    assert sum(map(len, sample_text(files[:1]))) > 600_000
+
+
+# Writing
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = write_text(tmp_path / "text")
+    corpus = corpus_of(tmp_path / "tokens", tokenizer, files)
+    pieces = [
+        piece for texts, _ in group_chunks(read_files(files)) for text in texts for piece in split_lines(text)
+    ]
+    train, valid = (
+        [p for p in pieces if token_files.is_held_out(p, 0.1) is held_out] for held_out in (False, True)
+    )
+    assert valid and len(train) > len(valid)
+    for ids, texts in ((corpus.train_ids, train), (corpus.valid_ids, valid)):
+        assert ids.tolist() == [i for encoded in encode_texts(tokenizer, texts) for i in encoded]
+    assert corpus.train_ids.dtype == torch.uint16
+    assert corpus.train_characters == sum(map(len, train))
+    assert corpus.valid_characters == sum(map(len, valid))
+    assert corpus.valid[0] == tokenizer.decode(corpus.valid_ids[:16].tolist())
+    assert corpus.name == "tokens"
+
+
+def test_a_large_vocabulary_gets_wider_ids(tmp_path: Path) -> None:
+    words = [f"w{i}" for i in range(70_000)]
+    tokenizer = Tokenizer.from_str(wordpiece_tokenizer(["a b"], 20).to_str())
+    tokenizer.add_tokens(words)
+    save_tokenizer(tokenizer, tmp_path / "model")
+    text = " ".join(words) + "\n"
+    files = [tmp_path / f"{i}.txt" for i in range(30)]
+    for i, file in enumerate(files):
+        file.write_text(f"{i}\n{text}")
+    corpus = corpus_of(tmp_path / "tokens", tokenizer, files)
+    assert id_type(tokenizer) == ("i", torch.int32)
+    assert corpus.train_ids.dtype == torch.int32 and corpus.train_ids.max() == tokenizer.get_vocab_size() - 1
+
+
+class StopError(Exception):
+    """Raised where a process would have been killed."""
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("leftover", ["nothing", "ids", "half a line"])
+def test_a_stopped_process_continues_to_the_same_bytes(
+    tmp_path: Path, tokenizer: Tokenizer, leftover: str
+) -> None:
+    """Stopped after each block in turn, with what a kill can leave behind."""
+    files = write_text(tmp_path / "text", parts=2)
+    corpus_of(tmp_path / "whole", tokenizer, files)
+    expected = read_bytes(tmp_path / "whole")
+    folder = tmp_path / "stopped"
+
+    def stop(block: Block) -> None:
+        raise StopError
+
+    stops = 0
+    while True:
+        try:
+            write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS, stop)
+            break
+        except StopError:
+            stops += 1
+        if leftover != "nothing":
+            with open(folder / "train.bin", "ab") as file:
+                file.write(b"xyz")
+        if leftover == "half a line":
+            with open(folder / "blocks.jsonl", "ab") as file:
+                file.write(b'{"train_tokens": 12')
+        with pytest.raises(ValueError, match="only partly tokenized"):
+            read_token_files(folder)
+    assert stops == len(expected["blocks.jsonl"].splitlines()) - 2 >= 4
+    assert read_bytes(folder) == expected
+    # Once more changes nothing.
+    write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS, stop)
+    assert read_bytes(folder) == expected
+
+
+@pytest.mark.processes
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """A real process, killed by the operating system, three times in a row."""
+    (tmp_path / "text.txt").write_text(small_text(600_000))  # 24 MB, six blocks
+    command = [sys.executable, "-m", "labml_bert.prepare", "text.txt", "--vocab-size=200", "--output"]
+    subprocess.run([*command, "whole"], cwd=tmp_path, check=True, capture_output=True)
+    for kills in range(3):
+        process = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        blocks = tmp_path / "killed" / "blocks.jsonl"
+        while process.poll() is None and not (
+            blocks.exists() and blocks.read_bytes().count(b"\n") > kills + 1
+        ):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was killed before it was done"
+    subprocess.run([*command, "killed"], cwd=tmp_path, check=True, capture_output=True)
+    assert read_bytes(tmp_path / "killed") == read_bytes(tmp_path / "whole")
+
+
+# Folders that can't be used
+
+
+def another_text(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    write_token_files(folder, tokenizer, partial(read_files, files), {**SETTINGS, "files": "others"})
+
+
+def another_tokenizer(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    other = wordpiece_tokenizer(["other words"], 30)
+    write_token_files(folder, other, partial(read_files, files), SETTINGS)
+
+
+def flip_bit(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    data = bytearray((folder / "train.bin").read_bytes())
+    data[1000] ^= 1
+    (folder / "train.bin").write_bytes(data)
+    read_token_files(folder)
+
+
+def cut_off(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    (folder / "valid.bin").write_bytes((folder / "valid.bin").read_bytes()[:-2])
+    read_token_files(folder)
+
+
+def garble_line(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    lines = (folder / "blocks.jsonl").read_text().splitlines()
+    lines[1] = lines[1].replace("train_tokens", "train_token")
+    (folder / "blocks.jsonl").write_text("\n".join(lines) + "\n")
+    read_token_files(folder)
+
+
+def other_files(folder: Path, tokenizer: Tokenizer, files: list[Path]) -> None:
+    write_token_files(files[0].parent, tokenizer, partial(read_files, files), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (another_text, "has the tokens of another text or tokenizer"),
+        (another_tokenizer, "has the tokens of another text or tokenizer"),
+        (flip_bit, "are damaged"),
+        (cut_off, "are damaged"),
+        (garble_line, "blocks.jsonl is damaged"),
+        (other_files, "is not empty and has no tokenized text"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, action: Callable[[Path, Tokenizer, list[Path]], None], message: str
+) -> None:
+    files = write_text(tmp_path / "text")
+    corpus_of(tmp_path / "tokens", tokenizer, files)
+    with pytest.raises(ValueError, match=message):
+        action(tmp_path / "tokens", tokenizer, files)
+
+
+def test_a_text_without_held_out_pieces_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "text.txt").write_text("the cat sees the dog.")
+    with pytest.raises(ValueError, match="no held-out text; the text is short"):
+        corpus_of(tmp_path / "tokens", tokenizer, [tmp_path / "text.txt"])
+
+
+def test_lines_of_a_data_set_are_grouped_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_files, "BLOCK_SIZE", 10)
+
+    def rows() -> Iterator[Chunk]:
+        yield from (Chunk("abcd", (0, i + 1)) for i in range(7))
+
+    assert [*group_chunks(rows())] == [(["abcd"] * 3, (0, 3)), (["abcd"] * 3, (0, 6)), (["abcd"], (0, 7))]
+    assert [*group_chunks([])] == []
+
+
+# Training
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_windows_come_from_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpus = corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    text = MaskedText(
+        corpus, tokenizer, 16, 256, 16, 0.15, generator=torch.Generator().manual_seed(0), with_cls_sep=False
+    )
+    ids = corpus.train_ids.tolist()
+    windows = {tuple(ids[i : i + 16]) for i in range(len(ids) - 15)}
+    for _ in range(3):
+        batch = text.batch(16)
+        assert batch["input_ids"].dtype == torch.int64
+        original = batch["input_ids"].where(batch["labels"] == -100, batch["labels"])
+        assert {*map(tuple, original.tolist())} <= windows
+    other = wordpiece_tokenizer([small_text(500)], 60)
+    with pytest.raises(ValueError, match="tokenized with another tokenizer"):
+        MaskedText(corpus, other, 16, 256, 16, 0.15, generator=torch.Generator())
+
+
+def test_load_text_or_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = write_text(tmp_path / "text")
+    corpus_of(tmp_path / "tokens", tokenizer, files)
+    assert isinstance(load_text_or_tokens(str(tmp_path / "tokens")), TokenizedCorpus)
+    assert load_text_or_tokens(str(files[0])) == load_corpus(str(files[0]))
+    with pytest.raises(ValueError, match="has tokenized text"):
+        load_corpus(str(tmp_path / "tokens"))
+
+
+def test_prepare_and_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From files to a model, by the two commands of the chapter, and on with the model's own tokenizer."""
+    write_text(tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    out = capsys.readouterr().out
+    assert "3 files" in out and "own_language.py --corpus tokens" in out
+    sizes = [*SIZES, "--hidden-size=16", "--max-position-embeddings=16"]
+    main_in_process(
+        monkeypatch,
+        tmp_path,
+        "--corpus=tokens",
+        *sizes,
+        "--schedule=16",
+        "--steps=2",
+        experiment="own_language",
+    )
+    assert "on tokens" in capsys.readouterr().out
+    (folder,) = tmp_path.glob("logs/own_language/*")
+    prepare.main(["text", "--tokenizer", str(folder), "--output", "again"])
+    main_in_process(
+        monkeypatch,
+        tmp_path,
+        *(
+            f"--from={folder}",
+            "--corpus=again",
+            "--old-corpus=text",
+            "--schedule=16",
+            "--steps=2",
+            "--batch-tokens=512",
+        ),
+        experiment="continue_pretraining",
+    )
+    assert "continued pretraining on again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.txt"], "missing.txt is not a file or a folder of files"),
+        (["empty"], "empty is not a file or a folder of files"),
+        (["text", "--tokenizer", "text"], "no tokenizer at"),
+        (["text", "--vocab-size", "3"], "is too small for the alphabet"),
+        (["nothing.txt"], "there is no text to train a tokenizer on"),
+        (["latin.txt", "--vocab-size", "200"], "latin.txt is not UTF-8"),
+        (["text", "--output", "text"], "is not empty and has no tokenized text"),
+        (["text", "--output", "latin.txt"], "latin.txt"),
+        (["cut.gz"], "cannot read cut.gz"),
+        (
+            ["text", "--output", "tokens", "--vocab-size", "150"],
+            "has the tokens of another text or tokenizer",
+        ),
+    ],
+)
+def test_bad_input_of_prepare(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.txt").write_text("\n")
+    (tmp_path / "latin.txt").write_bytes(b"the cat\n" * 1000 + "für".encode("latin-1"))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000))[:500])
+    prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    capsys.readouterr()
+    output = [] if "--output" in arguments else ["--output", "out"]
+    assert_fails(prepare.main, [*arguments, *output], message, capsys)
+
+
+def test_a_vocabulary_size_for_tokenized_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokenizer: Tokenizer
+) -> None:
+    corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    with pytest.raises(SystemExit) as exit_info:
+        main_in_process(
+            monkeypatch,
+            tmp_path,
+            "--corpus=tokens",
+            "--vocab-size=500",
+            "--steps=1",
+            experiment="own_language",
+        )
+    assert exit_info.value.code == 2
+    assert "--vocab-size" in capsys.readouterr().err
+
+
+def test_only_the_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
+    """A text that is read from a generator isn't held in memory: nothing is read ahead of its block."""
+    chunks = iter(Chunk("a" * 1_000_000, (0, i + 1)) for i in range(1000))
+    first = next(islice(group_chunks(chunks), 1))
+    assert len(first[0]) == 4
+    assert next(chunks).next == (0, 5)
+
+
+def test_encode_block_splits_by_hash(tokenizer: Tokenizer) -> None:
+    train, valid, train_characters, valid_characters = encode_block(tokenizer, ["the cat\n"], 0.0)
+    assert (valid, valid_characters) == (b"", 0) and train_characters == 8 and len(train) == 4
+    assert encode_block(tokenizer, ["the cat\n"], 1.0)[1] == train
+
+
+def test_progress_of_an_unused_folder(tmp_path: Path) -> None:
+    assert read_progress(tmp_path / "missing") is None
+    assert read_progress(tmp_path) is None
