@@ -2,14 +2,15 @@ r"""
 # LoRA: fine-tuning a few parameters
 
 Can you fine-tune a model without changing its weights? LoRA freezes a weight matrix $W$ and adds a product of
-two thin matrices to it. Only those are trained:
+two thin matrices to it. Only the thin matrices are trained:
 
 $$W' = W + \frac{\alpha}{r} B A, \qquad B \in \mathbb{R}^{D \times r}, \quad A \in \mathbb{R}^{r \times D}$$
 
-With a rank $r$ of 8, you train 0.27% of the parameters of BERT base. So the optimizer needs memory for few
-parameters, and each task is a small file. A training step still has almost all of its cost: it skips only the
-gradients of the frozen matrices. [We measured](../experiments/parameters/finetune_parameters.md) what you
-save and what you lose.
+With a rank $r$ of 8, you train 0.27% of the parameters of BERT base. So the optimizer needs memory for only a
+few parameters, and the trained weights of one task take about a megabyte. A training step doesn't get much
+cheaper: it still runs the whole forward pass and most of the backward pass, and skips only the gradients of
+the frozen weights. [This experiment](../experiments/parameters/finetune_parameters.md) compares LoRA with
+full fine-tuning.
 
 Letters for sizes: `D` hidden size, `r` rank.
 
@@ -27,9 +28,9 @@ from labml_bert.bert import BertLayer, BertModel
 
 class LoRA(nn.Module):
     """
-    ## The sum, as a parametrization
+    ## LoRA as a PyTorch parametrization
 
-    PyTorch calls `forward` each time that the layer uses its weight. $B$ starts at zero, so the model is
+    PyTorch calls `forward` each time the layer uses its weight. $B$ starts at zero, so the model is
     unchanged at first.
     """
 
@@ -40,12 +41,12 @@ class LoRA(nn.Module):
         self.scaling = alpha / r
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Returns the sum for the frozen `weight`, `(D, D)`."""
+        """Returns $W'$ for the frozen weight $W$, `(D, D)`."""
         return weight + self.scaling * self.lora_B @ self.lora_A  # (D, D)
 
 
 def adapted_layers(encoder: BertModel) -> list[nn.Linear]:
-    """The layers that get a product: those for queries and values in each block, as in the paper."""
+    """The linear layers to adapt: the query and value projections of each block, as in the paper."""
     attentions = [cast(BertLayer, layer).attention["self"] for layer in encoder.encoder.layer]
     return [
         cast(nn.Linear, getattr(attention, name)) for attention in attentions for name in ("query", "value")
@@ -54,9 +55,10 @@ def adapted_layers(encoder: BertModel) -> list[nn.Linear]:
 
 def add_lora(encoder: BertModel, r: int = 8, alpha: float = 16) -> None:
     """
-    ## Adding it to an encoder, and merging it
+    ## Adding LoRA to an encoder, and merging it back
 
-    Freezes all parameters of `encoder`, and adds LoRA to it. The head on top of the encoder isn't frozen.
+    Freezes all parameters of `encoder`, and adds LoRA to it. The head on top of the encoder isn't frozen,
+    because its weights are new.
 
     Raises `ValueError` if `r` is below 1.
     """
@@ -69,8 +71,8 @@ def add_lora(encoder: BertModel, r: int = 8, alpha: float = 16) -> None:
 
 def merge_lora(encoder: BertModel) -> None:
     """
-    Puts each sum in place of its weight. Afterwards, the encoder has the parameters of an ordinary one, so it
-    is as fast, and you can save it. All of its parameters can be trained again.
+    Replaces each adapted weight $W$ with $W'$, and unfreezes all parameters. The encoder then has its usual
+    parameters again, so it runs as fast as before LoRA, and you can save it like any other.
     """
     for linear in adapted_layers(encoder):
         parametrize.remove_parametrizations(linear, "weight")

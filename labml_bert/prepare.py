@@ -2,14 +2,14 @@ r"""
 # Tokenize a large text once
 
 Is your text larger than memory, or does reading it take minutes each time? Then tokenize it once, and train
-from the token ids:
+on the token ids:
 
     python -m labml_bert.prepare my_texts more.txt.gz --output tokens
     python experiments/own_language.py --corpus tokens
 
-The first command trains a subword vocabulary on a sample of the text, and then writes the ids of all of the
-text to the folder `tokens`. If you stop it, run the same command again, and it continues. To continue the
-pretraining of a model, use the model's tokenizer:
+The first command trains a subword vocabulary on a sample of the text, and then writes the token ids of the
+whole text to the folder `tokens`. If you stop it, run the same command again, and it picks up where it left
+off. To continue pretraining a model, use the model's tokenizer:
 
     python -m labml_bert.prepare my_texts --tokenizer MODEL --output tokens
     python experiments/continue_pretraining.py --from MODEL --corpus tokens
@@ -44,15 +44,16 @@ from labml_bert.stdout import console, display_path
 
 VOCAB_SIZE = 30_000
 # At most this fraction of the text is held out.
-MOST_HELD_OUT = 0.1
+MAX_HELD_OUT = 0.1
 
 
 def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenizer:
     """
-    The tokenizer of the output folder if an earlier run has begun to write it, the one in `--tokenizer`, or
-    else one that is trained on a sample of the files.
+    Returns the tokenizer in `--tokenizer` if you name one. Otherwise, returns the one that an earlier run has
+    saved in the output folder, or trains one on a sample of the files.
 
-    Raises `ValueError` if there is no such tokenizer, or if the sample has no text.
+    Raises `ValueError` if `--tokenizer` or the output folder has no valid tokenizer, or if the sample has no
+    text.
     """
     if options.tokenizer is not None:
         folder: Path = options.tokenizer
@@ -64,7 +65,7 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
-    """Returns a function that prints how much of the files has been read, every ten seconds."""
+    """Returns a callback that prints, at most every ten seconds, how much of the files has been read."""
     sizes = [file.stat().st_size for file in files]
     start = last = time.monotonic()
     characters = 0
@@ -75,7 +76,7 @@ def report_progress(files: list[Path]) -> Callable[[Block], None]:
         if time.monotonic() - last >= 10:
             last = time.monotonic()
             number, offset = block.next
-            # In a compressed file, the offset is that in the text, so it can be larger than the file.
+            # For a compressed file, the offset counts decompressed bytes, so it can exceed the file's size.
             part = sum(sizes[:number]) + min(offset, sizes[number] if number < len(sizes) else 0)
             read, speed = characters / 1e6, characters / 1e6 / (last - start)
             console.print(
@@ -88,7 +89,7 @@ def report_progress(files: list[Path]) -> Callable[[Block], None]:
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line and tokenizes the text."""
     parser = OneLineParser(
-        prog="python -m labml_bert.prepare", description="Tokenize a large text once, for many trainings."
+        prog="python -m labml_bert.prepare", description="Tokenize a large text once, for many training runs."
     )
     parser.add_argument(
         "text", nargs="+", type=Path, help="a UTF-8 file (.gz, .bz2 and .xz too), or a folder"
@@ -107,8 +108,8 @@ def main(argv: list[str] | None = None) -> None:
         tokenizer = choose_tokenizer(options, files)
         settings = {
             "files": [[str(file), file.stat().st_size] for file in files],
-            "held_out": min(MOST_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
-            # Only for a vocabulary of our own. A model's tokenizer has its own hash among the settings.
+            "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
+            # These options matter only if this command trains the vocabulary.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
         details = {

@@ -1,9 +1,9 @@
 r"""
 # What a head does on the plateau
 
-Two questions about the plateau need a look inside the model. Does the plateau end when a head finds the
-neighbors? `neighbor_attention` and `order_gain` follow this through training. And is finding them what takes
-so long? `attend_to_neighbors` sets a head by hand, so that it doesn't have to be found.
+To answer two questions about the plateau, you have to look inside the model. Does the plateau end when a head
+finds the neighbors? `neighbor_attention` and `order_gain` follow this through training. And is finding them
+what takes so long? `attend_to_neighbors` sets a head by hand, so that it doesn't have to be found.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `H` heads, `D` hidden size, `d` width
 of a head.

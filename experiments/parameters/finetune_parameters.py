@@ -1,13 +1,13 @@
 r"""
 # Labels for tokens, and spans: where are the parameters?
 
-Is pretraining worth as much if the model has to label each token, or to find a span of the text? Again,
-Python brings its own labels: a function's signature says which words of its docstring are names of
-parameters. We turn that into two tasks:
+Pretraining helps a model classify whole texts. Does it help as much if the model has to label each token, or
+to find a span? As in [`finetune_docstrings.py`](../finetune_docstrings.md), the labels come with Python: a
+function's signature says which words of its docstring are names of parameters. We turn that into two tasks:
 
 - **tokens**: which words of this docstring name a parameter? `BertForTokenClassification` gives each word one
-  of two classes. The name alone doesn't tell: *name* is a parameter in every third docstring that contains
-  it, and *object* in every twelfth.
+  of two classes. The word alone isn't enough: *name* is a parameter in about 40% of these docstrings that
+  contain it, and *object* in only 12%.
 - **span**: all names of parameters are replaced by `_`. Which gap was `timeout`? The input is the name and
   the docstring, and `BertForQuestionAnswering` picks the start and the end of the answer.
 
@@ -16,10 +16,11 @@ We compare four methods, each with the same labeled docstrings:
 - **pretrained** fine-tunes the encoder of `bert_tiny.py`, all of it;
 - **LoRA** freezes the same encoder and trains [thin matrices](../../labml_bert/lora.md) that are added to it;
 - **from scratch** is the same network with random initial weights;
-- **neighboring words** is a logistic regression on each word and the two words on both sides.
+- **neighboring words** is a logistic regression on each word and the two words on either side of it.
 
-All test docstrings are from documents that the encoder hasn't seen in pretraining. Each method's
-hyperparameter is chosen on a fifth of the labeled docstrings.
+All test docstrings are from documents that the encoder hasn't seen in pretraining. For each method, task and
+number of labels, we choose one hyperparameter, once: on the last fifth of up to 1,000 labeled docstrings that
+are drawn with seed 0.
 
     python experiments/bert_tiny.py
     python experiments/parameters/finetune_parameters.py
@@ -65,8 +66,8 @@ from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, LORA, FROM_SCRATCH, WORDS = ARMS = ("pretrained", "LoRA", "from scratch", "neighboring words")
-# LoRA's matrices are small, so it needs a higher learning rate. For the logistic regression, this is `C`, the
-# inverse of its regularization.
+# The values to choose from. For the networks, they are learning rates, and LoRA needs higher ones. For the
+# logistic regression, they are values of `C`, the inverse of the regularization strength.
 CANDIDATES = {
     PRETRAINED: (3e-4, 1e-3, 3e-3),
     LORA: (3e-3, 1e-2, 3e-2),
@@ -91,7 +92,8 @@ class Options:
     labels: tuple[str, ...] = ("300", "all")
     """Numbers of labeled docstrings to train on."""
     seeds: int = 5
-    """Number of seeds. A seed decides which docstrings are labeled, their order, and the new weights."""
+    """Number of seeds. A seed decides which docstrings are labeled, their order, and the initial
+    values of the new weights."""
     steps: int = 200
     """Minimum number of training steps."""
     device: str = "auto"
@@ -121,8 +123,8 @@ def build_model(backbone: Backbone, task: str, arm: str) -> Model:
 @torch.no_grad()
 def score_questions(model: Model, items: Sequence[Item]) -> list[Tensor]:
     """
-    Returns a score for each question of each item: the log-odds of the class *parameter*, or the score of the
-    span that is just this gap. `model` is in eval mode.
+    Returns one score for each question of each item. For *tokens*, it's the log-odds that the word is a
+    parameter; for *span*, the start logit plus the end logit at the gap. `model` must be in eval mode.
     """
     scores: list[Tensor] = [torch.empty(0)] * len(items)
     order = sorted(range(len(items)), key=lambda i: len(items[i].row.input_ids))
@@ -193,8 +195,8 @@ def f1_or_accuracy(task: str, items: Sequence[Item], scores: Sequence[Tensor]) -
     ## The metrics
 
     For *tokens*, the F1 of the class *parameter*, $2\,tp / (2\,tp + fp + fn)$ over all words of all items: a
-    word belongs to the class if its score is above 0. For *span*, the fraction of items in which the gap with
-    the highest score is one of the parameter's.
+    word belongs to the class if its score is above 0. For *span*, the fraction of items in which the
+    highest-scoring gap really is that parameter.
     """
     labels = [torch.tensor([question.label for question in item.questions]) for item in items]
     if task == SPAN:
@@ -204,14 +206,14 @@ def f1_or_accuracy(task: str, items: Sequence[Item], scores: Sequence[Tensor]) -
 
 
 def chance(task: str, items: Sequence[Item]) -> float:
-    """The metric of always answering *parameter*, or of the mean over all gaps."""
+    """The score of a trivial answer: always *parameter* for *tokens*, a random gap for *span*."""
     if task == TOKENS:
         return f1_or_accuracy(task, items, [torch.ones(len(item.questions)) for item in items])
     return statistics.mean(statistics.mean(float(q.label) for q in item.questions) for item in items)
 
 
 def draw(functions: Sequence[Function], count: int, seed: int) -> list[Function]:
-    """Draws `count` functions. With the same seed, a smaller set is the start of a larger one."""
+    """Draws `count` functions. With the same seed, a smaller draw is a prefix of a larger one."""
     order = torch.randperm(len(functions), generator=torch.Generator().manual_seed(seed))
     return [functions[i] for i in order[:count].tolist()]
 
@@ -261,14 +263,14 @@ def parse_count(word: str, most: int) -> int:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns one function per task, which computes the fingerprint of that task. The function trains from
-    scratch, because the repository doesn't contain the pretrained model.
+    Returns one function per task that computes its fingerprint. Each trains from scratch, because the
+    repository doesn't contain the pretrained model.
     """
     return {task: partial(take_task_fingerprint, record, task) for task in TASKS}
 
 
 def take_task_fingerprint(record: dict[str, Any], task: str) -> Fingerprint:
-    """Trains for 32 steps on 100 docstrings in float32 on one thread, and evaluates on 50 others."""
+    """Trains for 32 steps on 100 docstrings in float32 on one thread, and evaluates on 50 items."""
     corpus, config = load_corpus("python-docs"), BertConfig(**record["configuration"]["model"])
     tokenizer = wordpiece_tokenizer(corpus.train, config.vocab_size)
     backbone = Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))

@@ -1,5 +1,5 @@
 """
-# Docstrings with a signature
+# Docstrings and signatures
 
 How do you get labels for tokens, or questions whose answer is a span, without a download? The signature of a
 function says which words of its docstring are names of parameters.
@@ -57,7 +57,7 @@ def read_signatures() -> dict[str, set[str]]:
 
 def read_functions() -> tuple[list[Function], list[Function]]:
     """
-    ## Docstrings with a signature
+    ## Docstrings that name a parameter
 
     Returns functions whose docstring names a parameter: those to train on, and those to test on, which
     pretraining on `python-docs` hasn't seen. Near copies are left out, as in

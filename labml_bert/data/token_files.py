@@ -7,13 +7,13 @@ needs. [`prepare.py`](../prepare.md) is the command that does this. It writes a 
 
 | file | contents |
 |---|---|
-| `train.bin`, `valid.bin` | the token ids, as uint16; as int32 if the vocabulary needs it |
+| `train.bin`, `valid.bin` | the token ids, as uint16, or as int32 if there are more than 65,536 tokens |
 | `tokenizer.json` | the tokenizer |
 | `blocks.jsonl` | a line with the settings, then one for each block of about four megabytes of text |
 
 The text is read only once, block by block. The line about a block is written after its ids have reached the
-disk, so if the program is killed, it continues with the next block. The line has the block's sha256, and
-whoever reads the ids checks them.
+disk. So if the program is killed, it continues with the next block. The line also holds the sha256 of the
+block's ids, which is checked whenever the folder is opened.
 """
 
 import bz2
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     """For files: the number of the file and the offset in it, in bytes."""
 
 
-# Reads the text from a position on. A resumed program calls it with the position after the last block.
+# A function that yields the text from a position on: the beginning or, to resume, the end of the last block.
 ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
 
 
@@ -63,7 +63,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """
     ## Reading files
 
-    Returns the files among `paths` and in the folders among them, in a fixed order.
+    Returns the files in `paths`. Each folder is replaced by all files below it, sorted by name.
 
     Raises `ValueError` if a path doesn't exist, or if a folder has no files.
     """
@@ -83,7 +83,7 @@ def open_file(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def explain_unreadable(path: Path) -> Iterator[None]:
-    """Raises `ValueError` if the block can't read the file."""
+    """Raises `ValueError` if the code in the `with` block can't read the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -118,12 +118,12 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
 
 
 def last_character(data: bytes) -> int:
-    """The index at which the last character of UTF-8 begins. It may be incomplete."""
+    """The index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
     return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
 def decode(data: bytes, path: Path, offset: int) -> str:
-    """Decodes UTF-8. Raises `ValueError` if `data`, which is at `offset` of a file, is something else."""
+    """Decodes `data`, which starts at byte `offset` of the file. Raises `ValueError` if it isn't UTF-8."""
     try:
         text = data.decode("utf-8" if offset else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -149,8 +149,8 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     """
     ## A sample for the vocabulary
 
-    Returns pieces of the text, at even distances and together of about `most` bytes. Of a compressed file, we
-    know only the compressed size, so they are from its first part.
+    Returns evenly spaced pieces of the text, about `most` bytes in total. For a compressed file, we know only
+    the compressed size, so the pieces come from its beginning.
 
     Raises `ValueError` if a file can't be read.
     """
@@ -159,7 +159,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     distance = max(size, -(-total * size // most))
     pieces, start = [], 0
     for path in files:
-        # The sample has a piece at each multiple of `distance`, counted over all files.
+        # The sample has a piece at each multiple of `distance`, as if all files were one.
         length = path.stat().st_size
         offsets = range(-start % distance, length, distance)
         start += length
@@ -191,8 +191,8 @@ def is_held_out(text: str, fraction: float) -> bool:
     ## What is held out
 
     Whether a piece of text is held out. A hash of the piece decides, so an exact copy of a held-out piece is
-    held out too. A small text should hold out whole documents, as `corpora.split_documents` does. The pieces
-    here have about 10,000 characters, and the rest of their document is in the training text.
+    held out too. For a small text, it's better to hold out whole documents, as `corpora.split_documents`
+    does. The pieces here have about 10,000 characters, and the rest of the document is in the training text.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -237,7 +237,7 @@ FINISHED = "finished"
 
 def read_progress(folder: Path) -> Progress | None:
     """
-    Reads what has been tokenized so far. Returns `None` if nothing has.
+    Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if nothing has.
 
     Raises `ValueError` if `folder` has other files, or if `blocks.jsonl` is damaged.
     """
@@ -327,7 +327,7 @@ def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int
     for text, position in chunks:
         texts.append(text)
         size += len(text)
-        # In characters, which is close enough.
+        # This counts characters. In scripts with several bytes per character, blocks are larger.
         if size >= BLOCK_SIZE:
             yield texts, position
             texts, size, position = [], 0, None
@@ -340,8 +340,8 @@ class TokenizedCorpus:
     """
     ## Reading the ids
 
-    A folder of token files, as `Corpus` is a corpus of text. The ids are memory-mapped, so making this object
-    takes no memory, however long the text is.
+    What `Corpus` is for text, this is for a folder of token files. The training ids are memory-mapped, so
+    they take almost no memory, however long the text is.
     """
 
     name: str
@@ -368,7 +368,11 @@ class TokenizedCorpus:
 
 
 def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
-    """Opens a folder of token files, or loads a corpus. Raises `ValueError` as the two functions do."""
+    """
+    Opens a folder of token files, or loads a corpus.
+
+    Raises `ValueError` if `read_token_files` or `load_corpus` does.
+    """
     path = Path(name)
     return read_token_files(path) if name.strip() and (path / BLOCKS).is_file() else load_corpus(name)
 
