@@ -24,10 +24,11 @@ from labml_bert.stdout import console, printable
 
 def print_report(
     logits: Tensor, labels: Sequence[str], train: Sequence[Example], test: Sequence[Example]
-) -> None:
+) -> dict[str, Score | None]:
     """
     Prints the scores of `logits`, `(N, K)`, which are predictions for `test`, beside those of the baselines,
     and the confusion matrix. `labels` are the names of the classes, and the baselines learn from `train`.
+    Returns the scores.
     """
     numbers = torch.tensor([example.label for example in test])  # (N)
     scores = {**measure_baselines(train, test, len(labels)), "fine-tuned model": score(logits, numbers)}
@@ -42,6 +43,7 @@ def print_report(
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
     for line in confusion_lines(confusion_matrix(logits, numbers), labels):
         console.print(f"  {line}")
+    return scores
 
 
 def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int) -> dict[str, Score | None]:

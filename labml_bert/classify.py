@@ -44,6 +44,7 @@ from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
 from labml_bert.labeled_file import read_labeled_texts
 from labml_bert.labeled_text import Example, split_by_label
+from labml_bert.model_card import write_classifier_card
 from labml_bert.model_folder import (
     check_parameter_count,
     check_sizes,
@@ -213,7 +214,10 @@ def train_command(options: argparse.Namespace) -> None:
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     save_tokenizer(tokenizer, output, model_max_length=max_length, model_input_names=inputs)
     model.save_pretrained(output)
-    print_report(predict(model, rows[2]), texts.labels, rest, test)
+    scores = print_report(predict(model, rows[2]), texts.labels, rest, test)
+    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", str(output)]
+    script += ["--from", str(folder), "--seed", str(options.seed), "--epochs", str(options.epochs)]
+    write_classifier_card(output, script, {**details, "file": options.file.name}, texts.labels, scores)
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text")
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 

@@ -9,9 +9,11 @@ multiply matrices can run it. There are two formats:
 
 The first is for a web page that implements the model itself: one file has the weights as float16, which takes
 half the bytes, and a JSON file describes it. The second is [ONNX](https://onnx.ai/), a graph of operations
-together with the weights. Many programs can run such graphs. ONNX keeps the weights in float32.
+together with the weights. Many programs can run such graphs. ONNX keeps the weights in float32. With
+`--encoder`, the graph leaves out the head and returns the vectors of the tokens, whose mean is [a vector for
+the text](embed.md).
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary, `D` hidden size.
 """
 
 if __name__ == "__main__":
@@ -33,6 +35,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from labml_bert.bert import BertModel
 from labml_bert.files import whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
@@ -44,7 +47,7 @@ from labml_bert.training.tracking import read_metrics
 
 # The version of the web format. A page accepts only the version that it knows.
 FORMAT = 2
-# How much a logit may differ: the graph and torch add the same numbers in a different order.
+# How much an output may differ: the graph and torch add the same numbers in a different order.
 TOLERANCE = 1e-4
 
 
@@ -162,6 +165,9 @@ class Graph(nn.Module):
     when `transformers` exports this model.
     """
 
+    output = "logits"
+    model: BertForMaskedLM | BertModel
+
     def __init__(self, model: BertForMaskedLM):
         super().__init__()
         self.model = model
@@ -170,6 +176,22 @@ class Graph(nn.Module):
         """All three are integers `(B, T)`. Returns the logits `(B, T, V)`."""
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self.model(input_ids, **inputs).logits  # (B, T, V)
+
+
+class EncoderGraph(Graph):
+    """The encoder without its head."""
+
+    output = "last_hidden_state"
+
+    def __init__(self, model: BertForMaskedLM):
+        super().__init__(model)
+        # The graph then has only the weights of the encoder.
+        self.model = model.bert
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        """All three are integers `(B, T)`. Returns the vectors of the tokens, `(B, T, D)`."""
+        inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self.model(input_ids, **inputs).last_hidden_state  # (B, T, D)
 
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -185,7 +207,7 @@ def check_onnx_is_here() -> None:
         )
 
 
-def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
+def example_inputs(model: BertForMaskedLM | BertModel, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
     """Returns random tokens in two segments. Every row but the first is padded at the end."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(model.config.vocab_size, (B, T), generator=generator)  # (B, T)
@@ -197,13 +219,18 @@ def example_inputs(model: BertForMaskedLM, B: int, T: int, seed: int = 0) -> tup
     return input_ids, attention_mask, token_type_ids
 
 
-def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
+def make_graph(model: BertForMaskedLM, encoder_only: bool) -> Graph:
+    """The graph of the encoder, or of the whole model."""
+    return EncoderGraph(model) if encoder_only else Graph(model)
+
+
+def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -> float | None:
     """
     Writes the graph to one file. The graph takes any number of rows, of any length up to the number of
     positions. If `onnxruntime` is installed, this function runs the graph and returns the largest difference
-    between its logits and those of torch; otherwise it returns `None`.
+    between its outputs and those of torch; otherwise it returns `None`.
 
-    Raises `ValueError` if a package is missing, or if a logit differs by more than `TOLERANCE`.
+    Raises `ValueError` if a package is missing, or if an output differs by more than `TOLERANCE`.
     """
     check_onnx_is_here()
     # If a size in the example is 1, the exporter assumes that it is always 1.
@@ -214,10 +241,10 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
     with whole_file(path) as part:
         with silence_exporter():
             program = torch.onnx.export(
-                Graph(model).eval(),
+                make_graph(model, encoder_only).eval(),
                 example_inputs(model, 2, min(8, longest - 1)),
                 input_names=NAMES,
-                output_names=["logits"],
+                output_names=[make_graph(model, encoder_only).output],
                 dynamic_shapes=dict.fromkeys(NAMES, sizes),
                 dynamo=True,
             )
@@ -230,11 +257,11 @@ def write_onnx(path: Path, model: BertForMaskedLM) -> float | None:
         if find_spec("onnxruntime") is None:
             return None
         shapes = [(B, T) for T in sorted({1, 2, longest // 2, longest}) for B in (1, 5)]
-        error = max(logit_differences(part, model, shapes))
+        error = max(output_differences(part, make_graph(model, encoder_only), shapes))
         if not error <= TOLERANCE:
             raise ValueError(
-                f"onnxruntime and torch differ by {error:.2g} in a logit, more than {TOLERANCE:g}; the graph "
-                "was not saved, try other versions of onnxscript and onnxruntime"
+                f"onnxruntime and torch differ by {error:.2g} in an output, more than {TOLERANCE:g}; the "
+                "graph was not saved, try other versions of onnxscript and onnxruntime"
             )
     return error
 
@@ -254,19 +281,19 @@ def silence_exporter() -> Iterator[None]:
 
 
 @torch.no_grad()
-def logit_differences(path: Path, model: BertForMaskedLM, shapes: list[tuple[int, int]]) -> Iterator[float]:
+def output_differences(path: Path, graph: Graph, shapes: list[tuple[int, int]]) -> Iterator[float]:
     """
-    Yields the largest difference between a logit of `onnxruntime` and of torch, for random tokens of each
-    shape `(B, T)`. Padding doesn't count, because nobody reads its logits.
+    Yields the largest difference between an output of `onnxruntime` and of torch, for random tokens of each
+    shape `(B, T)`. Padding doesn't count, because nobody reads its outputs.
     """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for B, T in shapes:
-        inputs = example_inputs(model, B, T, seed=T)
+        inputs = example_inputs(graph.model, B, T, seed=T)
         arrays = {name: tensor.numpy() for name, tensor in zip(NAMES, inputs, strict=True)}
-        (logits,) = session.run(["logits"], arrays)
-        difference = (torch.from_numpy(logits) - Graph(model)(*inputs)).abs()
+        (output,) = session.run([graph.output], arrays)
+        difference = (torch.from_numpy(output) - graph(*inputs)).abs()
         yield difference[inputs[1].bool()].max().item()
 
 
@@ -295,6 +322,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="folder of a run or a model")
     parser.add_argument("--to", choices=["web", "onnx"], required=True, help="the format")
+    parser.add_argument("--encoder", action="store_true", help="onnx without the head: vectors of tokens")
     parser.add_argument(
         "--output", type=Path, help="folder to write to (default: web or onnx in the run's folder)"
     )
@@ -306,6 +334,8 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(
                 f"{options.run} has a modern model, and only a BERT can be exported; use another run"
             )
+        if options.encoder and options.to == "web":
+            raise ValueError("--encoder needs --to onnx; a web page needs the head")
         if options.to == "web":
             to_float16(model)
             checkpoint, curve = read_history(options.run)
@@ -320,11 +350,11 @@ def main(argv: list[str] | None = None) -> None:
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
-            difference = write_onnx(path, model)
+            difference = write_onnx(path, model, options.encoder)
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
             rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:
-                rows = {"check": f"logits differ from torch's by at most {difference:.1g}"}
+                rows = {"check": f"outputs differ from torch's by at most {difference:.1g}"}
         data = path.read_bytes()
     rows = {
         "file": display_path(path),

@@ -28,15 +28,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from labml_bert.data.token_files import (
-    HELD_OUT_SIZE,
-    Block,
-    find_files,
-    read_files,
-    read_progress,
-    sample_text,
-    write_token_files,
-)
+from labml_bert.data.text_files import find_files, read_files, sample_text
+from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.files import check_utf8
 from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header

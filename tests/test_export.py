@@ -220,6 +220,21 @@ def test_the_graph_agrees_with_torch(graph: tuple[BertForMaskedLM, Path], B: int
 
 
 @TRACES
+def test_the_graph_of_the_encoder_agrees_with_torch(tmp_path: Path) -> None:
+    model = random_model()
+    folder = save_model(model, tmp_path / "model")
+    export.main([str(folder), "--to", "onnx", "--encoder"])
+    ids, mask, types = export.example_inputs(model, B=3, T=7)
+    with torch.no_grad():
+        expected = model.bert(ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+    vectors = run_graph(folder / "onnx" / "model.onnx", ids, mask, types)
+    assert vectors.shape == expected.shape
+    assert torch.allclose(vectors[mask.bool()], expected[mask.bool()], atol=1e-4, rtol=0)
+    # The weights of the head aren't in the file.
+    assert b"cls.predictions" not in (folder / "onnx" / "model.onnx").read_bytes()
+
+
+@TRACES
 def test_the_graph_is_one_file_without_private_paths(graph: tuple[BertForMaskedLM, Path]) -> None:
     _, folder = graph
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
@@ -237,7 +252,7 @@ def test_a_graph_that_disagrees_is_deleted(tmp_path: Path, monkeypatch: pytest.M
     # The first graph is exported; the later ones compute the expected logits.
     graphs: Iterator[nn.Module] = iter([exported])
     monkeypatch.setattr(export, "Graph", lambda model: next(graphs, None) or original_class(model))
-    with pytest.raises(ValueError, match=r"differ by 0\.0002 in a logit"):
+    with pytest.raises(ValueError, match=r"differ by 0\.0002 in an output"):
         export.write_onnx(tmp_path / "model.onnx", model)
     assert list(tmp_path.iterdir()) == []
 
@@ -272,6 +287,7 @@ BAD_INPUT = {
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
     "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
     "metadata that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
+    "an encoder for a web page": (["model", "--to", "web", "--encoder"], "--encoder needs --to onnx"),
     "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
 }  # fmt: skip
 

@@ -82,6 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "stdout": set(),
     "labeled_text": set(),
+    "model_card": {"files"},
     "checks": {"stand-alone"},
     "model_folder": BASE,
     "modern_folder": {*BASE, "model_folder"},
@@ -89,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "baselines": BASE,
     "data": {*BASE, "baselines"},
     "training": {*BASE, "models", "model_folder"},
-    "run": {*BASE, "models", "model_folder", "modern_folder", "baselines", "data", "training"},
+    "run": {*BASE, "models", "model_folder", "modern_folder", "model_card", "baselines", "data", "training"},
 }
 
 

@@ -159,7 +159,9 @@ def run_attention_map(checker: Checker) -> None:
 def run_export(checker: Checker) -> None:
     m = checker.module
     model = BertForMaskedLM(small_config())
-    m.Graph(model)(*m.example_inputs(model, B, T))
+    inputs = m.example_inputs(model, B, T)
+    m.Graph(model)(*inputs)
+    m.EncoderGraph(model)(*inputs)
     checker.fixed = {"V": V}
     m.rounding_error(model)
 
@@ -282,7 +284,7 @@ SCENARIOS = {
     "score.py": (run_score, {"B": B, "S": 8, "T": 6, "V": V}),
     "embed.py": (run_embed, {"B": B, "T": T, "D": D}),
     "new_tokens.py": (run_new_tokens, {"V": V, "D": D, "N": 2}),
-    "export.py": (run_export, {"B": B, "T": T, "V": V}),
+    "export.py": (run_export, {"B": B, "T": T, "V": V, "D": D}),
 }
 
 

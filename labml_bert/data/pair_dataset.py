@@ -70,7 +70,8 @@ def build_dataset(
     ## From text to Parquet
 
     `documents` may be a generator: only a few shards are in memory at a time. A document is never split, and
-    takes about thirty times its size in memory, so split books into chapters. The number of `processes`, by
+    takes about thirty times its size in memory. `text_files.read_documents` reads files of any size as
+    documents of at most a million characters. The number of `processes`, by
     default one per core, changes only the time. With 1, or if there are few shards to write, everything runs
     in this process. With more, your script needs `if __name__ == "__main__":`, because workers import it.
 

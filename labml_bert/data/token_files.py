@@ -16,26 +16,23 @@ disk. So if the program is killed, it continues with the next block. The line al
 block's ids, which is checked whenever the folder is opened.
 """
 
-import bz2
 import contextlib
-import gzip
 import hashlib
 import json
-import lzma
 import os
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus, visible_files
+from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus
+from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
 from labml_bert.files import lock, open_to_append, write_whole
 
@@ -44,133 +41,6 @@ TRAIN, VALID = "train.bin", "valid.bin"
 BLOCK_SIZE = 4_000_000
 # About how much text is held out, in bytes. With much more, every evaluation would take minutes.
 HELD_OUT_SIZE = 4_000_000
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-
-
-class Chunk(NamedTuple):
-    """A part of the text, and where the next part begins."""
-
-    text: str
-    next: tuple[int, int]
-    """For files: the number of the file and the offset in it, in bytes."""
-
-
-# A function that yields the text from a position on: the beginning or, to resume, the end of the last block.
-ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
-
-
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """
-    ## Reading files
-
-    Returns the files in `paths`. Each folder is replaced by all files below it, sorted by name.
-
-    Raises `ValueError` if a path doesn't exist, or if a folder has no files.
-    """
-    files: list[Path] = []
-    for path in paths:
-        inside = sorted(visible_files(path)) if path.is_dir() else [path]
-        if not inside or not all(file.is_file() for file in inside):
-            raise ValueError(f"{path} is not a file or a folder of files; name your text files")
-        files += inside
-    return files
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
-    return cast(BinaryIO, OPENERS.get(path.suffix, open)(path, "rb"))
-
-
-@contextlib.contextmanager
-def explain_unreadable(path: Path) -> Iterator[None]:
-    """Raises `ValueError` if the code in the `with` block can't read the file."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {path}: {reason}; replace the file or leave it out") from None
-
-
-def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
-    """
-    Yields the text of the files from `position` on, in chunks that end at a line end or at the end of a file.
-    A line longer than a block is cut. Line ends become `\\n`.
-
-    Raises `ValueError` if a file can't be read, or isn't UTF-8.
-    """
-    first, offset = position
-    for number in range(first, len(files)):
-        path = files[number]
-        with explain_unreadable(path), open_file(path) as file:
-            file.seek(offset)
-            rest = b""
-            while True:
-                # A chunk depends only on where it begins, so a resumed program gets the same ones.
-                data = rest + file.read(BLOCK_SIZE - len(rest))
-                is_last = len(data) < BLOCK_SIZE
-                end = len(data) if is_last else data.rfind(b"\n") + 1 or last_character(data)
-                data, rest = data[:end], data[end:]
-                text = decode(data, path, offset)
-                offset = 0 if is_last else offset + end
-                yield Chunk(text + "\n\n" * is_last, (number + is_last, offset))
-                if is_last:
-                    break
-
-
-def last_character(data: bytes) -> int:
-    """The index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
-    return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
-
-
-def decode(data: bytes, path: Path, offset: int) -> str:
-    """Decodes `data`, which starts at byte `offset` of the file. Raises `ValueError` if it isn't UTF-8."""
-    try:
-        text = data.decode("utf-8" if offset else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 (byte {offset + error.start}); convert it, for example with iconv -t UTF-8"
-        ) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "text") -> Iterator[Chunk]:
-    """
-    ## Reading a data set
-
-    Yields the texts of a `datasets.IterableDataset`, which is what `load_dataset(…, streaming=True)` returns.
-    """
-    number = position[1]
-    for row in dataset.skip(number):
-        number += 1
-        yield Chunk(row[column] + "\n\n", (0, number))
-
-
-def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
-    """
-    ## A sample for the vocabulary
-
-    Returns evenly spaced pieces of the text, about `most` bytes in total. For a compressed file, we know only
-    the compressed size, so the pieces come from its beginning.
-
-    Raises `ValueError` if a file can't be read.
-    """
-    size = 100_000
-    total = sum(file.stat().st_size for file in files)
-    distance = max(size, -(-total * size // most))
-    pieces, start = [], 0
-    for path in files:
-        # The sample has a piece at each multiple of `distance`, as if all files were one.
-        length = path.stat().st_size
-        offsets = range(-start % distance, length, distance)
-        start += length
-        with explain_unreadable(path), open_file(path) as file:
-            for offset in offsets:
-                file.seek(offset)
-                # The offset may be inside a line, and even inside a character.
-                if offset:
-                    file.readline(size)
-                pieces.append(file.read(size).decode("utf-8", "ignore"))
-    return pieces
 
 
 class Block(NamedTuple):

@@ -30,6 +30,7 @@ from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import save_tokenizer
 from labml_bert.files import check_own, check_utf8, lock, remove_partial_files, write_whole
+from labml_bert.model_card import write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import PRECISIONS, RunOptions
@@ -240,6 +241,8 @@ class Run:
         else:
             self.model.save_pretrained(self.path / "model")
         save_tokenizer(text.tokenizer, self.path / "model")
+        script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
+        write_pretraining_card(self.path / "model", script, self.describe(result))
         self.resources.close()
 
         console.print()
@@ -265,24 +268,37 @@ class Run:
 
         The result, with everything that you need to check or repeat it. Pages and charts use these files.
         """
-        user_options, text, trainer = self.user_options, self.text, self.current_trainer
         assert self.path is not None
+        bfloat16 = self.current_trainer.bfloat16
+        record = describe_run(
+            self.experiment, self.arguments(), self.device, "bfloat16" if bfloat16 else "float32"
+        )
+        record["hardware"]["processes"] = self.processes
+        history = {
+            name: [[step, round(value, 6)] for step, value in points]
+            for name, points in read_metrics(self.path).items()
+        }
+        return record | self.describe(result) | {"history": history}
+
+    def arguments(self) -> list[str]:
+        """The options that differ from their defaults, as words of a command line."""
+        user_options, text = self.user_options, self.text
         # Record the name of the text and not its path, which is useless on another machine.
         non_defaults = {
             f.name: text.corpus.name if f.name == "corpus" else getattr(user_options, f.name)
             for f in fields(user_options)
             if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
-        words = [
+        return [
             w
             for name, value in non_defaults.items()
             for w in (f"--{name.rstrip('_').replace('_', '-')}", str(value))
         ]
-        record = describe_run(
-            self.experiment, words, self.device, "bfloat16" if trainer.bfloat16 else "float32"
-        )
-        record["hardware"]["processes"] = self.processes
-        return record | {
+
+    def describe(self, result: dict[str, float]) -> dict[str, Any]:
+        """What the record and the model card say about the run and its result."""
+        text, trainer = self.text, self.current_trainer
+        return {
             "configuration": {**self.configuration, "corpus": text.corpus.name},
             "corpus": {
                 "name": text.corpus.name,
@@ -292,10 +308,6 @@ class Run:
             },
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "baselines": [baseline._asdict() for baseline in text.baselines],
-            "history": {
-                name: [[step, round(value, 6)] for step, value in points]
-                for name, points in read_metrics(self.path).items()
-            },
             "result": {
                 **result,
                 "steps": trainer.step,

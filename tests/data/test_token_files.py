@@ -20,23 +20,28 @@ from datasets import load_dataset
 from tokenizers import Tokenizer
 
 from labml_bert import prepare
-from labml_bert.data import token_files
+from labml_bert.data import text_files, token_files
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.masked_text import MaskedText
+from labml_bert.data.pair_dataset import build_dataset
+from labml_bert.data.pair_shards import DatasetArguments
+from labml_bert.data.text_files import (
+    Chunk,
+    find_files,
+    read_documents,
+    read_files,
+    read_rows,
+    sample_text,
+)
 from labml_bert.data.token_files import (
     Block,
-    Chunk,
     TokenizedCorpus,
     encode_block,
-    find_files,
     group_chunks,
     id_type,
     load_text_or_tokens,
-    read_files,
     read_progress,
-    read_rows,
     read_token_files,
-    sample_text,
     write_token_files,
 )
 from labml_bert.data.tokenizers import encode_texts, save_tokenizer, split_lines, wordpiece_tokenizer
@@ -55,6 +60,7 @@ def tokenizer() -> Tokenizer:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of 20 kB, so that a small text has several."""
     monkeypatch.setattr(token_files, "BLOCK_SIZE", 20_000)
+    monkeypatch.setattr(text_files, "CHUNK_SIZE", 20_000)
 
 
 def write_text(folder: Path, parts: int = 3, sentences: int = 2000) -> list[Path]:
@@ -99,6 +105,31 @@ def test_chunks_join_to_the_text_from_every_position(tmp_path: Path, text: str) 
     assert len(chunks) > 6 or len(text) < 1000
     for i, chunk in enumerate(chunks):
         assert [*read_files([path, path], chunk.next)] == chunks[i + 1 :]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_documents_of_files_that_are_never_whole_in_memory(tmp_path: Path) -> None:
+    long, short = small_text(1500).replace("again.\n", "again.\n\n"), "a short file\n"
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path, text in zip(paths, (long, short), strict=True):
+        path.write_text(text)
+    *parts, last = read_documents(paths, longest=7_000)
+    assert "".join(parts) == long + "\n\n" and last == short + "\n\n"
+    assert len(parts) > 5 and max(map(len, parts)) <= 7_000
+    # Each part ends at an empty line.
+    assert all(part.startswith("\nthe ") for part in parts[1:])
+    assert [*read_documents(paths)] == [long + "\n\n", short + "\n\n"]
+    # Without empty lines, too.
+    paths[0].write_text("x" * 50_000)
+    assert [len(part) for part in read_documents(paths[:1], longest=20_000)] == [20_000, 20_000, 10_002]
+    manifest = build_dataset(
+        read_documents(write_text(tmp_path / "text", parts=2), longest=10_000),
+        wordpiece_tokenizer([small_text(500)], 200),
+        tmp_path / "pairs",
+        DatasetArguments(32),
+        processes=1,
+    )
+    assert manifest["documents"] > 10
 
 
 def test_line_ends_become_newlines(tmp_path: Path) -> None:

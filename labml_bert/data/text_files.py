@@ -1,0 +1,168 @@
+r"""
+# Text files of any size
+
+How do you read text that is larger than memory? In chunks. A chunk knows where the next one begins, so a
+program that was stopped can continue there. The text is in UTF-8 files, which may be compressed, or in a data
+set that is streamed.
+"""
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from labml_bert.data.corpora import visible_files
+
+# In bytes.
+CHUNK_SIZE = 4_000_000
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+class Chunk(NamedTuple):
+    """A part of the text, and where the next part begins."""
+
+    text: str
+    next: tuple[int, int]
+    """For files: the number of the file and the offset in it, in bytes."""
+
+
+# A function that yields the text from a position on: the beginning or, to resume, the end of the last block.
+ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """
+    ## Reading files
+
+    Returns the files in `paths`. Each folder is replaced by all files below it, sorted by name.
+
+    Raises `ValueError` if a path doesn't exist, or if a folder has no files.
+    """
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(visible_files(path)) if path.is_dir() else [path]
+        if not inside or not all(file.is_file() for file in inside):
+            raise ValueError(f"{path} is not a file or a folder of files; name your text files")
+        files += inside
+    return files
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
+    return cast(BinaryIO, OPENERS.get(path.suffix, open)(path, "rb"))
+
+
+@contextlib.contextmanager
+def explain_unreadable(path: Path) -> Iterator[None]:
+    """Raises `ValueError` if the code in the `with` block can't read the file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path}: {reason}; replace the file or leave it out") from None
+
+
+def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+    """
+    Yields the text of the files from `position` on, in chunks that end at a line end or at the end of a file.
+    A line longer than a chunk is cut. Line ends become `\\n`.
+
+    Raises `ValueError` if a file can't be read, or isn't UTF-8.
+    """
+    first, offset = position
+    for number in range(first, len(files)):
+        path = files[number]
+        with explain_unreadable(path), open_file(path) as file:
+            file.seek(offset)
+            rest = b""
+            while True:
+                # A chunk depends only on where it begins, so a resumed program gets the same ones.
+                data = rest + file.read(CHUNK_SIZE - len(rest))
+                is_last = len(data) < CHUNK_SIZE
+                end = len(data) if is_last else data.rfind(b"\n") + 1 or last_character(data)
+                data, rest = data[:end], data[end:]
+                text = decode(data, path, offset)
+                offset = 0 if is_last else offset + end
+                yield Chunk(text + "\n\n" * is_last, (number + is_last, offset))
+                if is_last:
+                    break
+
+
+def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[str]:
+    """
+    Yields the text of the files as documents for `pair_dataset.build_dataset`, without ever holding a whole
+    file in memory. A file with more than `longest` characters becomes several documents, cut at empty lines
+    if there are any.
+
+    Raises `ValueError` if a file can't be read, or isn't UTF-8.
+    """
+    rest, number = "", 0
+    for text, (next_number, _) in read_files(files):
+        rest += text
+        while len(rest) > longest:
+            end = rest.rfind("\n\n", 1, longest) + 1 or longest
+            yield rest[:end]
+            rest = rest[end:]
+        if next_number > number:
+            yield rest
+            rest, number = "", next_number
+
+
+def last_character(data: bytes) -> int:
+    """The index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
+    return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
+
+
+def decode(data: bytes, path: Path, offset: int) -> str:
+    """Decodes `data`, which starts at byte `offset` of the file. Raises `ValueError` if it isn't UTF-8."""
+    try:
+        text = data.decode("utf-8" if offset else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 (byte {offset + error.start}); convert it, for example with iconv -t UTF-8"
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "text") -> Iterator[Chunk]:
+    """
+    ## Reading a data set
+
+    Yields the texts of a `datasets.IterableDataset`, which is what `load_dataset(…, streaming=True)` returns.
+    """
+    number = position[1]
+    for row in dataset.skip(number):
+        number += 1
+        yield Chunk(row[column] + "\n\n", (0, number))
+
+
+def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
+    """
+    ## A sample for the vocabulary
+
+    Returns evenly spaced pieces of the text, about `most` bytes in total. For a compressed file, we know only
+    the compressed size, so the pieces come from its beginning.
+
+    Raises `ValueError` if a file can't be read.
+    """
+    size = 100_000
+    total = sum(file.stat().st_size for file in files)
+    distance = max(size, -(-total * size // most))
+    pieces, start = [], 0
+    for path in files:
+        # The sample has a piece at each multiple of `distance`, as if all files were one.
+        length = path.stat().st_size
+        offsets = range(-start % distance, length, distance)
+        start += length
+        with explain_unreadable(path), open_file(path) as file:
+            for offset in offsets:
+                file.seek(offset)
+                # The offset may be inside a line, and even inside a character.
+                if offset:
+                    file.readline(size)
+                pieces.append(file.read(size).decode("utf-8", "ignore"))
+    return pieces

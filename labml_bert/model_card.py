@@ -1,0 +1,122 @@
+"""
+# A model card for every saved model
+
+You find a folder with weights that somebody trained a year ago. On what text, and how? How good is the model,
+and what is it not good for? A model card answers these questions. Each command that saves a model also writes
+its card, as `README.md` in the same folder. Model hubs show this file as the model's page, and read the lines
+between the dashes at its top.
+
+Source: [Mitchell et al., 2019](https://arxiv.org/abs/1810.03993), who proposed model cards.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labml_bert.files import write_whole
+
+
+def inline_code(value: object) -> str:
+    """A value as inline code in Markdown. Backticks and control characters are replaced."""
+    text = str(value).replace("`", "'")
+    return f"`{''.join(c if c.isprintable() else '?' for c in text)}`"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. A `|` in a cell would start a new cell, so it's escaped."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in (header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def write_card(
+    folder: Path, title: str, pipeline: str, sections: dict[str, str], limits: str, command: Sequence[str]
+) -> None:
+    """
+    Writes `README.md` to `folder`. `pipeline` is the task of `transformers.pipeline`, `sections` are texts by
+    heading, and `command` is the command line that trained the model.
+
+    Raises `OSError` if the file can't be written.
+    """
+    parts = [
+        f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- labml-bert\n---",
+        f"# {title}",
+        *(f"## {heading}\n\n{text}" for heading, text in sections.items()),
+        f"## Limits\n\n{limits}",
+        "## Use it\n\nHere, `FOLDER` is the folder of this file:\n\n"
+        "```python\nfrom transformers import pipeline\n\n"
+        f'model = pipeline("{pipeline}", "FOLDER")\n```',
+        f"## Train it again\n\n{inline_code(shlex.join(map(without_folders, command)))}",
+    ]
+    write_whole(folder / "README.md", "\n\n".join(parts))
+
+
+def without_folders(value: object) -> str:
+    """
+    Returns a value as text. Of an absolute path, it keeps only the last part: the folders are private, and
+    useless on another machine.
+    """
+    text = str(value)
+    return Path(text).name if Path(text).is_absolute() else text
+
+
+def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str, Any]) -> None:
+    """
+    Writes the card of a masked language model. `facts` is a part of the run's record: `configuration`,
+    `corpus`, `parameters`, `baselines` and `result`.
+    """
+    corpus, result, sizes = facts["corpus"], facts["result"], facts["configuration"]["model"]
+    options = {k: v for k, v in facts["configuration"].items() if k != "model" and v is not None}
+    baselines = [(b["name"], f"{b['loss']:.3f}", f"{b['accuracy']:.1%}") for b in facts["baselines"]]
+    sections = {
+        "Data": f"{inline_code(corpus['name'])}: {corpus['train_characters']:,} characters for training, "
+        f"{corpus['valid_characters']:,} held out, sha256 {inline_code(corpus['sha256'])}.",
+        "Recipe": f"{facts['parameters']:,} parameters, {result['steps']:,} steps, "
+        f"{result['training_seconds']:,.0f} seconds.\n\n"
+        + table(
+            ("option", "value"),
+            [(inline_code(k), inline_code(without_folders(v))) for k, v in {**options, **sizes}.items()],
+        ),
+        "Results": "On masked tokens of the held-out text:\n\n"
+        + table(
+            ("model", "loss (nats)", "accuracy"),
+            [*baselines, ("this model", f"{result['loss']:.3f}", f"{result['accuracy']:.1%}")],
+        ),
+    }
+    limits = (
+        f"The model can read at most {sizes['max_position_embeddings']} tokens at a time. It was evaluated "
+        "only on text of the same kind, and not for bias. What it predicts is likely in such text, but may "
+        "be false."
+    )
+    title = f"A masked language model trained on {inline_code(corpus['name'])}"
+    write_card(folder, title, "fill-mask", sections, limits, command)
+
+
+def write_classifier_card(
+    folder: Path, command: Sequence[str], facts: dict[str, str], labels: Sequence[str], scores: dict[str, Any]
+) -> None:
+    """
+    Writes the card of a classifier. `facts` are the lines about the training that the command has printed,
+    and `scores` has the accuracy and the macro F1 of each method on the test rows, or `None`.
+    """
+    rows = [
+        (inline_code(name), *(f"{value:.1%}" for value in score or ("", "")))
+        for name, score in scores.items()
+        if score is not None
+    ]
+    sections = {
+        "Data": table(
+            ("property", "value"),
+            [(name, inline_code(without_folders(value))) for name, value in facts.items()],
+        ),
+        "Labels": ", ".join(map(inline_code, labels)),
+        "Results": "On rows that played no part in training or in any choice:\n\n"
+        + table(("method", "accuracy", "macro F1"), rows),
+    }
+    limits = (
+        "The classifier always chooses one of its labels, even for a text that fits none of them. It was "
+        "evaluated only on rows of the same file, and not for bias."
+    )
+    title = f"A classifier with {len(labels)} labels"
+    write_card(folder, title, "text-classification", sections, limits, command)
