@@ -183,8 +183,14 @@ class Run:
     def report(self, report: Report) -> None:
         """Tracks a report of the trainer and shows it."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
-        self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **held_out})
-        self.progress.show(report, self.text.batch_tokens)
+        tokens_per_second = self.progress.tokens_per_second(report, self.text.batch_tokens)
+        others = {
+            "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["lr"],
+            "length": report.length,
+            "tokens_per_second": tokens_per_second,
+        }
+        self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
+        self.progress.show(report, tokens_per_second)
         if console.quiet:
             # Nobody reads the output any more. The loop treats this as Ctrl-C, and saves the run.
             self.current_trainer.stop_signal = signal.SIGINT

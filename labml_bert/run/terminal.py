@@ -206,11 +206,14 @@ class ProgressLine:
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 
-    def show(self, report: Report, batch_tokens: int) -> None:
-        """Shows a report of the trainer. `batch_tokens` is the number of tokens per step."""
+    def tokens_per_second(self, report: Report, batch_tokens: int) -> float:
+        """The speed since the last report that was shown. `batch_tokens` is the number of tokens per step."""
         before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
         elapsed = report.seconds - before.seconds
-        tokens_per_second = (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
+        return (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
+
+    def show(self, report: Report, tokens_per_second: float) -> None:
+        """Shows a report of the trainer."""
         progress = max(report.progress, 1e-9)
         left = (
             self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress

@@ -371,6 +371,8 @@ class Step:
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 
+        # All processes have the same norm, and a report adds up their metrics.
+        self.metrics["gradient_norm"] = norm.detach() / world_size()
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
             sums[key] = sums[key] + value if key in sums else value

@@ -1,0 +1,215 @@
+"""
+# Your runs, side by side
+
+Which of your runs was the best, and what was different about it? This command lists all runs under `logs`,
+newest first, with their results and with the options in which they differ:
+
+    python -m labml_bert.runs
+    python -m labml_bert.runs logs/mlm_tiny/20261121-120000 logs/mlm_tiny/20261121-123000 --html curves.html
+
+With `--html`, it also writes a page with the curves of these runs: the loss and the accuracy, the learning
+rate, the sequence length, the norm of the gradient and the speed. The page is one file and loads nothing.
+"""
+
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+from labml_bert.files import write_whole
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.stdout import console, display_path, printable
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.tracking import read_metrics
+
+# A chart for each of these metrics, if a run has it.
+CHARTS = {
+    "valid.loss": "held-out loss, nats",
+    "valid.accuracy": "held-out accuracy",
+    "loss": "training loss, nats",
+    "learning_rate": "learning rate",
+    "length": "sequence length, tokens",
+    "gradient_norm": "norm of the gradient",
+    "tokens_per_second": "tokens per second",
+}
+# The table has the steps and the time, and `model` repeats other options.
+NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
+# In pixels.
+WIDTH, HEIGHT, MARGIN = 480, 240, 64
+
+
+class RunFolder(NamedTuple):
+    """What is known about a run."""
+
+    path: Path
+    configuration: dict[str, Any]
+    steps: int
+    seconds: float
+    is_finished: bool
+    metrics: dict[str, list[tuple[int, float]]]
+
+    def last(self, metric: str) -> float | None:
+        """The last value of a metric, if there is one."""
+        points = self.metrics.get(metric)
+        return points[-1][1] if points else None
+
+
+def read_run(path: Path) -> RunFolder:
+    """Reads the folder of a run. Raises `ValueError` if there is no run, or if its checkpoint is damaged."""
+    metadata = load_checkpoint(path)[0]
+    return RunFolder(
+        path,
+        metadata["configuration"],
+        metadata["step"],
+        metadata["seconds"],
+        (path / "model" / "config.json").is_file(),
+        read_metrics(path),
+    )
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """
+    Returns the runs in `paths`, each the folder of a run or a folder with runs below it, newest first.
+
+    Raises `ValueError` if there are none, or if one of them is damaged.
+    """
+    folders: list[Path] = []
+    for path in paths:
+        if (path / CHECKPOINT).is_file():
+            folders.append(path)
+        else:
+            folders += [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{CHECKPOINT}")]
+    if not folders:
+        raise ValueError(f"no run in {' '.join(map(str, paths))}; train a model with: make train")
+    folders.sort(key=lambda folder: (folder / CHECKPOINT).stat().st_mtime, reverse=True)
+    return [read_run(folder) for folder in dict.fromkeys(folders)]
+
+
+def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """For each run, the options that don't have the same value in all runs of the same experiment."""
+    rows = []
+    for run in runs:
+        others = [r for r in runs if r.configuration["experiment"] == run.configuration["experiment"]]
+        names = [name for name in run.configuration if name not in NOT_COMPARED]
+        rows.append(
+            {
+                name: run.configuration[name]
+                for name in names
+                if any(other.configuration.get(name) != run.configuration[name] for other in others)
+            }
+        )
+    return rows
+
+
+def print_runs(runs: Sequence[RunFolder]) -> None:
+    """Prints a line for each run, and below it the options in which it differs from the others."""
+    names = [printable(display_path(run.path).removeprefix("logs/")) for run in runs]
+    width = max(map(len, names))
+    console.print(f"\n  {'run':{width}}  {'steps':>8}  {'time':>9}  {'loss':>6}  accuracy", style="dim")
+    for name, run, options in zip(names, runs, differences(runs), strict=True):
+        loss, accuracy = run.last("valid.loss"), run.last("valid.accuracy")
+        console.print(
+            f"  {name:{width}}  {run.steps:8,}  {run.seconds / 60:5.1f} min  "
+            f"{'' if loss is None else f'{loss:.3f}':>6}  {'' if accuracy is None else f'{accuracy:.1%}':>8}"
+        )
+        words = [f"{option} {value}" for option, value in options.items() if value is not None]
+        text = printable(", ".join([*words, *["not finished"] * (not run.is_finished)]))
+        for line in wrap(text, 74):
+            console.print(f"    {line}", style="dim")
+    console.print()
+
+
+def draw_chart(title: str, curves: Sequence[tuple[int, list[tuple[int, float]]]]) -> str:
+    """
+    Draws curves, each with the number of its run and its points `(step, value)`, as an SVG. The numbers at
+    the axes are the smallest and the largest values.
+    """
+    xs = [step for _, points in curves for step, _ in points]
+    ys = [value for _, points in curves for _, value in points]
+    left, right, low, high = min(xs), max(xs), min(ys), max(ys)
+
+    def place(step: float, value: float) -> str:
+        x = MARGIN + (WIDTH - MARGIN - 8) * (step - left) / max(right - left, 1)
+        y = HEIGHT - 24 - (HEIGHT - 48) * (value - low) / ((high - low) or 1)
+        return f"{x:.1f},{y:.1f}"
+
+    lines = "".join(
+        f'<polyline class="run{number % 6}" points="{" ".join(place(*point) for point in points)}"/>'
+        for number, points in curves
+    )
+    labels = "".join(
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}">{label}</text>'
+        for x, y, anchor, label in (
+            (MARGIN - 6, HEIGHT - 22, "end", f"{low:.3g}"),
+            (MARGIN - 6, 30, "end", f"{high:.3g}"),
+            (MARGIN, HEIGHT - 6, "start", f"step {left:,}"),
+            (WIDTH - 8, HEIGHT - 6, "end", f"{right:,}"),
+        )
+    )
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)} by step, from {low:.3g} to {high:.3g}">'
+        f'<path d="M{MARGIN} 20V{HEIGHT - 24}H{WIDTH - 8}"/>{lines}{labels}</svg></figure>'
+    )
+
+
+STYLE = """
+:root { color-scheme: light dark; --run0: #0b6bcb; --run1: #c2410c; --run2: #15803d; --run3: #9333ea;
+  --run4: #b45309; --run5: #be185d; }
+@media (prefers-color-scheme: dark) { :root { --run0: #6cb6ff; --run1: #ff9b6a; --run2: #6fdd8b;
+  --run3: #d2a8ff; --run4: #f2cc60; --run5: #ff8fc0; } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; } text { font-size: 12px;
+  fill: currentColor; } path { fill: none; stroke: currentColor; opacity: 0.4; }
+polyline { fill: none; stroke-width: 1.5; } li { overflow-wrap: anywhere; }
+"""
+STYLE += "".join(
+    f".run{n} {{ stroke: var(--run{n}); }} li.run{n} {{ color: var(--run{n}); }}\n" for n in range(6)
+)
+
+
+def draw_page(runs: Sequence[RunFolder]) -> str:
+    """Draws a page with a list of the runs and a chart for each metric that any of them has."""
+
+    def list_items() -> Iterator[str]:
+        for number, (run, options) in enumerate(zip(runs, differences(runs), strict=True)):
+            words = "".join(f", {name} {value}" for name, value in options.items() if value is not None)
+            yield f'<li class="run{number % 6}">{escape(display_path(run.path) + words)}</li>'
+
+    charts = []
+    for metric, title in CHARTS.items():
+        curves = [(number, run.metrics[metric]) for number, run in enumerate(runs) if run.metrics.get(metric)]
+        if curves:
+            charts.append(draw_chart(title, curves))
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{STYLE}</style><h1>Runs</h1><ol>{''.join(list_items())}</ol><main>{''.join(charts)}</main></html>"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the command line, prints the runs, and writes the page."""
+    parser = OneLineParser(
+        prog="python -m labml_bert.runs", description="List runs, and compare their curves."
+    )
+    parser.add_argument("folder", nargs="*", type=Path, help="runs, or folders with runs (default: logs)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the curves to this file")
+    options = parser.parse_args(argv)
+    with exit_on_bad_input():
+        runs = find_runs(options.folder or [Path("logs")])
+        if options.html is not None and options.html.exists() and options.html.suffix != ".html":
+            raise ValueError(f"{options.html} exists and is not an .html file; choose another name")
+        print_runs(runs)
+        if options.html is not None:
+            write_whole(options.html, draw_page(runs))
+            console.print(f"  curves in {display_path(options.html)}; open it in a browser\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The list of runs and the page with their curves."""
+
+import os
+import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from labml_bert.bert import BertConfig
+from labml_bert.models import BertForMaskedLM
+from labml_bert.runs import RunFolder, differences, draw_chart, draw_page, find_runs, main
+from labml_bert.training.tracking import append_metrics, read_metrics
+from tests.support.labels import save_run
+from tests.support.runs import SMALL, main_in_process, small_text
+from tests.support.tiny_run import assert_fails
+
+CONFIG = BertConfig(
+    vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
+)
+
+
+def make_run(folder: Path, age: int, loss: float, **options: object) -> Path:
+    """Writes a run that has evaluated twice. A larger `age` is older."""
+    configuration = {"model": asdict(CONFIG), "corpus_sha256": "x", "steps": 10, **options}
+    save_run(folder, BertForMaskedLM(CONFIG), configuration)
+    append_metrics(folder, 1, {"seconds": 1.0, "loss": 9.0, "valid.loss": 8.0})
+    append_metrics(folder, 2, {"seconds": 2.0, "loss": 7.0, "valid.loss": loss, "valid.accuracy": 0.125})
+    for file in folder.iterdir():
+        os.utime(file, (2_000_000_000 - age, 2_000_000_000 - age))
+    return folder
+
+
+@pytest.fixture()
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "logs" / "mlm_tiny" / "old", 300, 3.5, seed=0, learning_rate=0.001, corpus="a")
+    make_run(tmp_path / "logs" / "mlm_tiny" / "new", 100, 2.5, seed=1, learning_rate=0.001, corpus="a")
+    make_run(tmp_path / "logs" / "own_language" / "other", 200, 1.5, seed=7, experiment="own_language")
+    (tmp_path / "logs" / "mlm_tiny" / "new" / "model").mkdir()
+    (tmp_path / "logs" / "mlm_tiny" / "new" / "model" / "config.json").write_text("{}")
+    return tmp_path / "logs"
+
+
+def test_runs_are_found_newest_first(logs: Path) -> None:
+    assert [run.path.name for run in find_runs([logs])] == ["new", "other", "old"]
+    assert [run.path.name for run in find_runs([logs / "mlm_tiny"])] == ["new", "old"]
+    assert [run.path.name for run in find_runs([logs / "mlm_tiny" / "old", logs])] == ["new", "other", "old"]
+
+
+def test_only_options_that_differ_within_an_experiment_are_listed(logs: Path) -> None:
+    assert differences(find_runs([logs])) == [{"seed": 1}, {}, {"seed": 0}]
+
+
+def test_the_list(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[2:] if line.strip()] == [
+        ["mlm_tiny/new", "3", "0.0", "min", "2.500", "12.5%"],
+        ["seed", "1"],
+        ["own_language/other", "3", "0.0", "min", "1.500", "12.5%"],
+        ["not", "finished"],
+        ["mlm_tiny/old", "3", "0.0", "min", "3.500", "12.5%"],
+        ["seed", "0,", "not", "finished"],
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_the_page(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["logs/mlm_tiny", "--html", "curves.html"])
+    assert "curves in curves.html" in capsys.readouterr().out
+    page = (logs.parent / "curves.html").read_text(encoding="utf-8")
+    parser = Tags()
+    parser.feed(page)
+    # Held-out loss, held-out accuracy and training loss, each with both runs.
+    assert [tag for tag, _ in parser.tags].count("svg") == 3
+    classes = [attributes["class"] for tag, attributes in parser.tags if tag == "polyline"]
+    assert classes == ["run0", "run1"] * 3
+    # Nothing is loaded.
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in parser.tags)
+
+
+def test_names_are_escaped() -> None:
+    run = RunFolder(Path("a<b>&"), {"experiment": "x"}, 1, 1.0, True, {"loss": [(1, 2.0), (2, 1.0)]})
+    page = draw_page([run])
+    assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
+
+
+def test_a_curve_spans_the_chart() -> None:
+    figure = ET.fromstring(draw_chart("loss", [(0, [(10, 4.0), (20, 1.0), (30, 2.5)]), (3, [(10, 2.0)])]))
+    first, second = figure.iter("polyline")
+    points = [tuple(map(float, point.split(","))) for point in first.attrib["points"].split()]
+    assert points == [(64.0, 24.0), (268.0, 216.0), (472.0, 120.0)]
+    assert second.attrib["class"] == "run3"
+    assert [text.text for text in figure.iter("text")] == ["1", "4", "step 10", "30"]
+    # A single value has no range.
+    assert "64.0,216.0" in draw_chart("loss", [(0, [(1, 2.0)])])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["empty"], "no run in empty; train a model with: make train"),
+        (["missing"], "no run in missing"),
+        (["logs", "--html", "notes.txt"], "notes.txt exists and is not an .html file"),
+        (["logs", "--html", "gone/curves.html"], "gone"),
+        (["damaged"], "is damaged"),
+    ],
+)
+def test_bad_input(
+    logs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (logs.parent / "empty").mkdir()
+    (logs.parent / "notes.txt").write_text("my notes")
+    (logs.parent / "damaged").mkdir()
+    (logs.parent / "damaged" / "checkpoint.safetensors").write_bytes(b"12345678")
+    assert_fails(main, arguments, message, capsys)
+    assert (logs.parent / "notes.txt").read_text() == "my notes"
+
+
+def test_a_run_logs_its_learning_rate_length_gradient_norm_and_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text(small_text(500))
+    main_in_process(monkeypatch, tmp_path, "--corpus=text.txt", *SMALL, "--steps=40", "--learning-rate=1e-3")
+    (folder,) = tmp_path.glob("logs/mlm_tiny/*")
+    metrics = read_metrics(folder)
+    rates = [value for _, value in metrics["learning_rate"]]
+    assert 0 < rates[-1] < max(rates) <= 1e-3
+    assert metrics["length"][0][1] == 8 and metrics["length"][-1][1] == 32
+    assert all(value > 0 for name in ("gradient_norm", "tokens_per_second") for _, value in metrics[name])
