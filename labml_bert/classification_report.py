@@ -40,6 +40,14 @@ def print_report(
         table.add_row(name, *(f"{value:.1%}" for value in result or ()))
     console.print()
     console.print(table)
+    accuracies = {name: result.accuracy for name, result in scores.items() if result}
+    best = max(accuracies, key=lambda name: accuracies[name])
+    gap = accuracies[best] - accuracies["fine-tuned model"]
+    if gap > 0.005:
+        console.print(
+            f"\n  On these rows, the {best} is {100 * gap:.0f} points better than the model.\n"
+            "  Use it, or pretrain the encoder longer or on text of this kind."
+        )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
     for line in confusion_lines(confusion_matrix(logits, numbers), labels):
         console.print(f"  {line}")

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -69,8 +70,10 @@ SMALL = 30_000_000
 # Training stops after this many evaluations in a row without a better one.
 PATIENCE = 3
 # An epoch of 100 texts has only a few steps, too few to learn anything.
-MIN_STEPS = 200
+EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
+# In `tokenizer_config.json`: whether the classifier was trained with pairs of texts.
+PAIRS = "trained_with_pairs"
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
@@ -123,14 +126,15 @@ def train_classifier(
     train: Sequence[Row],
     validation: Sequence[Row],
     learning_rates: Sequence[float],
-    epochs: int = 10,
+    epochs: int | None = None,
     seed: int = 0,
 ) -> BertForSequenceClassification:
     """
     ## Several learning rates, each stopped early
 
-    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch, or less
-    often if there are few rows, `EarlyStopping` evaluates the copy on `validation`. Returns the best of all.
+    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch,
+    `EarlyStopping` evaluates the copy on `validation`. If `epochs` is `None`, training takes at most ten
+    epochs, but with few rows up to `MIN_STEPS` steps, with ten evaluations. Returns the best of all.
 
     Raises `NonFiniteLossError` if the loss explodes at every learning rate.
     """
@@ -141,7 +145,10 @@ def train_classifier(
         torch.manual_seed(seed)
         try:
             with console.status(f"learning rate {learning_rate:g}"):
-                fine_tune(model, train, learning_rate, epochs, MIN_STEPS, seed=seed, should_stop=stopping)
+                steps = MIN_STEPS if epochs is None else 0
+                fine_tune(
+                    model, train, learning_rate, epochs or EPOCHS, steps, seed=seed, should_stop=stopping
+                )
         except NonFiniteLossError as error:
             if not attempts and learning_rate == learning_rates[-1]:
                 raise
@@ -198,13 +205,14 @@ def train_command(options: argparse.Namespace) -> None:
     if options.learning_rate is not None:
         learning_rates = (options.learning_rate,)
     full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
+    longer = f"{full:.0%} of the texts fill that, or lose their end" if full else "no text is longer"
     repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
     sizes = [len(part) for part in parts]
     details = {
         "file": display_path(options.file),
         "rows": f"{sum(sizes):,} with {K} labels{repeats}",
         "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*sizes),
-        "length": f"at most {max_length} tokens; {full:.0%} of the texts fill that, or lose their end",
+        "length": f"at most {max_length} tokens; {longer}",
         "model": display_path(folder),
     }
     prepare_folder(output)
@@ -212,22 +220,35 @@ def train_command(options: argparse.Namespace) -> None:
     model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
     # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    save_tokenizer(tokenizer, output, model_max_length=max_length, model_input_names=inputs)
+    settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
+    save_tokenizer(tokenizer, output, **settings)
     model.save_pretrained(output)
     scores = print_report(predict(model, rows[2]), texts.labels, rest, test)
-    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", str(output)]
-    script += ["--from", str(folder), "--seed", str(options.seed), "--epochs", str(options.epochs)]
-    write_classifier_card(output, script, {**details, "file": options.file.name}, texts.labels, scores)
-    again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text")
+    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
+    for name in ("learning_rate", "epochs", "max_length", "seed"):
+        if (value := getattr(options, name)) is not None:
+            script += [f"--{name.replace('_', '-')}", str(value)]
+    facts = {**details, "file": options.file.name, "model": str(folder)}
+    script += ["--from", str(folder)]
+    write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
+    pair = ["--pair", "second text"] if texts.has_pairs else []
+    again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 
 
-def read_max_length(folder: Path, positions: int) -> int:
-    """The length that the classifier in `folder` was trained with, or else the number of positions."""
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What `tokenizer_config.json` says, or nothing if there is no such file or it's damaged."""
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return dict(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def read_max_length(settings: dict[str, Any], positions: int) -> int:
+    """The length that the classifier was trained with, or else the number of positions."""
+    try:
         return max(5, min(int(settings["model_max_length"]), positions))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return positions
 
 
@@ -237,7 +258,8 @@ def predict_command(options: argparse.Namespace) -> None:
 
     Prints the most probable label for each text, from the arguments or from the lines of standard input.
 
-    Raises `ValueError` if the folder has no classifier, or if a text is empty or not UTF-8.
+    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
+    was trained with pairs and there is no second text, or the other way round.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
@@ -248,7 +270,13 @@ def predict_command(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
         if not text.strip():
             raise ValueError(f"{name} is empty; write some text")
-    max_length = read_max_length(options.model, model.config.max_position_embeddings)
+    settings = read_settings(options.model)
+    has_pair = options.pair is not None
+    if settings.get(PAIRS, has_pair) is not has_pair:
+        remedy = "leave out --pair" if has_pair else "add the second text with --pair"
+        kind = "single texts" if has_pair else "pairs of texts"
+        raise ValueError(f"the classifier in {options.model} was trained with {kind}; {remedy}")
+    max_length = read_max_length(settings, model.config.max_position_embeddings)
     rows = encode_examples(tokenizer, [Example(text, 0, options.pair) for text in texts], max_length)
     probabilities = predict(model, rows).softmax(-1)  # (N, K)
     table = Table(box=None, padding=(0, 2), header_style="dim")
@@ -275,8 +303,8 @@ def main(argv: list[str] | None = None) -> None:
     source = "folder of a run or of a BERT (default: newest trained run)"
     train.add_argument("--from", dest="source", metavar="FOLDER", type=Path, help=source)
     train.add_argument("--learning-rate", type=float, help="(default: the best of three)")
-    epochs = f"train this long at most, or {MIN_STEPS} steps if that is longer (default: 10)"
-    train.add_argument("--epochs", type=int, default=10, help=epochs)
+    epochs = f"train this long at most (default: {EPOCHS}, but at least {MIN_STEPS} steps)"
+    train.add_argument("--epochs", type=int, help=epochs)
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
     train.add_argument("--seed", type=int, default=0, help="decides the split and the order (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")

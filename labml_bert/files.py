@@ -137,10 +137,14 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole_file(path) as part:
+        # `save_file` makes a file that nobody else can read, also in a shared folder.
+        part.touch()
+        mode = part.stat().st_mode
         try:
             save_file(tensors, part, {**metadata, "sha256": fingerprint(tensors, metadata)})
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from None
+        part.chmod(mode)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -154,7 +154,9 @@ def newest_run(runs: Path) -> Path:
     """
     checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
     if not checkpoints:
-        raise ValueError(f"no run under {runs}; train a model with: make train")
+        raise ValueError(
+            f"no run under {runs}; train a model, for example with experiments/mlm_tiny.py, or name a folder"
+        )
     for path in reversed(checkpoints):
         if load_checkpoint(path.parent)[0]["step"] > 0:
             return path.parent

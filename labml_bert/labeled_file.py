@@ -217,7 +217,7 @@ def check_counts(path: Path, examples: list[Example], labels: list[str]) -> None
         if counts[i] < FEWEST_PER_LABEL:
             raise ValueError(
                 f"{path}: the label '{printable(label)}' has too few different rows ({counts[i]}); it needs "
-                f"{FEWEST_PER_LABEL}, to train, to choose when to stop, and to test"
+                f"at least {FEWEST_PER_LABEL}, one for each part; add rows, or remove the label"
             )
     if len(examples) < FEWEST_ROWS:
         raise ValueError(f"{path} has {len(examples)} different rows; add some, to at least {FEWEST_ROWS}")

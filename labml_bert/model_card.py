@@ -23,6 +23,16 @@ def inline_code(value: object) -> str:
     return f"`{''.join(c if c.isprintable() else '?' for c in text)}`"
 
 
+def escape(text: str) -> str:
+    """Text without the characters that mean something in Markdown or HTML, and without control characters."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if c.isprintable() else "?" for c in text)
+
+
+def quote(word: str) -> str:
+    """A word for a shell. `shlex` would also quote the dots of a shortened path."""
+    return word if word.startswith("…/") else shlex.quote(word)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table. A `|` in a cell would start a new cell, so it's escaped."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (header, *rows)]
@@ -31,11 +41,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_card(
-    folder: Path, title: str, pipeline: str, sections: dict[str, str], limits: str, command: Sequence[str]
+    folder: Path,
+    title: str,
+    pipeline: str,
+    call: str,
+    sections: dict[str, str],
+    limits: str,
+    command: Sequence[str],
 ) -> None:
     """
-    Writes `README.md` to `folder`. `pipeline` is the task of `transformers.pipeline`, `sections` are texts by
-    heading, and `command` is the command line that trained the model.
+    Writes `README.md` to `folder`. `pipeline` is the task of `transformers.pipeline`, `call` is code that
+    uses the result, `sections` are texts by heading, and `command` is the command line that trained the
+    model.
 
     Raises `OSError` if the file can't be written.
     """
@@ -46,19 +63,19 @@ def write_card(
         f"## Limits\n\n{limits}",
         "## Use it\n\nHere, `FOLDER` is the folder of this file:\n\n"
         "```python\nfrom transformers import pipeline\n\n"
-        f'model = pipeline("{pipeline}", "FOLDER")\n```',
-        f"## Train it again\n\n{inline_code(shlex.join(map(without_folders, command)))}",
+        f'model = pipeline("{pipeline}", "FOLDER")\n{call}\n```',
+        f"## Train it again\n\n{inline_code(' '.join(quote(without_folders(word)) for word in command))}",
     ]
     write_whole(folder / "README.md", "\n\n".join(parts))
 
 
 def without_folders(value: object) -> str:
     """
-    Returns a value as text. Of an absolute path, it keeps only the last part: the folders are private, and
-    useless on another machine.
+    Returns a value as text. Of an absolute path, it keeps only the last part, as in `…/name`: the folders are
+    private, and useless on another machine.
     """
     text = str(value)
-    return Path(text).name if Path(text).is_absolute() else text
+    return f"…/{Path(text).name}" if Path(text).is_absolute() else text
 
 
 def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str, Any]) -> None:
@@ -90,25 +107,30 @@ def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str
         "be false."
     )
     title = f"A masked language model trained on {inline_code(corpus['name'])}"
-    write_card(folder, title, "fill-mask", sections, limits, command)
+    write_card(folder, title, "fill-mask", 'model("… [MASK] …")', sections, limits, command)
 
 
 def write_classifier_card(
-    folder: Path, command: Sequence[str], facts: dict[str, str], labels: Sequence[str], scores: dict[str, Any]
+    folder: Path,
+    command: Sequence[str],
+    facts: dict[str, str],
+    labels: Sequence[str],
+    has_pairs: bool,
+    scores: dict[str, Any],
 ) -> None:
     """
     Writes the card of a classifier. `facts` are the lines about the training that the command has printed,
     and `scores` has the accuracy and the macro F1 of each method on the test rows, or `None`.
     """
     rows = [
-        (inline_code(name), *(f"{value:.1%}" for value in score or ("", "")))
+        (name, *(f"{value:.1%}" for value in score or ("", "")))
         for name, score in scores.items()
         if score is not None
     ]
     sections = {
         "Data": table(
             ("property", "value"),
-            [(name, inline_code(without_folders(value))) for name, value in facts.items()],
+            [(name, escape(without_folders(value))) for name, value in facts.items()],
         ),
         "Labels": ", ".join(map(inline_code, labels)),
         "Results": "On rows that played no part in training or in any choice:\n\n"
@@ -119,4 +141,7 @@ def write_classifier_card(
         "evaluated only on rows of the same file, and not for bias."
     )
     title = f"A classifier with {len(labels)} labels"
-    write_card(folder, title, "text-classification", sections, limits, command)
+    call = '{"text": "…", "text_pair": "…"}' if has_pairs else '"your text"'
+    write_card(
+        folder, title, "text-classification", f"model({call}, truncation=True)", sections, limits, command
+    )

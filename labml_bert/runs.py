@@ -84,7 +84,9 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
         else:
             folders += [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{CHECKPOINT}")]
     if not folders:
-        raise ValueError(f"no run in {' '.join(map(str, paths))}; train a model with: make train")
+        raise ValueError(
+            f"no run in {' '.join(map(str, paths))}; train a model, for example with experiments/mlm_tiny.py"
+        )
     folders.sort(key=lambda folder: (folder / CHECKPOINT).stat().st_mtime, reverse=True)
     return [read_run(folder) for folder in dict.fromkeys(folders)]
 

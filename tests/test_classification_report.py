@@ -4,7 +4,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 
-from labml_bert.classification_report import confusion_lines, measure_baselines
+from labml_bert.classification_report import confusion_lines, measure_baselines, print_report
 from labml_bert.labeled_text import Example, confusion_matrix
 
 
@@ -30,6 +30,19 @@ def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
     lines = confusion_lines(matrix, [f"{'漢字' * 30}{i}" for i in range(K)])
     assert max(map(cell_len, lines), default=0) <= 78
     assert len(lines) in (K + 1, min(10, largest * K * K))
+
+
+def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = [Example(f"text {'no' if i % 2 else 'yes'}", i % 2) for i in range(40)]
+    labels = torch.tensor([example.label for example in examples])
+    right, wrong = (torch.nn.functional.one_hot(x, 2).float() for x in (labels, torch.zeros_like(labels)))
+    scores = print_report(wrong, ["a", "b"], examples, examples)
+    out = capsys.readouterr().out
+    assert "the bag of words (TF-IDF) is 50 points better than the model." in out
+    model = scores["fine-tuned model"]
+    assert model is not None and model.accuracy == 0.5
+    print_report(right, ["a", "b"], examples, examples)
+    assert "points better" not in capsys.readouterr().out
 
 
 def test_the_baselines_are_scored_on_the_test_rows() -> None:

@@ -65,6 +65,19 @@ def test_the_split_keeps_every_label_in_both_parts() -> None:
         split_by_label(examples[:1], 0.2)
 
 
+def test_an_explicit_number_of_epochs_is_kept(
+    backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the default trains for at least `MIN_STEPS` steps."""
+    path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    arguments = ["train", str(path), "--from", str(backbone), "--learning-rate", "1e-3", "--output"]
+    classify.main([*arguments, str(tmp_path / "two"), "--epochs", "2"])
+    assert " at evaluation 2 of 2\n" in capsys.readouterr().out.replace("evaluation 1", "evaluation 2")
+    classify.main([*arguments, str(tmp_path / "default")])
+    cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("two", "default")]
+    assert "--learning-rate 0.001 --epochs 2 --seed 0" in cards[0] and "--epochs" not in cards[1]
+
+
 # Early stopping
 
 
@@ -220,6 +233,11 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
     arguments = ["--from", str(tmp_path / "run"), "--output", str(out), "--epochs", "1"]
     monkeypatch.setattr(classify, "MIN_STEPS", 1)
     classify.main(["train", str(path), *arguments])
+    assert '"your text" --pair "second text"'.replace('"', "'") in capsys.readouterr().out
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert '"text_pair"' in card and "--epochs 1 --seed 0 --from …/run" in card
+    # Without the second text, its probabilities would mean nothing.
+    assert_fails(tmp_path, ["predict", "out", "the cat"], "was trained with pairs of texts; add the", capsys)
     model = BertForSequenceClassification.from_pretrained(out)
     perturb_weights(model, 0)
     model.save_pretrained(out)
@@ -262,6 +280,7 @@ BAD_ARGUMENTS = {
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
+    "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
 }  # fmt: skip
 if sys.platform != "win32":
@@ -285,6 +304,9 @@ def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     save_backbone(folder / "classifier")
     config = BertForPreTraining.from_pretrained(backbone).config
     BertForSequenceClassification(config, ["a", "b"]).save_pretrained(folder / "classifier")
+    shutil.copytree(folder / "classifier", folder / "single")
+    settings = json.loads((folder / "single" / "tokenizer_config.json").read_text())
+    (folder / "single" / "tokenizer_config.json").write_text(json.dumps({**settings, classify.PAIRS: False}))
     return folder
 
 

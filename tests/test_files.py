@@ -65,6 +65,12 @@ def test_a_file_with_too_many_names_is_refused(tmp_path: Path) -> None:
         read_tensors(path)
 
 
+def test_others_may_read_tensors_if_they_may_read_other_files(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "tensors", {"a": torch.ones(2)}, {})
+    (tmp_path / "text").touch()
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "text").stat().st_mode
+
+
 def test_a_file_is_never_written_through_a_link(tmp_path: Path) -> None:
     """Neither under its own name nor under its temporary name."""
     target, path = tmp_path / "precious", tmp_path / "x.json"

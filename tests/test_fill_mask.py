@@ -100,4 +100,4 @@ def test_without_a_run_the_error_suggests_training(
     with pytest.raises(SystemExit) as exit_info:
         fill_mask.main(["[MASK]"])
     assert exit_info.value.code == 2
-    assert "make train" in capsys.readouterr().err
+    assert "experiments/mlm_tiny.py" in capsys.readouterr().err

@@ -34,13 +34,13 @@ def test_the_card_of_a_masked_language_model(tmp_path: Path) -> None:
     card = sections(tmp_path)
     assert "9,000 characters for training, 1,000 held out, sha256 `ab12`" in card["Data"]
     assert (
-        "| `from_` | `big` |" in card["Recipe"]
+        "| `from_` | `…/big` |" in card["Recipe"]
         and "1,234 parameters, 1,000 steps, 60 seconds" in card["Recipe"]
     )
     assert "| unigram | 3.250 | 25.0% |\n| this model | 1.500 | 75.0% |" in card["Results"]
     assert "at most 16 tokens" in card["Limits"]
     assert 'pipeline("fill-mask", "FOLDER")' in card["Use it"]
-    assert card["Train it again"].strip() == "`python 'a script.py' --from big`"
+    assert card["Train it again"].strip() == "`python 'a script.py' --from …/big`"
     text = (tmp_path / "README.md").read_text()
     assert "/home/me" not in text and "minutes" not in text
     assert "pipeline_tag: fill-mask" in text
@@ -49,13 +49,13 @@ def test_the_card_of_a_masked_language_model(tmp_path: Path) -> None:
 def test_the_card_of_a_classifier(tmp_path: Path) -> None:
     facts = {"file": "labels.csv", "model": "/home/me/logs/run"}
     scores = {"most frequent label": (0.5, 0.25), "TF-IDF (pip install scikit-learn)": None}
-    write_classifier_card(tmp_path, ["python"], facts, ["a|b", "c"], scores)
+    write_classifier_card(tmp_path, ["python"], facts, ["a|b", "c"], True, scores)
     card = sections(tmp_path)
-    assert "| file | `labels.csv` |\n| model | `run` |" in card["Data"]
+    assert "| file | labels.csv |\n| model | …/run |" in card["Data"]
+    assert 'model({"text": "…", "text_pair": "…"}, truncation=True)' in card["Use it"]
     assert card["Labels"].strip() == "`a|b`, `c`"
     assert (
-        "| `most frequent label` | 50.0% | 25.0% |" in card["Results"]
-        and "scikit-learn" not in card["Results"]
+        "| most frequent label | 50.0% | 25.0% |" in card["Results"] and "scikit-learn" not in card["Results"]
     )
 
 

@@ -112,7 +112,7 @@ def test_a_curve_spans_the_chart() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["empty"], "no run in empty; train a model with: make train"),
+        (["empty"], "no run in empty; train a model"),
         (["missing"], "no run in missing"),
         (["logs", "--html", "notes.txt"], "notes.txt exists and is not an .html file"),
         (["logs", "--html", "gone/curves.html"], "gone"),
