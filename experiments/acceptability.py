@@ -23,7 +23,7 @@ proportion to how often they occur in the text, because otherwise most of them w
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import math

@@ -27,13 +27,13 @@ though never their labels. So the table has a column for the test texts that it 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -43,16 +43,20 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from labml_bert.backbone import Backbone, find_newest_model, read_pretraining
+from labml_bert.backbone import (
+    Backbone,
+    find_newest_model,
+    load_backbone,
+    parse_label_count,
+    random_backbone,
+    read_pretraining,
+)
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, tune
-from labml_bert.bert import BertConfig
-from labml_bert.data.corpora import load_corpus
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
-from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.finetuning import encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
 from labml_bert.labeled_text import Example, choose_hyperparameter, score
-from labml_bert.model_folder import load_weights, read_config, read_tensors
+from labml_bert.model_folder import load_weights
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
@@ -157,17 +161,6 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     console.print()
 
 
-def parse_label_count(word: str, task: Task) -> int:
-    """Parses `all` or a number. Raises `ValueError` if it's below 5, or `task` has fewer training texts."""
-    most = len(task.train)
-    if word != "all" and not word.isdecimal():
-        raise ValueError(f"bad number of labels {word!r}; use a number, or all")
-    count = most if word == "all" else int(word)
-    if not 5 <= count <= most:
-        raise ValueError(f"{count} labels for {task.name}; it has {most}, so choose from 5 to {most}")
-    return count
-
-
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
     Returns one function per task, which computes the fingerprint of that task. The function trains the model
@@ -178,9 +171,7 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 def take_task_fingerprint(record: dict[str, Any], name: str) -> Fingerprint:
     """Trains for 32 steps on 100 texts in float32 on one thread, and evaluates on 100 test texts."""
-    corpus, config = load_corpus("python-docs"), BertConfig(**record["configuration"]["model"])
-    tokenizer = wordpiece_tokenizer(corpus.train, config.vocab_size)
-    backbone = Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
+    backbone = random_backbone(record["configuration"]["model"])
     task = {"package": package_task, "summary": summary_task}[name](distinct_docstrings())
     train, test = task.draw(100, 0), task.test[:100]
     with single_thread():
@@ -202,18 +193,16 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "seeds", "steps")
         device, steps = choose_device(options.device), options.steps
         folder = options.model or find_newest_model(Path("logs"))
-        config = read_config(folder)
-        tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-        # Use the published dropout, even if the model was pretrained without dropout.
-        config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-        backbone = Backbone(folder, config, tokenizer, read_tensors(folder), device)
+        backbone = load_backbone(folder, device)
         with console.status("reading the text"):
             docstrings = distinct_docstrings()
             tasks = package, summary = package_task(docstrings), summary_task(docstrings)
         # Check that the weights fit before anything is trained.
         model = build_classifier(backbone, package.labels, PRETRAINED)
-        work = [(package, parse_label_count(word, package)) for word in options.labels]
-        work.append((summary, parse_label_count(options.pairs, summary)))
+        work = [
+            (package, parse_label_count(word, "package", len(package.train), 5)) for word in options.labels
+        ]
+        work.append((summary, parse_label_count(options.pairs, "summary", len(summary.train), 5)))
 
         sizes = {t.name: f"{len(t.train):,} training and {len(t.test):,} test texts" for t in tasks}
         parameters = sum(p.numel() for p in model.parameters())
@@ -263,7 +252,7 @@ def main(argv: list[str] | None = None) -> None:
         record = {
             **describe_run("finetune_docstrings", ["--labels", *options.labels, *words], device),
             "configuration": {
-                "model": asdict(config),
+                "model": asdict(backbone.config),
                 "epochs": EPOCHS,
                 "steps": steps,
                 "rates": LEARNING_RATES,

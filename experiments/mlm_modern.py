@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 from labml_bert.data.corpora import load_corpus

@@ -23,7 +23,7 @@ After 60 steps, 1e-3 and 3e-4 were equally good.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import os

@@ -5,6 +5,7 @@ Experiments that compare ways to fine-tune a model start all of them from the sa
 file finds it, and describes where it comes from.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.bert import BertConfig
+from labml_bert.data.corpora import load_corpus
+from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
+from labml_bert.model_folder import read_config, read_tensors
 from labml_bert.training.checkpoint import load_checkpoint
 
 
@@ -48,3 +52,40 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
         return None
     values = {key: run_state["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
     return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
+
+
+def load_backbone(folder: Path, device: torch.device) -> Backbone:
+    """
+    Returns the pretrained model in `folder`, with the dropout that the paper used for fine-tuning, even if
+    the model was pretrained without dropout.
+
+    Raises `ValueError` if there is no model, or if a file is damaged.
+    """
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
+    config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    return Backbone(folder, config, tokenizer, read_tensors(folder), device)
+
+
+def random_backbone(sizes: dict[str, Any]) -> Backbone:
+    """
+    Returns a backbone without weights for the fingerprint of a record, because the repository doesn't contain
+    the pretrained model. `sizes` is the model's configuration in the record. The tokenizer is trained again.
+    """
+    config = BertConfig(**sizes)
+    tokenizer = wordpiece_tokenizer(load_corpus("python-docs").train, config.vocab_size)
+    return Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
+
+
+def parse_label_count(word: str, name: str, most: int, least: int) -> int:
+    """
+    Parses the number of labels to use of those in the data set `name`, or `all`.
+
+    Raises `ValueError` if the number is below `least` or above `most`.
+    """
+    if word != "all" and not word.isdecimal():
+        raise ValueError(f"bad number of labels {word!r}; use a number, or all")
+    count = most if word == "all" else int(word)
+    if not least <= count <= most:
+        raise ValueError(f"{count} labels for {name}; it has {most}, so choose from {least} to {most}")
+    return count

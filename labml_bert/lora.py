@@ -6,11 +6,11 @@ two thin matrices to it. Only the thin matrices are trained:
 
 $$W' = W + \frac{\alpha}{r} B A, \qquad B \in \mathbb{R}^{D \times r}, \quad A \in \mathbb{R}^{r \times D}$$
 
-With a rank $r$ of 8, you train 0.27% of the parameters of BERT base. So the optimizer needs memory for only a
-few parameters, and the trained weights of one task take about a megabyte. A training step doesn't get much
-cheaper: it still runs the whole forward pass and most of the backward pass, and skips only the gradients of
-the frozen weights. [This experiment](../experiments/parameters/finetune_parameters.md) compares LoRA with
-full fine-tuning.
+With a rank $r$ of 8, you train 0.27% of the parameters of BERT base. So the optimizer needs memory for only
+a few parameters, and the trained weights of one task take about a megabyte. A training step gets at most
+about a third cheaper: it still runs the forward pass and backpropagates through the activations, and skips
+only the gradients of the frozen weights. [This
+experiment](../experiments/parameters/finetune_parameters.md) compares LoRA with full fine-tuning.
 
 Letters for sizes: `D` hidden size, `r` rank.
 

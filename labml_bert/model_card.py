@@ -24,12 +24,12 @@ def inline_code(value: object) -> str:
 
 
 def escape(text: str) -> str:
-    """Text without the characters that mean something in Markdown or HTML, and without control characters."""
+    """Escapes characters that have a meaning in Markdown or HTML. Control characters become `?`."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if c.isprintable() else "?" for c in text)
 
 
 def quote(word: str) -> str:
-    """A word for a shell. `shlex` would also quote the dots of a shortened path."""
+    """Quotes a word for the shell, but not a shortened path, which `shlex.quote` would put in quotes."""
     return word if word.startswith("…/") else shlex.quote(word)
 
 
@@ -50,9 +50,9 @@ def write_card(
     command: Sequence[str],
 ) -> None:
     """
-    Writes `README.md` to `folder`. `pipeline` is the task of `transformers.pipeline`, `call` is code that
-    uses the result, `sections` are texts by heading, and `command` is the command line that trained the
-    model.
+    Writes `README.md` to `folder`. `pipeline` is the task for `transformers.pipeline`, `call` is code that
+    calls the resulting `model`, `sections` maps each heading to its text, and `command` is the command line
+    that trained the model.
 
     Raises `OSError` if the file can't be written.
     """
@@ -71,7 +71,7 @@ def write_card(
 
 def without_folders(value: object) -> str:
     """
-    Returns a value as text. Of an absolute path, it keeps only the last part, as in `…/name`: the folders are
+    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders are
     private, and useless on another machine.
     """
     text = str(value)
@@ -120,7 +120,8 @@ def write_classifier_card(
 ) -> None:
     """
     Writes the card of a classifier. `facts` are the lines about the training that the command has printed,
-    and `scores` has the accuracy and the macro F1 of each method on the test rows, or `None`.
+    and `scores` maps each method to its accuracy and macro F1 on the test rows, or to `None` if it couldn't
+    run.
     """
     rows = [
         (name, *(f"{value:.1%}" for value in score or ("", "")))

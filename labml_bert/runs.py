@@ -8,7 +8,7 @@ newest first, with their results and with the options in which they differ:
     python -m labml_bert.runs logs/mlm_tiny/20261121-120000 logs/mlm_tiny/20261121-123000 --html curves.html
 
 With `--html`, it also writes a page with the curves of these runs: the loss and the accuracy, the learning
-rate, the sequence length, the norm of the gradient and the speed. The page is one file and loads nothing.
+rate, the sequence length, the norm of the gradient and the speed. The page is a single, self-contained file.
 """
 
 if __name__ == "__main__":
@@ -36,14 +36,14 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# The table has the steps and the time, and `model` repeats other options.
+# Options that aren't compared. The table already shows the steps and the time, and `model` repeats others.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
 # In pixels.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64
 
 
 class RunFolder(NamedTuple):
-    """What is known about a run."""
+    """A run, as read from its folder."""
 
     path: Path
     configuration: dict[str, Any]
@@ -73,7 +73,8 @@ def read_run(path: Path) -> RunFolder:
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """
-    Returns the runs in `paths`, each the folder of a run or a folder with runs below it, newest first.
+    Returns the runs in `paths`, newest first. Each path is the folder of a run, or a folder that contains
+    runs.
 
     Raises `ValueError` if there are none, or if one of them is damaged.
     """
@@ -127,8 +128,8 @@ def print_runs(runs: Sequence[RunFolder]) -> None:
 
 def draw_chart(title: str, curves: Sequence[tuple[int, list[tuple[int, float]]]]) -> str:
     """
-    Draws curves, each with the number of its run and its points `(step, value)`, as an SVG. The numbers at
-    the axes are the smallest and the largest values.
+    Draws curves as an SVG. Each curve is given by the number of its run and its points `(step, value)`. The
+    axes are labeled with the smallest and the largest values.
     """
     xs = [step for _, points in curves for step, _ in points]
     ys = [value for _, points in curves for _, value in points]
@@ -196,7 +197,7 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, prints the runs, and writes the page."""
+    """Reads the command line, prints the runs, and writes the page if `--html` asks for it."""
     parser = OneLineParser(
         prog="python -m labml_bert.runs", description="List runs, and compare their curves."
     )

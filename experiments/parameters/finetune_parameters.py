@@ -1,13 +1,13 @@
 r"""
-# Labels for tokens, and spans: where are the parameters?
+# Token classification and question answering
 
-Pretraining helps a model classify whole texts. Does it help as much if the model has to label each token, or
-to find a span? As in [`finetune_docstrings.py`](../finetune_docstrings.md), the labels come with Python: a
+Pretraining helps a model classify whole texts. Does it help as much if the model has to label each token or
+find a span? As in [`finetune_docstrings.py`](../finetune_docstrings.md), the labels come with Python: a
 function's signature says which words of its docstring are names of parameters. We turn that into two tasks:
 
 - **tokens**: which words of this docstring name a parameter? `BertForTokenClassification` gives each word one
-  of two classes. The word alone isn't enough: *name* is a parameter in about 40% of these docstrings that
-  contain it, and *object* in only 12%.
+  of two classes. The word alone isn't enough: Of the docstrings that contain *name*, about 40% use it as
+  a parameter; for *object*, it's only 12%.
 - **span**: all names of parameters are replaced by `_`. Which gap was `timeout`? The input is the name and
   the docstring, and `BertForQuestionAnswering` picks the start and the end of the answer.
 
@@ -29,13 +29,13 @@ are drawn with seed 0.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -45,18 +45,19 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.parameters.tasks import SPAN, TASKS, TOKENS, Function, Item, make_items, read_functions
-from labml_bert.backbone import Backbone, find_newest_model, read_pretraining
-from labml_bert.baselines.tfidf import check_scikit_learn_is_here
-from labml_bert.bert import BertConfig
-from labml_bert.data.corpora import load_corpus
-from labml_bert.data.tokenizers import (
-    load_tokenizer,
-    wordpiece_tokenizer,
+from labml_bert.backbone import (
+    Backbone,
+    find_newest_model,
+    load_backbone,
+    parse_label_count,
+    random_backbone,
+    read_pretraining,
 )
+from labml_bert.baselines.tfidf import check_scikit_learn_is_here
 from labml_bert.finetuning import collate_rows, fine_tune
 from labml_bert.heads import NEW_PARAMETERS, BertForQuestionAnswering, BertForTokenClassification
 from labml_bert.lora import add_lora
-from labml_bert.model_folder import load_weights, read_config, read_tensors
+from labml_bert.model_folder import load_weights
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
@@ -69,10 +70,10 @@ PRETRAINED, LORA, FROM_SCRATCH, WORDS = ARMS = ("pretrained", "LoRA", "from scra
 # The values to choose from. For the networks, they are learning rates, and LoRA needs higher ones. For the
 # logistic regression, they are values of `C`, the inverse of the regularization strength.
 CANDIDATES = {
-    PRETRAINED: (3e-4, 1e-3, 3e-3),
-    LORA: (3e-3, 1e-2, 3e-2),
-    FROM_SCRATCH: (3e-4, 1e-3, 3e-3),
-    WORDS: (0.3, 3.0, 30.0),
+    PRETRAINED: (3e-4, 1e-3, 3e-3, 1e-2),
+    LORA: (1e-3, 3e-3, 1e-2, 3e-2),
+    FROM_SCRATCH: (3e-4, 1e-3, 3e-3, 1e-2),
+    WORDS: (0.03, 0.3, 3.0, 30.0, 300.0),
 }
 EPOCHS = 4
 RANK = 8
@@ -104,7 +105,7 @@ class Options:
 
 def build_model(backbone: Backbone, task: str, arm: str) -> Model:
     """
-    Returns a model before fine-tuning.
+    Builds the model that `arm` fine-tunes for `task`.
 
     Raises `ValueError` if the weights don't fit the configuration.
     """
@@ -195,8 +196,8 @@ def f1_or_accuracy(task: str, items: Sequence[Item], scores: Sequence[Tensor]) -
     ## The metrics
 
     For *tokens*, the F1 of the class *parameter*, $2\,tp / (2\,tp + fp + fn)$ over all words of all items: a
-    word belongs to the class if its score is above 0. For *span*, the fraction of items in which the
-    highest-scoring gap really is that parameter.
+    word belongs to the class if its score is above 0. For *span*, the accuracy: the fraction of
+    items in which the highest-scoring gap was the parameter asked for.
     """
     labels = [torch.tensor([question.label for question in item.questions]) for item in items]
     if task == SPAN:
@@ -251,16 +252,6 @@ def count_trained(model: Model) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def parse_count(word: str, most: int) -> int:
-    """Parses `all` or a number. Raises `ValueError` if it's below 20, or above `most`."""
-    if word != "all" and not word.isdecimal():
-        raise ValueError(f"bad number of labels {word!r}; use a number, or all")
-    count = most if word == "all" else int(word)
-    if not 20 <= count <= most:
-        raise ValueError(f"{count} labeled docstrings; there are {most}, so choose from 20 to {most}")
-    return count
-
-
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
     Returns one function per task that computes its fingerprint. Each trains from scratch, because the
@@ -271,12 +262,10 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 def take_task_fingerprint(record: dict[str, Any], task: str) -> Fingerprint:
     """Trains for 32 steps on 100 docstrings in float32 on one thread, and evaluates on 50 items."""
-    corpus, config = load_corpus("python-docs"), BertConfig(**record["configuration"]["model"])
-    tokenizer = wordpiece_tokenizer(corpus.train, config.vocab_size)
-    backbone = Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
+    backbone = random_backbone(record["configuration"]["model"])
     functions, test = read_functions()
-    train_items = make_items(task, tokenizer, draw(functions, 100, 0), MAX_LENGTH)[:128]
-    test_items = make_items(task, tokenizer, test, MAX_LENGTH)[:50]
+    train_items = make_items(task, backbone.tokenizer, draw(functions, 100, 0), MAX_LENGTH)[:128]
+    test_items = make_items(task, backbone.tokenizer, test, MAX_LENGTH)[:50]
     with single_thread():
         scores, losses = run_arm(
             backbone, task, FROM_SCRATCH, 32, 0, 1e-3, train_items, test_items, bfloat16=False
@@ -296,20 +285,18 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "seeds", "steps")
         device = choose_device(options.device)
         folder = options.model or find_newest_model(Path("logs"))
-        config = read_config(folder)
-        tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-        # Use the published dropout, even if the model was pretrained without dropout.
-        config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-        backbone = Backbone(folder, config, tokenizer, read_tensors(folder), device)
+        backbone = load_backbone(folder, device)
         # Check that the weights fit before anything is trained.
         counts = {arm: count_trained(build_model(backbone, TOKENS, arm)) for arm in (PRETRAINED, LORA)}
-        longest = min(MAX_LENGTH, config.max_position_embeddings)
+        longest = min(MAX_LENGTH, backbone.config.max_position_embeddings)
         with console.status("reading the docstrings"):
             train_functions, test_functions = read_functions()
-            tests = {task: make_items(task, tokenizer, test_functions, longest) for task in TASKS}
-        sizes = [parse_count(word, len(train_functions)) for word in options.labels]
+            tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
+        sizes = [
+            parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels
+        ]
 
-    sampled = {task: make_items(task, tokenizer, train_functions, longest) for task in TASKS}
+    sampled = {task: make_items(task, backbone.tokenizer, train_functions, longest) for task in TASKS}
     details = {
         "docstrings": f"{len(train_functions):,} for training, {len(test_functions):,} for testing",
         "items": ", ".join(f"{task} {len(sampled[task]):,} and {len(tests[task]):,}" for task in TASKS),
@@ -329,10 +316,10 @@ def main(argv: list[str] | None = None) -> None:
                 attempt = partial(run_arm, backbone, task, arm, options.steps)
                 key = (task, arm, min(count, MAX_TUNING_LABELS))
                 if key not in candidates:
-                    tuning = make_items(task, tokenizer, draw(train_functions, key[2], 0), longest)
+                    tuning = make_items(task, backbone.tokenizer, draw(train_functions, key[2], 0), longest)
                     candidates[key] = choose_candidate(task, arm, tuning, partial(attempt, 0))
                 tuning_seconds = time.monotonic() - run_start
-                train = make_items(task, tokenizer, draw(train_functions, count, seed), longest)
+                train = make_items(task, backbone.tokenizer, draw(train_functions, count, seed), longest)
                 result = attempt(seed, candidates[key], train, tests[task])
                 table.append(
                     {
@@ -354,7 +341,7 @@ def main(argv: list[str] | None = None) -> None:
     record = {
         **describe_run("parameters/finetune_parameters", words, device),
         "configuration": {
-            "model": asdict(config),
+            "model": asdict(backbone.config),
             "epochs": EPOCHS,
             "steps": options.steps,
             "rank": RANK,

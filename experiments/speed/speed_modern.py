@@ -15,7 +15,7 @@ We time both models in float32, the default of `transformers`, and with autocast
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # You can run a clone without installing it.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse

@@ -30,7 +30,8 @@ class Chunk(NamedTuple):
     """For files: the number of the file and the offset in it, in bytes."""
 
 
-# A function that yields the text from a position on: the beginning or, to resume, the end of the last block.
+# A function that yields the text from a given position: the beginning or, to resume, the end of the last
+# block.
 ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
 
 
@@ -38,7 +39,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """
     ## Reading files
 
-    Returns the files in `paths`. Each folder is replaced by all files below it, sorted by name.
+    Returns the files in `paths`. Each folder is replaced by the files below it, sorted by
+    name. Names that start with a dot are skipped.
 
     Raises `ValueError` if a path doesn't exist, or if a folder has no files.
     """
@@ -94,8 +96,8 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
 
 def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[str]:
     """
-    Yields the text of the files as documents for `pair_dataset.build_dataset`, without ever holding a whole
-    file in memory. A file with more than `longest` characters becomes several documents, cut at empty lines
+    Yields the text of the files as documents for `pair_dataset.build_dataset`, without holding a large file
+    in memory. A file with more than `longest` characters becomes several documents, cut at empty lines
     if there are any.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.
@@ -161,7 +163,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
         with explain_unreadable(path), open_file(path) as file:
             for offset in offsets:
                 file.seek(offset)
-                # The offset may be inside a line, and even inside a character.
+                # The offset may be inside a line, or even inside a character.
                 if offset:
                     file.readline(size)
                 pieces.append(file.read(size).decode("utf-8", "ignore"))

@@ -1,19 +1,19 @@
 r"""
 # Text larger than memory
 
-How do you train on more text than your computer has memory? Tokenize it once and write the token ids to a
-file. Training then maps this file into memory, and the operating system reads only the parts that a batch
-needs. [`prepare.py`](../prepare.md) is the command that does this. It writes a folder:
+How do you train on more text than fits in memory? Tokenize it once and write the token ids to a file.
+Training then maps this file into memory, and the operating system reads only the parts that a batch needs.
+[`prepare.py`](../prepare.md) does the tokenizing. It writes a folder:
 
 | file | contents |
 |---|---|
-| `train.bin`, `valid.bin` | the token ids, as uint16, or as int32 if there are more than 65,536 tokens |
+| `train.bin`, `valid.bin` | the token ids, as uint16 (int32 for a vocabulary of more than 65,536) |
 | `tokenizer.json` | the tokenizer |
 | `blocks.jsonl` | a line with the settings, then one for each block of about four megabytes of text |
 
 The text is read only once, block by block. The line about a block is written after its ids have reached the
-disk. So if the program is killed, it continues with the next block. The line also holds the sha256 of the
-block's ids, which is checked whenever the folder is opened.
+disk. So if the program is killed, the next run continues after the last block that has a line. The line
+also holds the sha256 of the block's ids, which is checked whenever the folder is opened.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def encode_block(
 ) -> tuple[bytes, bytes, int, int]:
     """
     Tokenizes the texts. Returns the ids of the training pieces and of the held-out ones as bytes, and their
-    numbers of characters. The library uses all cores.
+    numbers of characters. The `tokenizers` library uses all cores.
     """
     typecode = id_type(tokenizer)[0]
     parts: tuple[list[str], list[str]] = ([], [])
@@ -87,7 +87,7 @@ def encode_block(
 
 
 def id_type(tokenizer: Tokenizer) -> tuple[str, torch.dtype]:
-    """The type of an id, as `array` names it and as PyTorch does."""
+    """The type of an id: its `array` typecode and its PyTorch dtype."""
     return ("H", torch.uint16) if tokenizer.get_vocab_size() <= 2**16 else ("i", torch.int32)
 
 
@@ -197,7 +197,7 @@ def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int
     for text, position in chunks:
         texts.append(text)
         size += len(text)
-        # This counts characters. In scripts with several bytes per character, blocks are larger.
+        # This counts characters, so in many writing systems a block has more bytes than that.
         if size >= BLOCK_SIZE:
             yield texts, position
             texts, size, position = [], 0, None
@@ -210,7 +210,7 @@ class TokenizedCorpus:
     """
     ## Reading the ids
 
-    What `Corpus` is for text, this is for a folder of token files. The training ids are memory-mapped, so
+    The counterpart of `Corpus` for a folder of token files. The training ids are memory-mapped, so
     they take almost no memory, however long the text is.
     """
 
@@ -228,7 +228,7 @@ class TokenizedCorpus:
     """A hash of the ids and of the tokenizer."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises `ValueError` if `tokenizer` would give other ids."""
+        """Raises `ValueError` if `tokenizer` would produce different ids."""
         a, b = (json.loads(t.to_str()) for t in (tokenizer, self.tokenizer))
         if any(a[part] != b[part] for part in ("normalizer", "pre_tokenizer", "model")):
             raise ValueError(
