@@ -13,7 +13,7 @@ from typing import Any
 from docs.figures import attention, live
 from docs.figures.continued import table as continued_table
 from docs.figures.cost import cost
-from docs.figures.derived import retrieval_table, wins_table
+from docs.figures.derived import parameters_table, retrieval_table, wins_table
 from docs.figures.records import Record, describe_check, provenance
 from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
@@ -158,6 +158,9 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             )
         elif "history" in record.data:
             content = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+        elif "trained_parameters" in record.data:
+            tables = (f"**{task}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"])
+            content = "\n\n".join([*tables, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
         elif "table" in record.data:
             content = comparison(record)
         elif "speed" in record.data:
