@@ -240,7 +240,7 @@ def test_without_a_run_the_error_suggests_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_fails(["the dog"], "make train", capsys)
+    assert_fails(["the dog"], "experiments/mlm_tiny.py", capsys)
 
 
 def assert_fails(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ def course(tmp_path: Path) -> Path:
         (
             Report([PASSED], STEPS[1], "", [], True),
             [f"Next is step 2: {STEPS[1].title}."],
-            ["hint", "Your code present", "train"],
+            ["hint", "Your code printed", "train"],
         ),
         (
             Report([FAILED], FIRST, "one\ntwo\n", [], True),
@@ -40,7 +40,7 @@ def course(tmp_path: Path) -> Path:
                 "expected 1.0",
                 "Line 30:",
                 "course hint",
-                "Your code present:\n    one\n    two",
+                "Your code printed:\n    one\n    two",
             ],
             ["Next is step"],
         ),
