@@ -36,7 +36,8 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# Options that aren't compared. The table already shows the steps and the time, and `model` repeats others.
+# Options that the comparison leaves out: the table shows the steps and the time, and the others follow from
+# the rest.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
 # In pixels.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64

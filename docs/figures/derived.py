@@ -115,13 +115,18 @@ def accuracies(record: Record, task: str, labels: int, arm: str) -> list[float]:
 
     Raises `PageError` if there is none.
     """
+    rows = rows_of(record, task, labels, arm)
+    return [row["accuracy"] if "accuracy" in row else row["score"] for row in rows]
+
+
+def rows_of(record: Record, task: str, labels: int, arm: str) -> list[dict[str, Any]]:
+    """The rows of a method with so many labels, one for each seed. Raises `PageError` if there is none."""
     rows = [
         row for row in record.data["table"] if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
     ]
-    values = [row["accuracy"] if "accuracy" in row else row["score"] for row in rows]
-    if not values:
+    if not rows:
         raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
-    return values
+    return rows
 
 
 def with_std(record: Record, task: str, labels: int, arm: str) -> str:
@@ -149,12 +154,7 @@ def parameters_table(record: Record, task: str) -> str:
 
 def seconds_per_run(record: Record, task: str, labels: int, arm: str) -> float:
     """The mean seconds of training and testing, without the search for the hyperparameter."""
-    rows = [
-        row for row in record.data["table"] if (row["task"], row["labels"], row["arm"]) == (task, labels, arm)
-    ]
-    if not rows:
-        raise PageError(f"the run {record.name} has no {arm!r} with {labels} labels of {task!r}")
-    return statistics.mean(row["seconds"] for row in rows)
+    return statistics.mean(row["seconds"] for row in rows_of(record, task, labels, arm))
 
 
 def accuracy_chart(record: Record, task: str) -> Markup:

@@ -3,10 +3,10 @@ r"""
 
 Pretraining helps a model classify whole texts. Does it help as much if the model has to label each token or
 find a span? As in [`finetune_docstrings.py`](../finetune_docstrings.md), the labels come with Python: a
-function's signature says which words of its docstring are names of parameters. We turn that into two tasks:
+function's signature says which words of its docstring are names of parameters. This gives us two tasks:
 
 - **tokens**: which words of this docstring name a parameter? `BertForTokenClassification` gives each word one
-  of two classes. The word alone isn't enough: Of the docstrings that contain *name*, about 40% use it as
+  of two classes. The word alone isn't enough: of the docstrings that contain *name*, about 40% use it as
   a parameter; for *object*, it's only 12%.
 - **span**: all names of parameters are replaced by `_`. Which gap was `timeout`? The input is the name and
   the docstring, and `BertForQuestionAnswering` picks the start and the end of the answer.
@@ -254,8 +254,8 @@ def count_trained(model: Model) -> int:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns one function per task that computes its fingerprint. Each trains from scratch, because the
-    repository doesn't contain the pretrained model.
+    Returns a function for each task, which computes the task's fingerprint. It trains a network from scratch,
+    because the repository doesn't contain the pretrained model.
     """
     return {task: partial(take_task_fingerprint, record, task) for task in TASKS}
 
