@@ -298,7 +298,8 @@ def started(page: Page, address: str) -> list[str]:
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(address, wait_until="networkidle")
-    page.click(".live .start")
+    # `page.click` scrolls first, and where that brings the model into view it starts without the click.
+    page.dispatch_event(".live .start", "click")
     page.wait_for_selector(".live.running .guesses")
     return requests
 
