@@ -153,16 +153,16 @@ class ModernBertAttention(nn.Module):
         for the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`, `(B, P)`.
         """
         qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
-        qkv = qkv.permute(0, 2, 3, 1, 4)  # (B, 3, H, T, d)
         cos, sin = (angles.to(qkv.dtype) for angles in rotary)
-        q, k = rotate(qkv[:, :2], cos, sin).unbind(1)  # (B, H, T, d)
+        qk, v = qkv.permute(0, 2, 3, 1, 4).split((2, 1), dim=1)  # (B, 2, H, T, d) and (B, 1, H, T, d)
+        q, k = rotate(qk, cos, sin).unbind(1)  # (B, H, T, d)
         if output_positions is not None:
             q = q.take_along_dim(output_positions[:, None, :, None], dim=2)  # (B, H, P, d)
             if attention_mask is not None and attention_mask.size(2) > 1:
                 mask = attention_mask[:, 0].expand(len(q), -1, -1)  # (B, T, T)
                 attention_mask = select_positions(mask, output_positions)[:, None]  # (B, 1, P, T)
         dropout_prob = self.attention_dropout if self.training else 0.0
-        context = attend(q, k, qkv[:, 2], attention_mask, dropout_prob)  # (B, H, P, d)
+        context = attend(q, k, v.squeeze(1), attention_mask, dropout_prob)  # (B, H, P, d)
         return self.out_drop(self.Wo(context.transpose(1, 2).flatten(2)))
 
 

@@ -150,7 +150,7 @@ STEPS = (
         chapter="ladder",
         hints=(
             "`self.Wqkv(x)` has the width 3D. Split it into `(3, H, d)` and move the dimensions to "
-            "`(B, 3, H, T, d)`. `rotate` works on `qkv[:, :2]`, the queries and keys.",
+            "`(B, 3, H, T, d)`. `rotate` takes only queries and keys, `(B, 2, H, T, d)`.",
             "With `output_positions`, `(B, P)`, keep only these queries: `q.take_along_dim("
             "output_positions[:, None, :, None], dim=2)`. A mask with a row for each query must lose the "
             "same rows; `select_positions` does that for `(B, T, T)`.",
@@ -160,8 +160,8 @@ STEPS = (
         mistakes=(
             Mistake(
                 "not rotated",
-                "q, k = rotate(qkv[:, :2], cos, sin).unbind(1)",
-                "q, k = qkv[:, :2].unbind(1)",
+                "q, k = rotate(qk, cos, sin).unbind(1)",
+                "q, k = qk.unbind(1)",
                 "You don't rotate queries and keys, so the model can't tell positions apart.",
             ),
             Mistake(
@@ -173,14 +173,14 @@ STEPS = (
             ),
             Mistake(
                 "values rotated",
-                "attend(q, k, qkv[:, 2],",
-                "attend(q, k, rotate(qkv[:, 2:], cos, sin)[:, 0],",
+                "attend(q, k, v.squeeze(1),",
+                "attend(q, k, rotate(v, cos, sin).squeeze(1),",
                 "You rotate the values, too. Only queries and keys are rotated.",
             ),
             Mistake(
                 "mask dropped",
-                "qkv[:, 2], attention_mask,",
-                "qkv[:, 2], None,",
+                "v.squeeze(1), attention_mask,",
+                "v.squeeze(1), None,",
                 "You don't pass the mask to `attend`.",
             ),
             Mistake(
