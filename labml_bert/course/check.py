@@ -50,17 +50,17 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
     Raises `ValueError` if a file of the exercises is missing.
     """
     texts, progress = folders.read_files(folder), folders.read_progress(folder)
-    to_judge: list[Step] = []
+    unchecked: list[Step] = []
     problem = None
     for step in [only] if only else STEPS:
         problem = read_problem(step, texts[step.file])
         if problem:
             break
         if only or not is_done(step, texts, progress):
-            to_judge.append(step)
-    verdicts, output = run_judge(to_judge, texts, limit) if to_judge else ([], "")
+            unchecked.append(step)
+    verdicts, output = run_in_process(unchecked, texts, limit) if unchecked else ([], "")
     restored = folders.put_back(folder, texts)
-    for step, verdict in zip(to_judge, verdicts, strict=False):
+    for step, verdict in zip(unchecked, verdicts, strict=False):
         if verdict.passed:
             progress.passed[step.name] = folders.fingerprint(step, texts[step.file])
     is_saved = folders.write_progress(folder, progress) if verdicts else True
@@ -104,8 +104,8 @@ def read_problem(step: Step, text: str) -> Verdict | None:
     return None
 
 
-def run_judge(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
-    """Runs `judge.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
+def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
+    """Runs `run_probes.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, empty = Path(name), Path(name) / "empty"
         empty.mkdir()
@@ -117,7 +117,7 @@ def run_judge(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[l
         with open(folder / "output.txt", "wb") as output:
             try:
                 code: int | None = subprocess.run(
-                    [sys.executable, "-m", "labml_bert.course.judge", str(folder)],
+                    [sys.executable, "-m", "labml_bert.course.run_probes", str(folder)],
                     cwd=empty,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -136,7 +136,7 @@ def run_judge(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[l
 
 
 def explain_end(step: Step, code: int | None, trace: str, limit: float) -> Verdict:
-    """The verdict on code that made the judge end too early."""
+    """The verdict on code that ended the process too early."""
     if trace or code is None:
         # Other functions of the file may be original code, with other line numbers.
         name = step.function.rpartition(".")[2]

@@ -9,7 +9,7 @@ import pytest
 from labml_bert.course import folder as folders
 from labml_bert.course.check import Report, check_folder, next_step
 from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
-from labml_bert.course.judge import judge
+from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
 from labml_bert.course.step import Verdict
 from labml_bert.course.track import STEPS
@@ -76,7 +76,7 @@ def test_all_steps_pass_in_the_original_files(course: Path) -> None:
     ],
 )
 def test_one_clear_answer(course: Path, body: str, message: str) -> None:
-    answer = judge(FIRST, restore_others(write(course, body), FIRST, STEPS))
+    answer = run_probe(FIRST, restore_others(write(course, body), FIRST, STEPS))
     assert not answer.passed
     assert answer.message.startswith(message), answer
 
@@ -101,7 +101,7 @@ def test_one_clear_answer_from_the_process(course: Path, body: str, message: str
 
 def test_an_error_names_the_line(course: Path) -> None:
     text = write(course, "x = 1\n    return undefined")
-    answer = judge(FIRST, restore_others(text, FIRST, STEPS))
+    answer = run_probe(FIRST, restore_others(text, FIRST, STEPS))
     assert answer.line is not None
     assert text.splitlines()[answer.line - 1] == "    return undefined"
     assert answer.details == (

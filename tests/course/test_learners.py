@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labml_bert.course.compare import describe_difference
-from tests.support.course import judge_body
+from tests.support.course import check_body
 
 RIGHT = {
     "bert.py:init_weights": """
@@ -59,14 +59,14 @@ EVALUATION = """
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_code_of_a_learner_passes(name: str) -> None:
-    verdict = judge_body(name, RIGHT[name])
+    verdict = check_body(name, RIGHT[name])
     assert verdict.passed, verdict
 
 
 @pytest.mark.slow("64 batch sizes")
 @pytest.mark.parametrize("rows", range(1, 65))
 def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
-    verdict = judge_body("training/evaluation.py:evaluate_masked_lm", EVALUATION.format(rows=rows))
+    verdict = check_body("training/evaluation.py:evaluate_masked_lm", EVALUATION.format(rows=rows))
     assert verdict.mistake == "mean over batches", verdict
 
 
@@ -102,7 +102,7 @@ def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
     ],
 )
 def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, message: str) -> None:
-    verdict = judge_body(name, body)
+    verdict = check_body(name, body)
     assert not verdict.passed
     assert verdict.message.startswith(message), verdict
     assert verdict.line is None or message.startswith("Your code raises")

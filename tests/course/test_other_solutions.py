@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.course import judge_body
+from tests.support.course import check_body
 
 SOLUTIONS = {
     "mlm.py:masked_lm_loss": """
@@ -238,5 +238,5 @@ SOLUTIONS = {
 
 @pytest.mark.parametrize("name", SOLUTIONS)
 def test_another_solution_passes(name: str) -> None:
-    verdict = judge_body(name, SOLUTIONS[name])
+    verdict = check_body(name, SOLUTIONS[name])
     assert verdict.passed, verdict

@@ -12,10 +12,10 @@ import torch
 from labml_bert.course import folder as folders
 from labml_bert.course.check import read_problem
 from labml_bert.course.compare import describe_difference, first_difference, observe
-from labml_bert.course.judge import judge, load
 from labml_bert.course.probes import masking as masking_probes
 from labml_bert.course.probes import pairs as pairs_probes
 from labml_bert.course.probes.track import PROBES
+from labml_bert.course.run_probes import load, run_probe
 from labml_bert.course.source import (
     function_lines,
     make_mistake,
@@ -68,16 +68,16 @@ def test_the_reference_passes_also_in_a_file_whose_other_steps_are_empty(step: S
     others = [other for other in STEPS if other.file == step.file and other != step]
     for text in (read_reference(step.file), remove_bodies(read_reference(step.file), others)):
         assert read_problem(step, text) is None
-        verdict = judge(step, restore_others(text, step, STEPS))
+        verdict = run_probe(step, restore_others(text, step, STEPS))
         assert verdict.passed, verdict
     observations = observe(PROBES[step.name], load(read_reference(step.file), step, step.file))
     assert "error" not in [observation.name for observation in observations], observations[-1]
 
 
-@pytest.mark.slow("judges each mistake")
+@pytest.mark.slow("checks each mistake")
 @pytest.mark.parametrize(("step", "mistake"), MISTAKES, ids=[f"{s.name} {m.name}" for s, m in MISTAKES])
 def test_each_known_mistake_gets_its_own_diagnosis(step: Step, mistake: Mistake) -> None:
-    verdict = judge(step, restore_others(make_mistake(step, mistake), step, STEPS))
+    verdict = run_probe(step, restore_others(make_mistake(step, mistake), step, STEPS))
     assert (verdict.passed, verdict.mistake) == (False, mistake.name)
     assert verdict.message == mistake.message
     assert len({m.name for m in step.mistakes}) == len(step.mistakes)

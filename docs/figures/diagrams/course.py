@@ -7,7 +7,7 @@ How the check of a step finds a known mistake.
 import torch
 
 from docs.figures.diagrams.drawing import Drawing, Words
-from labml_bert.course.judge import load
+from labml_bert.course.run_probes import load
 from labml_bert.course.source import make_mistake, read_reference
 from labml_bert.course.track import STEPS
 

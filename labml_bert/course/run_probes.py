@@ -1,10 +1,10 @@
 """
-# The judge
+# Running the probes
 
-`python -m labml_bert.course.judge FOLDER` checks steps. It's a process of its own, because the learner's code
-can do anything: print, loop forever, or end the process. `FOLDER` has the job in `job.json`; the verdicts go
-to `verdicts.jsonl`, one line each. At the first step that fails, the judge stops. If a step takes too long,
-the traceback goes to `trace.txt` and the process ends.
+`python -m labml_bert.course.run_probes FOLDER` checks steps. It runs in a process of its own, because a
+learner's code can do anything: print, loop forever, or end the process. The input is `job.json` in `FOLDER`.
+The verdicts go to `verdicts.jsonl`, one line each, and the first step that fails is the last one to be
+checked. If a step takes too long, the traceback goes to `trace.txt` and the process ends.
 """
 
 import ast
@@ -48,7 +48,7 @@ def observe_mistakes(step: Step) -> list[tuple[Mistake, list[Observation]]]:
     return [(mistake, observe(PROBES[step.name], module)) for mistake, module in modules]
 
 
-def judge(step: Step, tree: ast.Module) -> Verdict:
+def run_probe(step: Step, tree: ast.Module) -> Verdict:
     """
     ## One step
 
@@ -134,7 +134,7 @@ def main(folder: Path) -> None:
             step = steps[name]
             tree = restore_others(job["files"][step.file], step, STEPS)
             faulthandler.dump_traceback_later(job["limit"], exit=True, file=trace)
-            verdict = judge(step, tree)
+            verdict = run_probe(step, tree)
             faulthandler.cancel_dump_traceback_later()
             print(json.dumps(asdict(verdict)), file=verdicts, flush=True)
             if not verdict.passed:
