@@ -1,9 +1,8 @@
 r"""
 # Does the model notice a scrambled sentence?
 
-A score is useful if it prefers a sentence that somebody wrote to a version of it that nobody would write.
-This script takes sentences that a model hasn't seen in training, and scrambles the words of each in three
-ways:
+A good score is higher for a sentence that somebody wrote than for a scrambled version of it. This script
+takes sentences that a model hasn't seen in training, and scrambles the words of each in three ways:
 
 | scramble | what is wrong with the result |
 |---|---|

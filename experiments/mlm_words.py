@@ -1,5 +1,5 @@
 r"""
-# The same with words
+# A masked language model of words
 
 What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
 rare: in a text of a few megabytes, each of them occurs only a handful of times. That makes the two-neighbor

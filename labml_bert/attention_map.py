@@ -1,12 +1,12 @@
 """
 # What each head attends to
 
-Every head of every layer computes attention weights: how much each position takes from every position of the
-text. This file runs a text with a `[MASK]` through a model once. It returns the attention weights and the
-model's predictions as plain numbers, ready for a picture.
+When a model fills in a mask, which tokens does each attention head look at? This file runs a text with a
+`[MASK]` through a model once. It returns the model's predictions and the attention weights of every head, as
+plain numbers that you can draw.
 
-The weights say what is mixed, not why. A head can give a position a large weight and still take nothing
-useful from it. What it takes is the position's value, and the weights don't show that.
+An attention weight says how much a head takes from a position. It doesn't say how useful that is: what the
+head takes is the position's value vector, which the weight doesn't show.
 """
 
 from typing import Any

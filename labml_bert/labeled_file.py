@@ -1,8 +1,8 @@
 r"""
 # Labeled texts from a file
 
-Where do your labels live? Usually in a table with one text and one label per row. This file reads such a
-table as CSV:
+How do you load your own labels? Put them into a table with one text and one label per row. The code here
+reads such a table as CSV:
 
     text,label
     "Great film, and far too short.",good

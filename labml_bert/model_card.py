@@ -1,10 +1,9 @@
 """
 # A model card for every saved model
 
-You find a folder with weights that somebody trained a year ago. On what text, and how? How good is the model,
-and what is it not good for? A model card answers these questions. Each command that saves a model also writes
-its card, as `README.md` in the same folder. Model hubs show this file as the model's page, and read the lines
-between the dashes at its top.
+On what text was a model trained, how good is it, and what is it not good for? A model card answers these
+questions. Each command that trains and saves a model also writes its card, as `README.md` in the same folder.
+A model hub shows this file as the model's page, and reads the metadata between the `---` lines at its top.
 
 Source: [Mitchell et al., 2019](https://arxiv.org/abs/1810.03993), who proposed model cards.
 """

@@ -1,9 +1,9 @@
 """
 # Fingerprints of a claim
 
-A record is current if today's code reproduces it, and [all records](../../labml_bert/run/fingerprint.md) are
-checked in the same way. The record of a claim has one fingerprint per arm: the run of its first seed,
-shortened to a few steps.
+Does today's code still reproduce the runs of a claim? The record of a claim has one
+[fingerprint](../../labml_bert/run/fingerprint.md) per arm: the losses of a few training steps with the arm's
+first seed.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
 r"""
 # What a head does on the plateau
 
-To answer two questions about the plateau, you have to look inside the model. Does the plateau end when a head
-finds the neighbors? `neighbor_attention` and `order_gain` follow this through training. And is finding them
-what takes so long? `attend_to_neighbors` sets a head by hand, so that it doesn't have to be found.
+Early in training, the loss often stays on a plateau: the model doesn't use the neighbors of a mask yet. Does
+the plateau end when a head starts to attend to the neighbors? `neighbor_attention` and `order_gain` measure
+that during training. Is learning such a head what takes so long? To find out, `attend_to_neighbors` sets the
+weights of a head by hand.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `H` heads, `D` hidden size, `d` width
 of a head.

@@ -1,26 +1,28 @@
 r"""
 # Token classification and question answering
 
-Pretraining helps a model classify whole texts. Does it help as much if the model has to label each token or
-find a span? As in [`finetune_docstrings.py`](../finetune_docstrings.md), the labels come with Python: a
-function's signature says which words of its docstring are names of parameters. This gives us two tasks:
+Pretraining helps a model [classify whole texts](../finetune_docstrings.md). Does it also help a model label
+each token, or find a span? The labels come with Python: a function's signature says which words of its
+docstring are names of parameters. This gives us two tasks:
 
 - **tokens**: which words of this docstring name a parameter? `BertForTokenClassification` gives each word one
-  of two classes. The word alone isn't enough: of the docstrings that contain *name*, about 40% use it as
-  a parameter; for *object*, it's only 12%.
-- **span**: all names of parameters are replaced by `_`. Which gap was `timeout`? The input is the name and
-  the docstring, and `BertForQuestionAnswering` picks the start and the end of the answer.
+  of two classes. The word alone isn't enough to decide: *name* is a parameter in about 40% of the docstrings
+  that contain it, and *object* in only 12%.
+- **span**: all names of parameters are replaced by `_`, and the question is, for example: which gap was
+  `timeout`? The input is the name and the docstring, and `BertForQuestionAnswering` picks the start and the
+  end of the answer.
 
 We compare four methods, each with the same labeled docstrings:
 
-- **pretrained** fine-tunes the encoder of `bert_tiny.py`, all of it;
-- **LoRA** freezes the same encoder and trains [thin matrices](../../labml_bert/lora.md) that are added to it;
-- **from scratch** is the same network with random initial weights;
+- **pretrained** fine-tunes all weights of the encoder that `bert_tiny.py` has pretrained;
+- **LoRA** freezes the pretrained encoder and trains small [low-rank matrices](../../labml_bert/lora.md),
+  which are added to its weights;
+- **from scratch** trains the same network from random weights;
 - **neighboring words** is a logistic regression on each word and the two words on either side of it.
 
-All test docstrings are from documents that the encoder hasn't seen in pretraining. For each method, task and
-number of labels, we choose one hyperparameter, once: on the last fifth of up to 1,000 labeled docstrings that
-are drawn with seed 0.
+All test docstrings are from documents that the encoder hasn't seen in pretraining. Each method has one
+hyperparameter to tune. For each task and number of labels, we tune it once: we draw up to 1,000 labeled
+docstrings with seed 0, train on four fifths of them, and choose the value that is best on the rest.
 
     python experiments/bert_tiny.py
     python experiments/parameters/finetune_parameters.py
@@ -67,8 +69,8 @@ from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, LORA, FROM_SCRATCH, WORDS = ARMS = ("pretrained", "LoRA", "from scratch", "neighboring words")
-# The values to choose from. For the networks, they are learning rates, and LoRA needs higher ones. For the
-# logistic regression, they are values of `C`, the inverse of the regularization strength.
+# The values of the hyperparameter to choose from: learning rates for the networks (LoRA needs higher ones),
+# and for the logistic regression `C`, the inverse of the regularization strength.
 CANDIDATES = {
     PRETRAINED: (3e-4, 1e-3, 3e-3, 1e-2),
     LORA: (1e-3, 3e-3, 1e-2, 3e-2),
@@ -78,7 +80,7 @@ CANDIDATES = {
 EPOCHS = 4
 RANK = 8
 Model = BertForTokenClassification | BertForQuestionAnswering
-# Maximum tokens in a docstring, or in a name and its docstring. A docstring starts with what matters most.
+# Maximum number of tokens in an input. Longer docstrings lose their end, which usually matters least.
 MAX_LENGTH = 64
 # With more labels, choosing the hyperparameter would take longer than the training itself.
 MAX_TUNING_LABELS = 1000
@@ -93,8 +95,8 @@ class Options:
     labels: tuple[str, ...] = ("300", "all")
     """Numbers of labeled docstrings to train on."""
     seeds: int = 5
-    """Number of seeds. A seed decides which docstrings are labeled, their order, and the initial
-    values of the new weights."""
+    """Number of seeds. A seed decides which docstrings are labeled, their order, and the initial values of
+    the new weights."""
     steps: int = 200
     """Minimum number of training steps."""
     device: str = "auto"
@@ -124,8 +126,8 @@ def build_model(backbone: Backbone, task: str, arm: str) -> Model:
 @torch.no_grad()
 def score_questions(model: Model, items: Sequence[Item]) -> list[Tensor]:
     """
-    Returns one score for each question of each item. For *tokens*, it's the log-odds that the word is a
-    parameter; for *span*, the start logit plus the end logit at the gap. `model` must be in eval mode.
+    Returns one score for each question of each item. For *tokens*, the score is the log-odds that the word is
+    a parameter. For *span*, it's the start logit plus the end logit at the gap. `model` must be in eval mode.
     """
     scores: list[Tensor] = [torch.empty(0)] * len(items)
     order = sorted(range(len(items)), key=lambda i: len(items[i].row.input_ids))
@@ -195,9 +197,9 @@ def f1_or_accuracy(task: str, items: Sequence[Item], scores: Sequence[Tensor]) -
     r"""
     ## The metrics
 
-    For *tokens*, the F1 of the class *parameter*, $2\,tp / (2\,tp + fp + fn)$ over all words of all items: a
-    word belongs to the class if its score is above 0. For *span*, the accuracy: the fraction of
-    items in which the highest-scoring gap was the parameter asked for.
+    For *tokens*, the metric is the F1 of the class *parameter*, $2\,tp / (2\,tp + fp + fn)$, over all words
+    of all items. A word with a score above 0 is predicted to be a parameter. For *span*, the metric is the
+    accuracy: the fraction of items in which the gap with the highest score was the parameter asked for.
     """
     labels = [torch.tensor([question.label for question in item.questions]) for item in items]
     if task == SPAN:
@@ -207,7 +209,7 @@ def f1_or_accuracy(task: str, items: Sequence[Item], scores: Sequence[Tensor]) -
 
 
 def chance(task: str, items: Sequence[Item]) -> float:
-    """The score of a trivial answer: always *parameter* for *tokens*, a random gap for *span*."""
+    """The metric of a trivial method: label every word a parameter, or choose a gap at random."""
     if task == TOKENS:
         return f1_or_accuracy(task, items, [torch.ones(len(item.questions)) for item in items])
     return statistics.mean(statistics.mean(float(q.label) for q in item.questions) for item in items)
@@ -222,7 +224,7 @@ def draw(functions: Sequence[Function], count: int, seed: int) -> list[Function]
 def choose_candidate(
     task: str, arm: str, items: list[Item], attempt: Callable[[float, list[Item], list[Item]], Attempt]
 ) -> float:
-    """Returns the best learning rate, or the best `C`, on the last fifth of the items."""
+    """Returns the learning rate, or the `C`, that is best on the last fifth of the items."""
     split = len(items) - len(items) // 5
     values = {}
     for candidate in CANDIDATES[arm]:
@@ -254,8 +256,8 @@ def count_trained(model: Model) -> int:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns a function for each task, which computes the task's fingerprint. It trains a network from scratch,
-    because the repository doesn't contain the pretrained model.
+    Returns one function per task, which computes the task's fingerprint. The function trains a network from
+    scratch, because the repository doesn't contain the pretrained model.
     """
     return {task: partial(take_task_fingerprint, record, task) for task in TASKS}
 

@@ -2,8 +2,8 @@
 # Docstrings and signatures
 
 How do you get labels for tokens, or questions whose answer is a span, without a download? The signature of a
-function says which words of its docstring are names of parameters.
-[`finetune_parameters.py`](finetune_parameters.md) explains the two tasks that we make of that.
+function says which words of its docstring are names of parameters. From these words, this file makes the two
+tasks that [`finetune_parameters.py`](finetune_parameters.md) describes.
 """
 
 import ast
@@ -59,9 +59,9 @@ def read_functions() -> tuple[list[Function], list[Function]]:
     """
     ## Docstrings that name a parameter
 
-    Returns functions whose docstring names a parameter: those to train on, and those to test on, which
-    pretraining on `python-docs` hasn't seen. Near copies are left out, as in
-    `docstring_tasks.distinct_docstrings`.
+    Returns the functions whose docstring names a parameter, as a training set and a test set. A model that
+    was pretrained on `python-docs` hasn't seen the docstrings of the test set. `distinct_docstrings` leaves
+    out near copies.
     """
     signatures = read_signatures()
     parts: tuple[list[Function], list[Function]] = ([], [])
@@ -75,7 +75,7 @@ def read_functions() -> tuple[list[Function], list[Function]]:
 
 
 class Question(NamedTuple):
-    """A word whose class is asked for, or a gap that may be the answer."""
+    """A word to classify, or a gap that may be the answer."""
 
     features: dict[str, float]
     """For the logistic regression."""
@@ -88,11 +88,14 @@ class Item(NamedTuple):
     row: Row
     questions: list[Question]
     positions: list[int]
-    """The token of each question. All of these are in the row."""
+    """The index of each question's token in the row."""
 
 
 def describe_word(words: Sequence[str], i: int, name: str = "") -> dict[str, float]:
-    """The features of a word: itself, two words on each side, and each of these together with `name`."""
+    """
+    The features of a word: the word itself and the two words on each side of it. If there is a `name`, also
+    each of these words together with the name.
+    """
     around = [f"{d}={words[i + d].lower()}" for d in range(-2, 3) if 0 <= i + d < len(words)]
     return dict.fromkeys([*around, *(f"{name}|{x}" for x in around if name)], 1.0)
 
@@ -102,9 +105,9 @@ def make_items(task: str, tokenizer: Tokenizer, functions: Sequence[Function], l
     ## From docstrings to rows
 
     Each word is tokenized on its own, so we know which tokens belong to it. In the task *tokens*, the first
-    subword of a word has the word's label, as in the paper, and the others have -100. In the task *span*, a
-    docstring with several parameters gives an item for each of them, and the answer is the first gap of that
-    parameter. A docstring that is too long loses its end.
+    subword of a word has the word's label, as in the BERT paper, and the other subwords have -100. In the
+    task *span*, a docstring needs at least two parameters. It gives one item for each of them, and the answer
+    is the first gap of that parameter. A docstring that is too long loses its end.
     """
     ids = special_token_ids(tokenizer)
     cls_id, sep_id = (ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))

@@ -1,8 +1,8 @@
 r"""
 # Timing a training step
 
-A time in seconds doesn't transfer: it depends on the machine, and on the other programs that are running.
-Two kinds of numbers transfer better.
+How long a training step takes depends on the machine, and on what else is running there. Two kinds of numbers
+depend less on that:
 
 - **The ratio of two programs, timed in turn.** Whatever slows one of them down slows the other down too.
 - **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same
