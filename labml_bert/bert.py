@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns vectors, `(B, T, D)`, or `(B, P, D)` at `output_positions`, and the attention weights."""
+        """Returns vectors, `(B, T, D)` or `(B, P, D)`, and all attention weights if asked for."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -313,7 +313,7 @@ class BertModel(nn.Module):
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Padding is masked only as a *key*. The outputs at padded positions are meaningless: ignore them.
+            # Nothing attends to padding. Padded positions still get outputs, but these are meaningless.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:

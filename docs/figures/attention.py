@@ -105,7 +105,7 @@ def mask_rows(record: Record) -> Markup:
     near = sum(sum(w[position][max(0, position - 2) : position + 3]) for layer in layers for w in layer)
     heads = sum(len(layer) for layer in layers)
     caption = (
-        f"Where each of the {heads} heads attends at the masked position, which is framed. The area of a "
+        f"Where each of the {heads} heads looks from the masked position, which is framed. The area of a "
         "square is the attention weight. On average over the heads, the position itself and two on either "
         f"side get {near / heads:.0%} of the attention. Uniform attention would give them "
         f"{5 / len(tokens):.0%}."
@@ -148,9 +148,10 @@ def head_map(record: Record) -> Markup:
         rows.append([query, key, f"{row[best]:.0%}"])
     offsets = Counter(strongest(row, 1)[0] - line for line, row in enumerate(weights))
     offset, times = offsets.most_common(1)[0]
-    side = "to the left" if offset < 0 else "to the right"
-    where = "the token itself" if offset == 0 else f"the token {abs(offset)} {side}"
-    most = f"In {times} of {len(tokens)} rows the largest weight is on {where}."
+    side = "before" if offset < 0 else "after"
+    distance = "right" if abs(offset) == 1 else f"{abs(offset)} positions"
+    where = "the token itself" if offset == 0 else f"the token {distance} {side} it"
+    most = f"For {times} of the {len(tokens)} tokens, the largest weight is on {where}."
     story = f"Layer {i + 1}, head {j + 1}. {most}"
     caption = f"{story} A row is a token that attends, a column is a token that it attends to."
     return figure(

@@ -13,7 +13,7 @@ from docs.literate.rows import PageError
 METHODS = {
     "uniform": "uniform: all tokens equally likely",
     "unigram": "unigram: how often each token occurs",
-    "two-neighbor n-gram": "n-gram: a table of what stood between two neighbors",
+    "two-neighbor n-gram": "two-neighbor n-gram: how often each token occurs between the same two neighbors",
 }
 
 

@@ -43,11 +43,11 @@ def course_mistakes() -> int:
     return sum(len(step.mistakes) for step in STEPS)
 
 
-def course_exercise(function: str, what: str = "it") -> str:
-    """A link to the chapter for an exercise that is a step, by the name of its function."""
+def course_exercise(function: str, what: str) -> str:
+    """A link from an exercise to its step in the course. `what` is the result of the step's `function`."""
     name = f"course/exercises.py:{function}"
     number = next(number for number, step in enumerate(STEPS, 1) if step.name == name)
-    return f"[Write {what} as a function](course.md): it's step {number} of the course."
+    return f"[Write a function that computes {what}](course.md) (step {number} of the course)."
 
 
 def course_notebook(setup: str) -> str:
@@ -75,7 +75,7 @@ def course_notes(source: Source) -> dict[str, str]:
     """A link to the chapter for each step that is in a source file, by the name of the definition."""
     chapter = posixpath.relpath("course.md", posixpath.dirname(source.page))
     return {
-        step.function: f"[Write this yourself]({chapter}): it's step {number} of the course."
+        step.function: f"[Write this yourself]({chapter}) (step {number} of the course)."
         for number, step in enumerate(STEPS, 1)
         if f"labml_bert/{step.file}" == source.path
     }

@@ -33,8 +33,10 @@ def learning_rate_chart(record: Record) -> str:
             (100 * x, 100 * arguments.learning_rate_at(x) / peak) for x in (0.0, arguments.warmup_ratio, 1.0)
         ]
         lines.append(Line(f"{name}, peak {peak:g}", points))
-    title = "The learning rate during training, in percent of its peak"
-    caption = f"{title}. Both recipes warm up linearly, and then decay linearly to zero."
+    title = "The learning rate during training, as a percentage of its peak"
+    caption = (
+        f"{title}. In both recipes, the learning rate warms up linearly and then decays linearly to zero."
+    )
     return line_chart(lines, title, "percent of the steps", "percent of the peak", caption=caption)
 
 

@@ -70,7 +70,7 @@ def to_namespace(value: Any) -> Any:
 
 # A timing can't be reproduced exactly, so its record shows only the date and the machine.
 TIMINGS = {"speed", "ablation", "growth", "modern_steps"}
-NOT_CHECKED = "Not checked against today's code."
+NOT_CHECKED = "Not checked against later code."
 
 
 def describe_check(record: Record) -> str:
@@ -92,4 +92,4 @@ def describe_check(record: Record) -> str:
     dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():
         return NOT_CHECKED
-    return f"Reproduced by today's code ({min(dates)})."
+    return f"Reproduced with the code of {min(dates)}."

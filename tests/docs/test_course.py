@@ -43,10 +43,9 @@ def test_each_definition_that_is_a_step_links_to_the_chapter() -> None:
         assert step.function in {row.name for row in source.rows}
         depth = "../" * source.page.count("/")
         assert (
-            notes[step.function]
-            == f"[Write this yourself]({depth}course.md): it's step {number} of the course."
+            notes[step.function] == f"[Write this yourself]({depth}course.md) (step {number} of the course)."
         )
-        assert page.count(f"it's step {number} of the course") == 1
+        assert page.count(f"(step {number} of the course)") == 1
     assert course_notes(sources["labml_bert.files"]) == {}
 
 

@@ -11,16 +11,16 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
-    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
-    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
 
 
 @pytest.mark.parametrize(
     "data", [{}, {"fingerprint": {}}, {"fingerprint": {"steps": 3}}, {"fingerprints": {}, "table": []}]
 )
 def test_a_missing_check_is_reported(data: dict) -> None:
-    assert describe_check(Record("x", data)) == "Not checked against today's code."
+    assert describe_check(Record("x", data)) == "Not checked against later code."
 
 
 @pytest.mark.parametrize("kind", ["speed", "ablation", "growth"])
@@ -32,6 +32,6 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     rows = [{"arm": "short"}, {"arm": "long"}, {"arm": "shared", "from": "another claim"}]
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
-    assert describe_check(record) == "Reproduced by today's code (2026-11-22)."
+    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
     del fingerprints["long"]
-    assert describe_check(record) == "Not checked against today's code."
+    assert describe_check(record) == "Not checked against later code."

@@ -217,7 +217,7 @@ def test_a_chapter(tmp_path: Path) -> None:
     assert 'href="../labml_bert/small/#Thing"' in page
     assert "`plateau`, 42, <span" in page and "`{{ 1 }}`" in page
     assert page.count("<figure") == 2 and "maths: true" in page
-    assert "Not checked against today's code" in html.unescape(page)
+    assert "Not checked against later code" in html.unescape(page)
     path.write_text("one\n\ntwo {{ nothing }}\n")
     with pytest.raises(PageError, match=r"^docs/pages/chapter.md:3: .*no name 'nothing'"):
         chapter(path, "chapter", sources, {}, [])

@@ -91,12 +91,13 @@ def embeddings(d: Drawing) -> Words:
     (embeddings_down if d.is_narrow else embeddings_across)(d, tables)
     return Words(
         "Three embeddings and their sum",
-        f"The input is eight tokens, {' '.join(MASKED)}. Each position adds three rows of three tables: "
+        f"The input is eight tokens, {' '.join(MASKED)}. Each input vector is the sum of three rows: "
         f"the row of its token, one of {V:,}; the row of its position, 0 to {len(MASKED) - 1}, one of "
         f"{BASE.max_position_embeddings}; and the row of its segment, which is A everywhere here, one of "
         f"{BASE.type_vocab_size}. Each row has {D} numbers. The sums go through LayerNorm and dropout. The "
         "result is one vector per token, (B, T, D).",
-        "Each position adds three rows: what the token is, where it is, and which segment it belongs to. "
+        "Each input vector is the sum of three rows: one for the token, one for its position and one for its "
+        "segment. "
         f"The tables have the sizes of BERT base, where a row has {D} numbers.",
     )
 
