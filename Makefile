@@ -12,13 +12,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
 
-# From a file of labels to the folder `classifier`. Pretrains a BERT for three minutes if there is none yet.
+# From a file of labels to the folder `classifier`. It starts from the BERT in the folder FROM, or else from one
+# that it pretrains for two minutes, once.
 LABELS ?= labels.csv
 classifier: $(VENV)/.baselines
 	@$(BIN)/python -m labml_bert.classify check "$(LABELS)" >/dev/null
-	@ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 3
+	@test -n "$(FROM)" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
 	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier \
-		--from "$$(ls -d logs/bert_tiny/*/model | tail -n 1)" $(ARGS)
+		--from "$(or $(FROM),$$(dirname $$(ls -d logs/bert_tiny/*/model | tail -n 1)))" $(ARGS)
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.
 speed: $(VENV)/.run

@@ -7,6 +7,9 @@ the columns `text` and `label`, and fine-tune a pretrained encoder on it:
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."
 
+From a fresh clone, `make classifier` does all that `train` needs: it installs the packages, and it pretrains
+an encoder if there is none yet.
+
 `train` compares the classifier with two baselines, on rows that it never trained on. Then it writes a folder
 that `transformers` opens too:
 
