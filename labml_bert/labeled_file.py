@@ -271,7 +271,7 @@ def check_counts(path: Path, texts: LabeledTexts) -> None:
     if rare:
         raise ValueError(
             f"{path}: labels with too few different rows: {some(rare)}; each needs at least "
-            f"{FEWEST_PER_LABEL}, one for each part; add rows, or remove the label{reason}"
+            f"{FEWEST_PER_LABEL}, one for each part; add rows, or remove these labels{reason}"
         )
     if len(texts.examples) < FEWEST_ROWS:
         count = len(texts.examples)
