@@ -43,10 +43,10 @@ def print_report(
     console.print(table)
     accuracies = {name: result.accuracy for name, result in scores.items() if result}
     best = max(accuracies, key=lambda name: accuracies[name])
-    gap = accuracies[best] - accuracies["fine-tuned model"]
-    if gap > 0.005:
+    gap = round(100 * (accuracies[best] - accuracies["fine-tuned model"]))
+    if gap > 0:
         console.print(
-            f"\n  On these rows, the {best} is {100 * gap:.0f} points better than the model.\n"
+            f"\n  On these rows, the {best} is {gap} point{'s' * (gap > 1)} better than the model.\n"
             "  Use it, or pretrain the encoder longer or on text of this kind."
         )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")

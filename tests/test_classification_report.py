@@ -61,7 +61,12 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     model = scores["fine-tuned model"]
     assert model is not None and model.accuracy == 0.5
     print_report(right, ["a", "b"], examples, examples)
-    assert "points better" not in capsys.readouterr().out
+    assert "better than" not in capsys.readouterr().out
+    many = examples * 3
+    logits = torch.cat([right, right, right])
+    logits[0] = logits[0].flip(0)
+    print_report(logits, ["a", "b"], many, many)
+    assert "is 1 point better than the model." in capsys.readouterr().out
 
 
 def test_the_baselines_are_scored_on_the_test_rows() -> None:

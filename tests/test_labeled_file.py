@@ -123,7 +123,7 @@ BAD_FILES = {
     "many rare classes": ("a.csv", HEADER + GOOD + "".join(f"\nx{i},c{i:02}" for i in range(14)),
                           "'c00' (1), 'c01' (1), 'c02' (1), 'c03' (1), 'c04' (1), 'c05' (1), 'c06' (1), "
                           "'c07' (1), 'c08' (1), 'c09' (1), and 4 more; each needs"),
-    "class only in conflicts": ("a.csv", HEADER + GOOD + "\ntext 3,c", "remove these labels; left out 2 rows: "
+    "class only in conflicts": ("a.csv", HEADER + GOOD + "\ntext 3,c", "these labels; left out 2 rows: "
                                 "same text, different labels (lines 5 and 22)"),
     "too few rows": ("a.csv", HEADER + GOOD[: GOOD.index("text 19") - 1], "has 19 different rows"),
     "broken JSON": ("a.jsonl", objects('{"text": "x"'), "line 21 is not JSON (Expecting"),
