@@ -7,10 +7,19 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean
+.PHONY: train classifier peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
+
+# From a file of labels to the folder `classifier`. It starts from the BERT in the folder FROM, or else from one
+# that it pretrains for two minutes, once.
+LABELS ?= labels.csv
+classifier: $(VENV)/.baselines
+	@$(BIN)/python -m labml_bert.classify check "$(LABELS)" >/dev/null
+	@test -n "$(FROM)" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
+	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier \
+		--from "$(or $(FROM),$$(dirname $$(ls -d logs/bert_tiny/*/model | tail -n 1)))" $(ARGS)
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.
 speed: $(VENV)/.run
@@ -94,6 +103,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/.baselines: $(VENV)/.run
+	$(INSTALL) --editable '.[baselines]'
 	@touch $@
 
 # What labml-nn depends on is for its experiments, which no longer run; its modules need none of it.

@@ -23,6 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
+from tokenizers import Tokenizer
+
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
@@ -42,8 +44,8 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    If you don't set an option whose default is `None`, the function `set_defaults` below chooses its value,
-    based on the amount of text. `mlm_tiny.py` and `mlm_modern.py` give reasons for the other values."""
+    If you don't set an option whose default is `None`, the functions below choose its value, based on the
+    amount of text. `mlm_tiny.py` and `mlm_modern.py` give reasons for the other values."""
 
     minutes: float | None = None
     """How long to train, in minutes. Default: no time limit, but a number of steps that suits the text."""
@@ -99,23 +101,33 @@ CHARACTERS_PER_PIECE = 400
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 2_000, 1_000_000
 
 
-def set_defaults(options: Options, corpus: Corpus | TokenizedCorpus) -> Options:
-    r"""
+def default_vocab_size(corpus: Corpus) -> int:
+    """
     ## Defaults that depend on the text
 
-    Sets the options that you left out. The vocabulary must have room for the alphabet twice, because a
-    character can start a word or continue one. So a writing system with thousands of characters gets a larger
-    vocabulary. The standard deviation of the initial weights is $0.02\sqrt{768 / D}$ for a model of width
-    $D$. With this value, a sum over $D$ weights is as large as in BERT base."""
-    characters = corpus.train_characters
-    if isinstance(corpus, TokenizedCorpus):
-        vocab_size = corpus.tokenizer.get_vocab_size()
-        if options.vocab_size not in (None, vocab_size):
-            raise ValueError(f"{corpus.name} is tokenized with {vocab_size} tokens; leave out --vocab-size")
-    else:
-        alphabet = len(set().union(*corpus.train))
-        pieces = min(30_000, max(1_000, characters // CHARACTERS_PER_PIECE))
-        vocab_size = max(pieces, 2 * alphabet + 500)
+    The vocabulary grows with the text. It must have room for the alphabet twice, because a character can
+    start a word or continue one. A writing system with thousands of characters gets a larger vocabulary."""
+    alphabet = len(set().union(*corpus.train))
+    pieces = min(30_000, max(1_000, corpus.train_characters // CHARACTERS_PER_PIECE))
+    return max(pieces, 2 * alphabet + 500)
+
+
+def choose_tokenizer(corpus: Corpus | TokenizedCorpus, vocab_size: int | None) -> Tokenizer:
+    """Returns the tokenizer that came with the tokens, or trains one on the text."""
+    if isinstance(corpus, Corpus):
+        size = default_vocab_size(corpus) if vocab_size is None else vocab_size
+        return wordpiece_tokenizer(corpus.train, size, lowercase=False)
+    size = corpus.tokenizer.get_vocab_size()
+    if vocab_size not in (None, size):
+        raise ValueError(f"{corpus.name} is tokenized with {size} tokens; leave out --vocab-size")
+    return corpus.tokenizer
+
+
+def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
+    r"""
+    Sets the options that you left out, for a text of this many characters. The standard deviation of the
+    initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum over $D$ weights
+    is as large as in BERT base."""
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     steps = EPOCHS * characters // 4 // Options.batch_tokens
     defaults = {
@@ -136,12 +148,8 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         corpus = load_text_or_tokens(options.corpus)
-        run.options = options = set_defaults(options, corpus)
-        assert options.vocab_size is not None
-        if isinstance(corpus, TokenizedCorpus):
-            tokenizer = corpus.tokenizer
-        else:
-            tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size, lowercase=False)
+        tokenizer = choose_tokenizer(corpus, options.vocab_size)
+        run.options = options = set_defaults(options, corpus.train_characters, tokenizer.get_vocab_size())
         text = MaskedText(
             corpus,
             tokenizer,

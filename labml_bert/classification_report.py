@@ -13,8 +13,9 @@ from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from labml_bert.baselines.tfidf import tune
@@ -42,10 +43,10 @@ def print_report(
     console.print(table)
     accuracies = {name: result.accuracy for name, result in scores.items() if result}
     best = max(accuracies, key=lambda name: accuracies[name])
-    gap = accuracies[best] - accuracies["fine-tuned model"]
-    if gap > 0.005:
+    gap = round(100 * (accuracies[best] - accuracies["fine-tuned model"]))
+    if gap > 0:
         console.print(
-            f"\n  On these rows, the {best} is {100 * gap:.0f} points better than the model.\n"
+            f"\n  On these rows, the {best} is {gap} point{'s' * (gap > 1)} better than the model.\n"
             "  Use it, or pretrain the encoder longer or on text of this kind."
         )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
@@ -79,23 +80,37 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
     ## Which labels are confused?
 
     Returns the confusion matrix, `(K, K)`, in lines of at most `width` columns: a row for each true label,
-    and a numbered column for each prediction. If there are too many labels for that, returns the ten most
-    frequent mistakes instead.
+    and a numbered column for each prediction. If the names of the labels are too long to stand beside the
+    counts, a numbered list of them comes first. If there are too many labels for a matrix, returns the ten
+    most frequent mistakes instead.
     """
     K, counts = len(labels), matrix.tolist()
     names = [printable(label) for label in labels]
     index_width = len(str(K))
     cell_width = max(len(str(matrix.max().item())), index_width) + 1
-    name_width = min(24, width - K * cell_width - index_width - 1)
-    if name_width >= 8:
-        header = "".join(f"{i:{cell_width}}" for i in range(1, K + 1))
-        lines = [" " * (index_width + 1 + name_width) + header]
-        for i, (name, row) in enumerate(zip(names, counts, strict=True), 1):
-            cells = "".join(f"{count or '.':>{cell_width}}" for count in row)
-            lines.append(f"{i:{index_width}} {set_cell_size(name, name_width)}{cells}")
-        return lines
-    mistakes = [(counts[i][j], i, j) for i in range(K) for j in range(K) if i != j and counts[i][j]]
-    return [
-        f"{count:5}  {set_cell_size(names[i], 24)} predicted as {set_cell_size(names[j], 24)}".rstrip()
-        for count, i, j in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]
-    ]
+    room = width - K * cell_width - index_width
+    if room < 0:
+        mistakes = [(counts[i][j], i, j) for i in range(K) for j in range(K) if i != j and counts[i][j]]
+        return [
+            line
+            for count, i, j in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]
+            for line in wrap(f"{count:5}  ", f"{names[i]} predicted as {names[j]}", width)
+        ]
+    lines = []
+    name_width = max(map(cell_len, names)) + 1
+    if name_width > room:
+        for i, name in enumerate(names, 1):
+            lines += wrap(f"{i:{index_width}} ", name, width)
+        lines.append("")
+        names, name_width = [""] * K, 0
+    lines.append(" " * (index_width + name_width) + "".join(f"{i:{cell_width}}" for i in range(1, K + 1)))
+    for i, (name, row) in enumerate(zip(names, counts, strict=True), 1):
+        cells = "".join(f"{count or '.':>{cell_width}}" for count in row)
+        lines.append(f"{i:{index_width}}{set_cell_size(' ' * bool(name) + name, name_width)}{cells}")
+    return lines
+
+
+def wrap(start: str, text: str, width: int) -> list[str]:
+    """Breaks a text into lines of at most `width` columns. The first begins with `start`."""
+    parts = [part.plain.rstrip() for part in Text(text).wrap(console, width - len(start))]
+    return [(" " * len(start) if i else start) + part for i, part in enumerate(parts)]

@@ -7,6 +7,9 @@ the columns `text` and `label`, and fine-tune a pretrained encoder on it:
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."
 
+From a fresh clone, `make classifier` does all that `train` needs: it installs the packages, and it pretrains
+an encoder if there is none yet.
+
 `train` compares the classifier with two baselines, on rows that it never trained on. Then it writes a folder
 that `transformers` opens too:
 
@@ -43,7 +46,7 @@ from labml_bert.files import check_utf8, is_utf8
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_file import read_labeled_texts
+from labml_bert.labeled_file import LabeledTexts, read_labeled_texts
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import write_classifier_card
 from labml_bert.model_folder import (
@@ -171,6 +174,21 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise ValueError(f"--{option} is {value}; it must be from {least:g} to {most:g}")
 
 
+def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
+    """What the file contains, in lines for the terminal and for the model card."""
+    repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
+    return {
+        "file": display_path(path),
+        "rows": f"{len(texts.examples):,} with {len(texts.labels)} labels{repeats}",
+        **({"warning": texts.conflict_warning} if texts.conflicts else {}),
+    }
+
+
+def check_command(options: argparse.Namespace) -> None:
+    """Prints what a file of labels contains. Raises `ValueError` if `train` would refuse it."""
+    header("classify: this file is fine", describe_texts(options.file, read_labeled_texts(options.file)))
+
+
 def train_command(options: argparse.Namespace) -> None:
     """
     ## Training
@@ -186,7 +204,6 @@ def train_command(options: argparse.Namespace) -> None:
         raise ValueError(f"{output} exists and is not an empty folder; choose another with --output")
     check_numbers(options)
     texts = read_labeled_texts(options.file)
-    K = len(texts.labels)
     folder = options.source or newest_run(Path("logs"))
     # The head starts with random weights.
     torch.manual_seed(options.seed)
@@ -206,11 +223,9 @@ def train_command(options: argparse.Namespace) -> None:
         learning_rates = (options.learning_rate,)
     full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
     longer = f"{full:.0%} of the texts fill that, or lose their end" if full else "no text is longer"
-    repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
     sizes = [len(part) for part in parts]
     details = {
-        "file": display_path(options.file),
-        "rows": f"{sum(sizes):,} with {K} labels{repeats}",
+        **describe_texts(options.file, texts),
         "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*sizes),
         "length": f"at most {max_length} tokens; {longer}",
         "model": display_path(folder),
@@ -295,7 +310,7 @@ def main(argv: list[str] | None = None) -> None:
     """Reads the command line, and trains a classifier or uses one."""
     description = "Fine-tune a pretrained encoder on your own labels, and predict labels."
     parser = OneLineParser(prog="python -m labml_bert.classify", description=description)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="train|predict")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|predict|check")
     train = commands.add_parser("train", help="train a classifier and save it")
     train.set_defaults(run=train_command)
     train.add_argument("file", type=Path, help="CSV or JSONL with text, label and perhaps pair")
@@ -313,6 +328,9 @@ def main(argv: list[str] | None = None) -> None:
     use.add_argument("model", type=Path, help="folder of a classifier")
     use.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
     use.add_argument("--pair", help="second text, if the classifier was trained with pairs")
+    check = commands.add_parser("check", help="check a file of labels without training")
+    check.set_defaults(run=check_command)
+    check.add_argument("file", type=Path, help="CSV or JSONL with text, label and perhaps pair")
     options = parser.parse_args(argv)
     with exit_on_bad_input():
         options.run(options)

@@ -14,8 +14,11 @@ or as JSONL, with one JSON object per line and the same names:
 
 If your task is about two texts, the second one is called `pair`. Other columns are ignored.
 
+A spreadsheet may separate the columns of a CSV file with semicolons or tabs. That works too.
+
 A mistake in the file would otherwise become a label or a text of its own, and the classifier would learn it.
-So every problem is an error that names its line.
+So every problem is an error that names its line. Only if the same text has different labels, perhaps because
+two annotators disagree, its rows are left out with a warning.
 """
 
 import csv
@@ -38,6 +41,25 @@ FEWEST_PER_LABEL = 3
 FEWEST_ROWS = 20
 # In characters. A longer label is probably a text in the wrong column.
 LONGEST_LABEL = 100
+# A message lists this many labels or texts, and counts the others.
+MOST_LISTED = 10
+# What separates the columns of a CSV file.
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+class LabeledRow(NamedTuple):
+    """A row of the file, and the line that it starts on."""
+
+    line: int
+    text: str
+    label: str
+    pair: str | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The texts without differences in case and spaces, which many tokenizers drop."""
+        text, pair = (" ".join(text.split()).casefold() for text in (self.text, self.pair or ""))
+        return text, pair
 
 
 class LabeledTexts(NamedTuple):
@@ -48,19 +70,37 @@ class LabeledTexts(NamedTuple):
     """The names of the classes in alphabetical order. The label of an example is an index into this list."""
     repeats: int
     """The number of rows left out, because an earlier row is the same."""
+    conflicts: list[list[int]]
+    """For each text with different labels, the lines of its rows. They are left out."""
 
     @property
     def has_pairs(self) -> bool:
         """Whether the examples are pairs of texts."""
         return self.examples[0].pair is not None
 
+    @property
+    def conflict_warning(self) -> str:
+        """Which texts have different labels, in one line. Empty if none has."""
+        lines = [" and ".join(map(str, conflict)) for conflict in self.conflicts]
+        count = sum(map(len, self.conflicts))
+        return f"left out {count:,} rows: same text, different labels (lines {some(lines, '; ')})" * bool(
+            lines
+        )
+
+
+def some(items: list[str], separator: str = ", ") -> str:
+    """Joins the first ten items, and says how many more there are."""
+    more = f"{separator}and {len(items) - MOST_LISTED:,} more" if len(items) > MOST_LISTED else ""
+    return separator.join(items[:MOST_LISTED]) + more
+
 
 def read_labeled_texts(path: Path) -> LabeledTexts:
     """
     ## Reading the file
 
-    A name that ends in `.jsonl`, `.ndjson` or `.json` is read as JSONL, and any other as CSV. Rows that are
-    the same as an earlier row are left out. Otherwise, a copy of a training text could be in the test part.
+    A name that ends in `.jsonl`, `.ndjson` or `.json` is read as JSONL, and any other as CSV. Each text is
+    kept once, because otherwise a copy of a training text could be in the test part. Copies may differ in
+    case and spaces. A text whose copies have different labels is left out.
 
     Raises `ValueError` if the file can't be read, if a row is invalid, or if there are too few rows or labels
     to train and test a classifier.
@@ -75,30 +115,42 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     if not content.strip():
         raise ValueError(f"{path} is empty; put a header and rows with a text and a label into it")
     is_jsonl = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
-    rows: list[tuple[str, str, str | None]] = []
+    rows: list[LabeledRow] = []
     try:
-        for line, row in (read_jsonl if is_jsonl else read_csv)(content):
-            rows.append(check_row(row, line))
-            if (rows[-1][2] is None) != (rows[0][2] is None):
+        for line, fields in (read_jsonl if is_jsonl else read_csv)(content):
+            rows.append(check_row(fields, line))
+            if (rows[-1].pair is None) != (rows[0].pair is None):
                 raise ValueError(
                     f"line {line}: some rows have a pair and others don't; give all one, or none"
                 )
     except ValueError as error:
         raise ValueError(f"{path}, {error}") from None
-    labels = sorted({label for _, label, _ in rows})
+    labels = sorted({row.label for row in rows})
     numbers = {label: i for i, label in enumerate(labels)}
-    examples = [Example(text, numbers[label], pair) for text, label, pair in dict.fromkeys(rows)]
-    check_counts(path, examples, labels)
-    return LabeledTexts(examples, labels, len(rows) - len(examples))
+    copies: dict[tuple[str, str], list[LabeledRow]] = {}
+    for row in rows:
+        copies.setdefault(row.key, []).append(row)
+    texts = LabeledTexts([], labels, 0, [])
+    for first, *others in copies.values():
+        if any(row.label != first.label for row in others):
+            texts.conflicts.append([row.line for row in (first, *others)])
+        else:
+            texts.examples.append(Example(first.text, numbers[first.label], first.pair))
+    repeats = len(rows) - len(texts.examples) - sum(map(len, texts.conflicts))
+    texts = texts._replace(repeats=repeats)
+    check_counts(path, texts)
+    return texts
 
 
 def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
-    Yields each row of a CSV file with the line that it starts on. Empty lines are skipped.
+    Yields each row of a CSV file with the line that it starts on. Empty lines are skipped. Whatever
+    separates the names in the header, commas, semicolons or tabs, separates the columns.
 
     Raises `ValueError` if a row has another number of fields than the header, or a quote that isn't closed.
     """
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    delimiter = max(DELIMITERS, key=content.lstrip("\n").partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
         line = reader.line_num + 1
@@ -120,7 +172,7 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if len(fields) != len(header):
             raise ValueError(
                 f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; put a text "
-                "with commas or line ends between double quotes"
+                f"with {DELIMITERS[delimiter]} or line ends between double quotes"
             )
         yield line, dict(zip(header, fields, strict=True))
 
@@ -169,12 +221,12 @@ def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def check_row(row: dict[str, Any], line: int) -> tuple[str, str, str | None]:
+def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     """
     ## Checking a row
 
-    Returns the text, the label without spaces around it, and the pair. A label in JSONL can also be an
-    integer. An empty pair is the same as none.
+    Returns the row, with no spaces around the label. A label in JSONL can also be an integer. An empty pair
+    is the same as none.
 
     Raises `ValueError` if something is missing, or isn't text that a tokenizer or a terminal can handle.
     """
@@ -204,20 +256,23 @@ def check_row(row: dict[str, Any], line: int) -> tuple[str, str, str | None]:
         )
     if any(unicodedata.category(character) == "Cc" for character in label):
         raise ValueError(f"line {line}: the label '{printable(label)}' has a control character; remove it")
-    return values["text"], label, values.get("pair")
+    return LabeledRow(line, values["text"], label, values.get("pair"))
 
 
-def check_counts(path: Path, examples: list[Example], labels: list[str]) -> None:
+def check_counts(path: Path, texts: LabeledTexts) -> None:
     """Raises `ValueError` if there are too few different rows or labels to train and test a classifier."""
+    labels = [printable(label) for label in texts.labels]
     if len(labels) < 2:
-        only = f"all rows have the label '{printable(labels[0])}'" if labels else "there are no rows"
+        only = f"all rows have the label '{labels[0]}'" if labels else "there are no rows"
         raise ValueError(f"{path}: {only}; a classifier needs at least two labels")
-    counts = Counter(example.label for example in examples)
-    for i, label in enumerate(labels):
-        if counts[i] < FEWEST_PER_LABEL:
-            raise ValueError(
-                f"{path}: the label '{printable(label)}' has too few different rows ({counts[i]}); it needs "
-                f"at least {FEWEST_PER_LABEL}, one for each part; add rows, or remove the label"
-            )
-    if len(examples) < FEWEST_ROWS:
-        raise ValueError(f"{path} has {len(examples)} different rows; add some, to at least {FEWEST_ROWS}")
+    counts = Counter(example.label for example in texts.examples)
+    rare = [f"'{label}' ({counts[i]})" for i, label in enumerate(labels) if counts[i] < FEWEST_PER_LABEL]
+    reason = f"; {texts.conflict_warning}" * bool(texts.conflicts)
+    if rare:
+        raise ValueError(
+            f"{path}: labels with too few different rows: {some(rare)}; each needs at least "
+            f"{FEWEST_PER_LABEL}, one for each part; add rows, or remove these labels{reason}"
+        )
+    if len(texts.examples) < FEWEST_ROWS:
+        count = len(texts.examples)
+        raise ValueError(f"{path} has {count} different rows; add some, to at least {FEWEST_ROWS}{reason}")

@@ -41,6 +41,7 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.record import at_least_one
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.stdout import console
 
 
 def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> list[str]:
@@ -161,8 +162,7 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "count")
         _, tokenizer = load_model(options.run or newest_run(Path("logs")))
         words = frequent_split_words(tokenizer, load_corpus(options.corpus).train, options.count)
-        # Not through the console, which would wrap or escape a word.
-        print(*words, sep="\n")
+        console.print(*words, sep="\n")
 
 
 if __name__ == "__main__":

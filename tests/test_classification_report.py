@@ -12,7 +12,7 @@ def test_the_confusion_matrix_by_hand() -> None:
     logits = torch.nn.functional.one_hot(torch.tensor([0, 1, 1, 2, 0]), 3).float()
     matrix = confusion_matrix(logits, torch.tensor([0, 0, 1, 2, 2]))
     assert matrix.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
-    lines = confusion_lines(matrix, ["good", "bad\x1b[1m", "漢字" * 20])
+    lines = confusion_lines(matrix, ["good", "bad\x1b[1m", "漢字" * 14])
     assert [line.split()[-3:] for line in lines] == [
         ["1", "2", "3"],
         ["1", "1", "."],
@@ -20,6 +20,7 @@ def test_the_confusion_matrix_by_hand() -> None:
         ["1", ".", "1"],
     ]
     assert lines[1].startswith("1 good ") and lines[2].startswith("2 bad?[1m ")
+    assert lines[3].startswith("3 " + "漢字" * 14), "a name that fits isn't cut"
 
 
 @pytest.mark.parametrize("K", [2, 9, 10, 19, 40, 150])
@@ -27,9 +28,27 @@ def test_the_confusion_matrix_by_hand() -> None:
 def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
     matrix = torch.full((K, K), min(largest, 3))
     matrix[1, 0] = largest
-    lines = confusion_lines(matrix, [f"{'漢字' * 30}{i}" for i in range(K)])
+    names = [f"{'漢字' * 30}{i}" for i in range(K)]
+    lines = confusion_lines(matrix, names)
     assert max(map(cell_len, lines), default=0) <= 78
-    assert len(lines) in (K + 1, min(10, largest * K * K))
+    # Each name is there in full, either in a numbered list above the matrix or in the most frequent mistake.
+    text = "".join(line.strip() for line in lines)
+    assert all(name in text for name in (names if "" in lines else names[:2] if largest else []))
+
+
+@pytest.mark.parametrize("K", [4, 18, 25])
+def test_labels_with_the_same_beginning_can_be_told_apart(K: int) -> None:
+    """A matrix of 25 labels has no room for any name beside its counts."""
+    names = [f"customer service, department {i} of our company in Geneva" for i in range(1, K + 1)]
+    lines = confusion_lines(3 * torch.eye(K).long(), names)
+    matrix = lines[-K:]
+    if K == 4:
+        assert [line.split(maxsplit=1)[1][: len(names[0])] for line in matrix] == names
+    else:
+        assert [line.split(maxsplit=1) for line in lines[:K]] == [
+            [str(i + 1), n] for i, n in enumerate(names)
+        ]
+        assert lines[K] == "" and [line.split()[0] for line in matrix] == [str(i + 1) for i in range(K)]
 
 
 def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +61,12 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     model = scores["fine-tuned model"]
     assert model is not None and model.accuracy == 0.5
     print_report(right, ["a", "b"], examples, examples)
-    assert "points better" not in capsys.readouterr().out
+    assert "better than" not in capsys.readouterr().out
+    many = examples * 3
+    logits = torch.cat([right, right, right])
+    logits[0] = logits[0].flip(0)
+    print_report(logits, ["a", "b"], many, many)
+    assert "is 1 point better than the model." in capsys.readouterr().out
 
 
 def test_the_baselines_are_scored_on_the_test_rows() -> None:

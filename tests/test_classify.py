@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
@@ -251,11 +252,57 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
         assert theirs["score"] == pytest.approx(probability, abs=6e-4)
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform == "win32", reason="the Makefile is for systems with a POSIX shell")
+def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -> None:
+    """The Python of this environment only writes down its arguments, and pretraining leaves a folder."""
+    names = ("Makefile", "pyproject.toml", "constraints.txt")
+    for name in names:
+        shutil.copy(Path(__file__).parents[1] / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> calls\n'
+        'case "$1 $4" in *bert_tiny*) mkdir -p logs/bert_tiny/b/model;; *bad.csv) exit 2;; esac\n'
+    )
+    python.chmod(0o755)
+    for name in (".run", ".baselines"):
+        (tmp_path / ".venv" / name).touch()
+
+    def make(*arguments: str) -> list[str]:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        subprocess.run(["make", "classifier", *arguments], cwd=tmp_path, capture_output=True, check=False)
+        return (tmp_path / "calls").read_text().splitlines()
+
+    check = "-m labml_bert.classify check labels.csv"
+    train = "-m labml_bert.classify train labels.csv --output classifier --from logs/bert_tiny/b"
+    assert make("FROM=my_bert") == [check, train.replace("logs/bert_tiny/b", "my_bert")]
+    assert make("LABELS=bad.csv") == ["-m labml_bert.classify check bad.csv"]
+    assert make() == [check, "experiments/bert_tiny.py --minutes 2", train]
+    (tmp_path / "logs" / "bert_tiny" / "a" / "model").mkdir(parents=True)
+    assert make("ARGS=--epochs 2") == [check, f"{train} --epochs 2"]
+
+
+def test_the_header_warns_of_a_text_with_two_labels(
+    tmp_path: Path, backbone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_csv(tmp_path / "labels.csv", [*yes_or_no(40), ("same", "yes"), ("same", "no")])
+    classify.main(["check", str(path)])
+    warning = "left out 2 rows: same text, different labels (lines 42 and 43)"
+    out = capsys.readouterr().out
+    assert "this file is fine" in out and f"\n  warning    {warning}\n" in out
+    words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {tmp_path / 'out'}"
+    classify.main(words.split())
+    assert f"\n  warning    {warning}\n" in capsys.readouterr().out
+    assert "left out 2 rows" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
 # Bad input
 
 # The arguments, and a part of the error message.
 TRAIN, OUT = ("train", "good.csv"), ("--output", "out")
 BAD_ARGUMENTS = {
+    "check a missing file": (["check", "no.csv"], "there is no file no.csv"),
     "missing file": (["train", "no.csv", *OUT], "there is no file no.csv"),
     "folder": (["train", "full", *OUT], "full is a folder"),
     "full output": ([*TRAIN, "--output", "full"], "full exists and is not an empty folder"),

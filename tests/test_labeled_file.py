@@ -1,12 +1,14 @@
 """Files of labels: what is read from CSV and JSONL, and what is refused."""
 
+import csv
 import json
+import random
 from pathlib import Path
 
 import pytest
 
 from labml_bert.labeled_file import read_labeled_texts
-from labml_bert.labeled_text import Example
+from labml_bert.labeled_text import Example, split_by_label
 from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, write_csv
 
 
@@ -42,6 +44,49 @@ def test_repeated_rows_are_left_out_and_numbers_can_be_labels(tmp_path: Path) ->
     assert [example.text for example in texts.examples] == [text for text, _ in ROWS]
 
 
+def test_a_text_with_different_labels_is_left_out(tmp_path: Path) -> None:
+    rows = [*ROWS, ("Text  0 ", "b"), ("more", "a"), ("text 5", "a"), ("MORE", "a"), ("text 5", "b")]
+    rows += [(f"another {i}", "a") for i in range(5)]
+    texts = read_labeled_texts(write_csv(tmp_path / "labels.csv", rows))
+    # Copies may differ in case and spaces, and the first of equal ones stays.
+    kept = [row for row in ROWS if row[0] not in ("text 0", "text 5")] + [("more", "a"), *rows[-5:]]
+    assert [(example.text, texts.labels[example.label]) for example in texts.examples] == kept
+    assert texts.conflicts == [[2, 22], [7, 24, 26]] and texts.repeats == 1
+    assert texts.conflict_warning == (
+        "left out 5 rows: same text, different labels (lines 2 and 22; 7 and 24 and 26)"
+    )
+    assert read_labeled_texts(write_csv(tmp_path / "fine.csv", ROWS)).conflict_warning == ""
+
+
+def test_no_text_is_in_two_parts(tmp_path: Path) -> None:
+    r = random.Random(0)
+    rows = [(f" {r.choice(['text', 'Text'])} {r.randrange(40)}", r.choice("ab")) for _ in range(200)]
+    rows += [(f"another {i // 3}", "ab"[i // 3 % 2]) for i in range(90)]
+    texts = read_labeled_texts(write_csv(tmp_path / "labels.csv", rows))
+    assert texts.repeats >= 60 and texts.conflicts
+    rest, test = split_by_label(texts.examples, 0.2)
+    train, validation = split_by_label(rest, 0.2)
+    parts = [{" ".join(e.text.split()).lower() for e in part} for part in (train, validation, test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(texts.examples)
+
+
+def test_pairs_are_the_same_only_if_both_texts_are(tmp_path: Path) -> None:
+    rows = [(text, label, "pair") for text, label in ROWS] + [("text 0", "b", "other")]
+    texts = read_labeled_texts(write_csv(tmp_path / "labels.csv", rows, ("text", "label", "pair")))
+    assert len(texts.examples) == 21 and not texts.conflicts
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_spreadsheets_may_separate_columns_differently(tmp_path: Path, delimiter: str) -> None:
+    rows = [("a comma, and a; semicolon\tand a tab", "a"), *ROWS]
+    expected = read_labeled_texts(write_csv(tmp_path / "commas.csv", rows))
+    path = tmp_path / "labels.csv"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([("id, if any", "text", "label")])
+        csv.writer(file, delimiter=delimiter).writerows((i, *row) for i, row in enumerate(rows))
+    assert read_labeled_texts(path) == expected
+
+
 def objects(*lines: str) -> str:
     return "\n".join([*(json.dumps({"text": text, "label": label}) for text, label in ROWS), *lines])
 
@@ -54,7 +99,8 @@ BAD_FILES = {
     "UTF-16": ("a.csv", (HEADER + GOOD).encode("utf-16"), "is not UTF-8 (byte 0)"),
     "no header": ("a.csv", GOOD, "line 1: no column is called 'text'"),
     "no label column": ("a.csv", "text,kind\n" + GOOD, "no column is called 'label'"),
-    "semicolons": ("a.csv", (HEADER + GOOD).replace(",", ";"), "and it is: text;label"),
+    "another separator": ("a.csv", (HEADER + GOOD).replace(",", "|"), "and it is: text|label"),
+    "semicolons in a text": ("a.csv", "text;label\na;b;c\n", "text with semicolons or line ends between"),
     "duplicate column": ("a.csv", "text,label,text\n", "two columns are called 'text'"),
     "only a header": ("a.csv", HEADER, "there are no rows; a classifier needs at least two labels"),
     "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22: expected 2 fields as"),
@@ -71,8 +117,14 @@ BAD_FILES = {
     "text as a label": ("a.csv", HEADER + GOOD + "\na," + "x" * 101, "the label has 101 characters"),
     "some pairs": ("a.csv", "text,label,pair\nx,a,y\nz,b,\n", "line 3: some rows have a pair"),
     "one class": ("a.csv", HEADER + GOOD.replace(",b", ",a"), "all rows have the label 'a'"),
-    "class of one row": ("a.csv", HEADER + GOOD + "\nx,c", "the label 'c' has too few different rows (1)"),
-    "copies of a row": ("a.csv", HEADER + GOOD + "\nx,c" * 5, "the label 'c' has too few different rows (1)"),
+    "class of one row": ("a.csv", HEADER + GOOD + "\nx,c", "too few different rows: 'c' (1); each needs"),
+    "copies of a row": ("a.csv", HEADER + GOOD + "\nx,c" * 5, "too few different rows: 'c' (1); each needs"),
+    "rare classes": ("a.csv", HEADER + GOOD + "\nx,c\ny,d\nz,d", "different rows: 'c' (1), 'd' (2); each"),
+    "many rare classes": ("a.csv", HEADER + GOOD + "".join(f"\nx{i},c{i:02}" for i in range(14)),
+                          "'c00' (1), 'c01' (1), 'c02' (1), 'c03' (1), 'c04' (1), 'c05' (1), 'c06' (1), "
+                          "'c07' (1), 'c08' (1), 'c09' (1), and 4 more; each needs"),
+    "class only in conflicts": ("a.csv", HEADER + GOOD + "\ntext 3,c", "these labels; left out 2 rows: "
+                                "same text, different labels (lines 5 and 22)"),
     "too few rows": ("a.csv", HEADER + GOOD[: GOOD.index("text 19") - 1], "has 19 different rows"),
     "broken JSON": ("a.jsonl", objects('{"text": "x"'), "line 21 is not JSON (Expecting"),
     "JSON that is a list": ("a.jsonl", objects('["x", "a"]'), "line 21 is not a JSON object"),

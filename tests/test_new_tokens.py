@@ -19,6 +19,7 @@ from labml_bert.fill_mask import fill_mask, load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.new_tokens import add_embeddings, add_tokens, frequent_split_words, read_words
+from labml_bert.stdout import console
 from tests.support.parity import TOLERANCE
 from tests.support.tiny_run import assert_fails
 
@@ -197,7 +198,7 @@ def test_a_list_of_words(tmp_path: Path) -> None:
 
 
 def test_the_program_lists_words_that_can_be_added(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = small_tokenizer()
     save(small_model("bert", tokenizer.get_vocab_size()), tokenizer, tmp_path / "model")
@@ -206,6 +207,14 @@ def test_the_program_lists_words_that_can_be_added(
     new_tokens.main(arguments)
     words = capsys.readouterr().out.split()
     assert words == ["cats", "hat"]
+    # Neither wrapped nor taken for markup or an emoji, and nothing if nobody reads the output.
+    long_words = ["[bold]", ":cat:", "x" * 200]
+    monkeypatch.setattr(new_tokens, "frequent_split_words", lambda *_: long_words)
+    new_tokens.main(arguments)
+    assert capsys.readouterr().out == "\n".join(long_words) + "\n"
+    monkeypatch.setattr(console, "quiet", True)
+    new_tokens.main(arguments)
+    assert capsys.readouterr().out == ""
     assert add_tokens(tokenizer, words).get_vocab_size() == tokenizer.get_vocab_size() + 2
     assert_fails(new_tokens.main, [*arguments, "--count", "0"], "count is 0; it must be at least 1", capsys)
     assert_fails(new_tokens.main, ["--run", "nowhere", "--corpus", "x"], "there is no run at nowhere", capsys)

@@ -71,7 +71,7 @@ from labml_bert.training.trainer import NonFiniteLossError
 PRETRAINED, LORA, FROM_SCRATCH, WORDS = ARMS = ("pretrained", "LoRA", "from scratch", "neighboring words")
 # The values of the hyperparameter to choose from: learning rates for the networks (LoRA needs higher ones),
 # and for the logistic regression `C`, the inverse of the regularization strength.
-CANDIDATES = {
+HYPERPARAMETERS = {
     PRETRAINED: (3e-4, 1e-3, 3e-3, 1e-2),
     LORA: (1e-3, 3e-3, 1e-2, 3e-2),
     FROM_SCRATCH: (3e-4, 1e-3, 3e-3, 1e-2),
@@ -158,22 +158,25 @@ def run_arm(
     arm: str,
     min_steps: int,
     seed: int,
-    candidate: float,
+    hyperparameter: float,
     train: Sequence[Item],
     test: Sequence[Item],
     bfloat16: bool | None = None,
 ) -> Attempt:
-    """Trains one of the methods and scores the questions in `test`. `candidate` is its hyperparameter."""
+    """
+    Trains one of the methods and scores the questions in `test`. `hyperparameter` is the learning rate, or
+    the `C` of the logistic regression.
+    """
     if arm == WORDS:
-        return Attempt(score_by_words(train, test, candidate), [])
+        return Attempt(score_by_words(train, test, hyperparameter), [])
     torch.manual_seed(seed)
     model = build_model(backbone, task, arm)
     rows = [item.row for item in train]
-    losses = fine_tune(model, rows, candidate, EPOCHS, min_steps, seed=seed, bfloat16=bfloat16)
+    losses = fine_tune(model, rows, hyperparameter, EPOCHS, min_steps, seed=seed, bfloat16=bfloat16)
     return Attempt(score_questions(model, test), losses)
 
 
-def score_by_words(train: Sequence[Item], test: Sequence[Item], candidate: float) -> list[Tensor]:
+def score_by_words(train: Sequence[Item], test: Sequence[Item], hyperparameter: float) -> list[Tensor]:
     """
     ## The baseline
 
@@ -186,7 +189,7 @@ def score_by_words(train: Sequence[Item], test: Sequence[Item], candidate: float
     vectorizer = DictVectorizer()
     questions = [question for item in train for question in item.questions]
     features = vectorizer.fit_transform([question.features for question in questions])
-    regression = LogisticRegression(C=candidate, max_iter=1000)
+    regression = LogisticRegression(C=hyperparameter, max_iter=1000)
     regression.fit(features, [question.label for question in questions])
     tested = [question.features for item in test for question in item.questions]
     log_odds = torch.from_numpy(regression.decision_function(vectorizer.transform(tested)))
@@ -221,19 +224,19 @@ def draw(functions: Sequence[Function], count: int, seed: int) -> list[Function]
     return [functions[i] for i in order[:count].tolist()]
 
 
-def choose_candidate(
+def choose_hyperparameter(
     task: str, arm: str, items: list[Item], attempt: Callable[[float, list[Item], list[Item]], Attempt]
 ) -> float:
     """Returns the learning rate, or the `C`, that is best on the last fifth of the items."""
     split = len(items) - len(items) // 5
     values = {}
-    for candidate in CANDIDATES[arm]:
+    for hyperparameter in HYPERPARAMETERS[arm]:
         try:
-            scores = attempt(candidate, items[:split], items[split:]).scores
-            values[candidate] = f1_or_accuracy(task, items[split:], scores)
+            scores = attempt(hyperparameter, items[:split], items[split:]).scores
+            values[hyperparameter] = f1_or_accuracy(task, items[split:], scores)
         except NonFiniteLossError:
-            values[candidate] = 0.0
-    return max(values, key=lambda candidate: values[candidate])
+            values[hyperparameter] = 0.0
+    return max(values, key=lambda hyperparameter: values[hyperparameter])
 
 
 def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
@@ -310,19 +313,19 @@ def main(argv: list[str] | None = None) -> None:
     header("finetune_parameters: which words of a docstring are parameters?", details)
 
     table: list[dict[str, Any]] = []
-    candidates: dict[tuple[str, str, int], float] = {}
+    hyperparameters: dict[tuple[str, str, int], float] = {}
     for task, count in product(TASKS, sizes):
         for arm, seed in product(ARMS, range(options.seeds)):
             with console.status(f"{task}, {count:,} docstrings, {arm}, seed {seed}"):
                 run_start = time.monotonic()
                 attempt = partial(run_arm, backbone, task, arm, options.steps)
                 key = (task, arm, min(count, MAX_TUNING_LABELS))
-                if key not in candidates:
+                if key not in hyperparameters:
                     tuning = make_items(task, backbone.tokenizer, draw(train_functions, key[2], 0), longest)
-                    candidates[key] = choose_candidate(task, arm, tuning, partial(attempt, 0))
+                    hyperparameters[key] = choose_hyperparameter(task, arm, tuning, partial(attempt, 0))
                 tuning_seconds = time.monotonic() - run_start
                 train = make_items(task, backbone.tokenizer, draw(train_functions, count, seed), longest)
-                result = attempt(seed, candidates[key], train, tests[task])
+                result = attempt(seed, hyperparameters[key], train, tests[task])
                 table.append(
                     {
                         "task": task,
@@ -331,7 +334,7 @@ def main(argv: list[str] | None = None) -> None:
                         "seed": seed,
                         "items": len(train),
                         "score": f1_or_accuracy(task, tests[task], result.scores),
-                        "candidate": candidates[key],
+                        "hyperparameter": hyperparameters[key],
                         "tuning_seconds": tuning_seconds,
                         "seconds": time.monotonic() - run_start - tuning_seconds,
                         "losses": average_losses(result.losses),
@@ -347,7 +350,7 @@ def main(argv: list[str] | None = None) -> None:
             "epochs": EPOCHS,
             "steps": options.steps,
             "rank": RANK,
-            "candidates": CANDIDATES,
+            "hyperparameters": HYPERPARAMETERS,
             "max_length": longest,
             "seeds": options.seeds,
         },

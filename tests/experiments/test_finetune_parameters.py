@@ -164,8 +164,8 @@ def test_every_method_learns_both_tasks(backbone: Backbone, task: str, arm: str)
     is_memorized = task == SPAN and arm != WORDS
     parts = (FUNCTIONS[:4], FUNCTIONS[:4]) if is_memorized else (FUNCTIONS[:150], FUNCTIONS[150:])
     train, test = (make_items(task, backbone.tokenizer, part, longest=40) for part in parts)
-    candidate = {PRETRAINED: 3e-3, LORA: 3e-2, FROM_SCRATCH: 3e-3, WORDS: 10.0}[arm]
-    result = run_arm(backbone, task, arm, 200, 0, candidate, train, test)
+    hyperparameter = {PRETRAINED: 3e-3, LORA: 3e-2, FROM_SCRATCH: 3e-3, WORDS: 10.0}[arm]
+    result = run_arm(backbone, task, arm, 200, 0, hyperparameter, train, test)
     assert [len(scores) for scores in result.scores] == [len(item.questions) for item in test]
     score = f1_or_accuracy(task, test, result.scores)
     assert score > (0.99 if is_memorized else chance(task, test) + 0.2), score

@@ -2,14 +2,16 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from experiments import own_language
 from labml_bert import fill_mask
 from labml_bert.data.corpora import Corpus
+from labml_bert.data.token_files import TokenizedCorpus
+from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.run.experiment import Run
 from labml_bert.training.trainer import Trainer
 from tests.support.runs import SIZES, main_in_process, run
@@ -71,21 +73,39 @@ def test_the_budget_in_the_header(
     assert ("40 passes over the text, at least 2,000 steps" in out) == passes
 
 
-@pytest.mark.slow("counts 230 million characters")
 def test_model_sizes_grow_with_the_text() -> None:
-    def options_for(text: str) -> Any:
-        return own_language.set_defaults(own_language.Options(), Corpus("", [text], []))
-
     small, middle, large = (
-        options_for("abcdefghij " * (n // 11)) for n in (100_000, 21_000_000, 210_000_000)
+        own_language.set_defaults(own_language.Options(), characters, 1000)
+        for characters in (100_000, 21_000_000, 210_000_000)
     )
     for name in ("hidden_size", "num_hidden_layers", "steps"):
         assert getattr(small, name) < getattr(middle, name) < getattr(large, name)
-    assert small.vocab_size < middle.vocab_size <= large.vocab_size
     assert all(o.hidden_size % o.num_attention_heads == 0 for o in (small, middle, large))
-    # A script with thousands of characters needs a larger vocabulary.
-    assert options_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10).vocab_size > 6000
     # Options that the user sets stay as they are.
-    user_options = own_language.Options(hidden_size=64, minutes=2.0)
-    options = own_language.set_defaults(user_options, Corpus("", ["abcdefghij " * 1000], []))
+    user_options = own_language.Options(hidden_size=64, minutes=2.0, vocab_size=900)
+    options = own_language.set_defaults(user_options, 10_000, 800)
     assert (options.hidden_size, options.steps, options.minutes) == (64, None, 2.0)
+    assert (options.vocab_size, small.vocab_size) == (900, 1000)
+
+
+def test_the_vocabulary_grows_with_the_text_and_the_alphabet() -> None:
+    def size_for(text: str) -> int:
+        return own_language.default_vocab_size(Corpus("", [text], []))
+
+    words = "abcdefghij "
+    assert size_for(words) == 1000 < size_for(words * 50_000) < size_for(words * 2_000_000) == 30_000
+    # A script with thousands of characters needs a larger vocabulary.
+    assert size_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10) > 6000
+
+
+def test_prepared_tokens_keep_their_tokenizer(tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer(["some words here"], 60)
+    ids = torch.zeros(1, dtype=torch.long)
+    corpus = TokenizedCorpus("tokens", tokenizer, ids, ids, 9, 1, [], "")
+    size = tokenizer.get_vocab_size()
+    assert own_language.choose_tokenizer(corpus, None) is tokenizer
+    assert own_language.choose_tokenizer(corpus, size) is tokenizer
+    with pytest.raises(ValueError, match=f"is tokenized with {size} tokens; leave out --vocab-size"):
+        own_language.choose_tokenizer(corpus, size + 1)
+    text = Corpus("", ["some words here and there"], [])
+    assert own_language.choose_tokenizer(text, 60).get_vocab_size() <= 60
