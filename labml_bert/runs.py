@@ -36,10 +36,10 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# Options that the comparison leaves out: the table shows the steps and the time, and the others follow from
-# the rest.
+# Options that the comparison leaves out. The table has columns for the steps and the time, and the other
+# three follow from the rest.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
-# In pixels.
+# The size of a chart, in pixels.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64
 
 

@@ -1,9 +1,9 @@
 r"""
 # Text files of any size
 
-How do you read text that is larger than memory? In chunks. A chunk knows where the next one begins, so a
-program that was stopped can continue there. The text is in UTF-8 files, which may be compressed, or in a data
-set that is streamed.
+How do you read text that is larger than memory? In chunks. Each chunk comes with the position of the next
+one, so a program that was stopped can continue there. The text is in UTF-8 files, which may be compressed, or
+in a data set that is streamed.
 """
 
 import bz2
@@ -17,13 +17,13 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from labml_bert.data.corpora import visible_files
 
-# In bytes.
+# The size of a chunk, in bytes.
 CHUNK_SIZE = 4_000_000
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class Chunk(NamedTuple):
-    """A part of the text, and where the next part begins."""
+    """A part of the text, and the position of the next part."""
 
     text: str
     next: tuple[int, int]

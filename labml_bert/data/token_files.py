@@ -37,21 +37,21 @@ from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
 from labml_bert.files import lock, open_to_append, write_whole
 
 TRAIN, VALID = "train.bin", "valid.bin"
-# In bytes of text. While a block is tokenized, it takes about fifty times its size in memory.
+# The size of a block, in characters. Tokenizing a block takes about fifty times its size in memory.
 BLOCK_SIZE = 4_000_000
-# About how much text is held out, in bytes. With much more, every evaluation would take minutes.
+# About how many bytes of the files are held out. With much more, every evaluation would take minutes.
 HELD_OUT_SIZE = 4_000_000
 
 
 class Block(NamedTuple):
-    """A line of `blocks.jsonl`: what is known about a block."""
+    """A block, as one line of `blocks.jsonl` describes it."""
 
     train_tokens: int
     valid_tokens: int
     train_characters: int
     valid_characters: int
     sha256: str
-    """Of the ids in both files."""
+    """A hash of the block's ids in both files."""
     next: tuple[int, int]
     """Where the next block begins."""
 
