@@ -104,7 +104,8 @@ def sync_folder(folder: Path) -> None:
         # A folder can be writable without being readable. Only readable ones can be flushed.
         return
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         # Some network file systems can't flush folders.
         if error.errno != errno.EINVAL:

@@ -28,7 +28,7 @@ from tests.support.syscalls import OnCall, trace
 # In seconds. A command that takes longer hangs.
 LIMIT = 120
 SIZES = "--hidden-size=16 --num-attention-heads=2 --num-hidden-layers=1 --batch-tokens=128"
-RUN = f"{SIZES} --schedule=8,16 --max-position-embeddings=16 --steps=4 --checkpoint-seconds=0"
+RUN = f"{SIZES} --schedule=8,16 --max-position-embeddings=16 --steps=2 --checkpoint-seconds=0"
 RUN += " --corpus=text.txt --precision=float32"
 PAIRS = (
     RUN.replace("text.txt", "texts").replace("8,16 --max-position-embeddings=16", "16") + " --vocab-size=100"
@@ -59,7 +59,7 @@ COMMANDS: dict[str, Command] = {
     "own_language": Command(f"own_language {SUBWORDS}"),
     "own_language, tokens": Command(f"own_language {SUBWORDS} --corpus=tokens"),
     "continue_pretraining": Command(
-        f"continue_pretraining --from={BERT}/model --corpus=text.txt --old-corpus=texts --steps=4 "
+        f"continue_pretraining --from={BERT}/model --corpus=text.txt --old-corpus=texts --steps=2 "
         "--schedule=8 --batch-tokens=128 --checkpoint-seconds=0 --precision=float32"
     ),
     "resume": Command("mlm_tiny --resume=models/stopped --checkpoint-seconds=0"),
@@ -228,6 +228,7 @@ def load_libraries(words: str) -> None:
     warnings.simplefilter("ignore")
     before = signal.getsignal(signal.SIGINT)
     modules = ["labml_bert.export", "labml_bert.run.launch", "labml_bert.course.__main__"]
+    modules += ["torch._dynamo", "labml.lab", "tyro"]
     modules += ["datasets"] if re.search("bert_tiny|models/bert|texts|live", words) else []
     modules += ["onnx", "onnxscript"] if "onnx" in words else []
     for module in modules:

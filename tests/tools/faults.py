@@ -173,6 +173,8 @@ def main() -> None:
             count = 0
             for n, answer in trial.faults(options.every):
                 count += 1
+                if count % 100 == 0:
+                    print(f"  {count} faults so far, at call {n}", flush=True)
                 for problem in trial.run(n, answer):
                     failures += 1
                     print(f"  {problem}", flush=True)

@@ -261,6 +261,8 @@ def main() -> None:
             for where, state in recording.crashes(options.crashes, random.Random(options.seed)):
                 recording.restore(state)
                 count += 1
+                if count % 50 == 0:
+                    print(f"  {count} crashes so far", flush=True)
                 for problem in recording.check():
                     failures += 1
                     print(f"  {where}: {problem}", flush=True)
