@@ -123,14 +123,14 @@ class Disk:
                 lost |= change.names.keys()
             else:
                 apply(names, change.names)
-        chosen: dict[int, bytes] = {}
+        contents_of: dict[int, bytes] = {}
         contents: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent in contents or path.parent not in self.now:
                 if isinstance(file, File):
-                    if id(file) not in chosen:
-                        chosen[id(file)] = choose_version(file, draw, keep_data)
-                    contents[path] = chosen[id(file)]
+                    if id(file) not in contents_of:
+                        contents_of[id(file)] = choose_version(file, draw, keep_data)
+                    contents[path] = contents_of[id(file)]
                 else:
                     contents[path] = None
         return contents
@@ -171,8 +171,8 @@ class Recording:
         self.metrics = self.read_metrics()
         last = self.disk(len(self.calls)).now
         expected = {path: path.read_bytes() for path in workshop.folder.rglob("*") if path.is_file()}
-        found = {path: file.versions[-1] for path, file in last.items() if isinstance(file, File)}
-        assert found == expected, [p for p in found.keys() | expected if found.get(p) != expected.get(p)]
+        replayed = {path: file.versions[-1] for path, file in last.items() if isinstance(file, File)}
+        assert replayed == expected, "the recording doesn't explain what is on the disk"
 
     def disk(self, count: int) -> Disk:
         """The disk after `count` calls."""
