@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train classifier peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean
+.PHONY: train classifier peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean faults
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -48,6 +48,12 @@ test-long: $(VENV)/.test
 # Twenty kills of each experiment at random moments.
 trials: $(VENV)/.test
 	$(BIN)/python -m tests.tools.kill_trials $(ARGS)
+
+# Every command with a fault at each of its system calls, and 200 power failures of each command with
+# checkpoints. It takes hours; ARGS chooses the commands: make faults ARGS="mlm_tiny prepare"
+faults: $(VENV)/.test
+	$(BIN)/python -m tests.tools.faults $(ARGS)
+	$(BIN)/python -m tests.tools.power_loss $(ARGS)
 
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test

@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import whole_file, write_whole
+from labml_bert.files import make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -304,7 +304,7 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     Raises `ValueError` if that fails, or if one of `names`, the files to write, is a folder.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ValueError(
             f"cannot write to {folder}: {error.strerror}; choose another folder with --output"

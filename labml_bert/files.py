@@ -18,13 +18,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+
+if TYPE_CHECKING:
+    # Loading PyTorch takes seconds, and the course writes files without it.
+    from torch import Tensor
 
 # The end of a temporary name. It's long because files of yours may end in `.part`, and we don't delete those.
 PART = ".labml_bert.part"
@@ -32,6 +33,18 @@ PART = ".labml_bert.part"
 
 # In bytes. The checkpoint of a model with a thousand layers has a header of about 7 MB.
 LARGEST_HEADER = 10_000_000
+
+# The format's names of the types that we write.
+TYPES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
 
 
 def partial_path(path: Path) -> Path:
@@ -47,17 +60,29 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises `OSError` if the file can't be flushed or renamed.
     """
     part = partial_path(path)
-    # A killed process may have had the same number. If its file is a link, writing would follow it.
-    part.unlink(missing_ok=True)
-    try:
-        yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        # After a rename there is nothing left, unless both names were hard links to the same file.
+    with naming(path):
+        # A killed process may have had the same number. If its file is a link, writing would follow it.
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        try:
+            yield part
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            # After a rename there is nothing left, unless both names were hard links to the same file.
+            part.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An `OSError` in the block names `path`, and not a temporary file, or nothing at all."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).endswith(PART):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def check_utf8(path: Path) -> None:
@@ -79,13 +104,28 @@ def sync_folder(folder: Path) -> None:
         # A folder can be writable without being readable. Only readable ones can be flushed.
         return
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         # Some network file systems can't flush folders.
         if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """
+    Creates a folder, and the folders above it, if they don't exist. Flushes their names to disk, because a
+    flushed file is lost if its folder is.
+
+    Raises `OSError` if that fails, or if there is a file with the same name.
+    """
+    if folder.is_dir():
+        return
+    for path in reversed([folder, *(path for path in folder.parents if not path.exists())]):
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
 
 
 def remove_partial_files(folder: Path) -> None:
@@ -120,13 +160,25 @@ def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -
         raise OSError(f"{path} must be a {kind} of its own, but is {other}; remove it or put a copy there")
 
 
-def open_to_append(path: Path) -> BinaryIO:
+@contextlib.contextmanager
+def open_to_append(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for reading and appending. Raises `OSError` if that fails, or as `check_own` does."""
     check_own(path)
-    return open(path, "a+b")
+    is_new = not path.exists()
+    with naming(path), open(path, "a+b") as file:
+        if is_new:
+            sync_folder(path.parent)
+        yield file
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def append(file: BinaryIO, data: bytes) -> None:
+    """Appends to a file and waits until the data is on the disk."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:
     """
     ## Tensors
 
@@ -136,18 +188,32 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     Raises `OSError` if the file can't be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with whole_file(path) as part:
-        # `save_file` makes a file that nobody else can read, also in a shared folder.
-        part.touch()
-        mode = part.stat().st_mode
-        try:
-            save_file(tensors, part, {**metadata, "sha256": fingerprint(tensors, metadata)})
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from None
-        part.chmod(mode)
+    header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": fingerprint(tensors, metadata)}}
+    # The largest elements come first, so each tensor starts at a multiple of its element's size.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        entry = {"dtype": TYPES[str(tensor.dtype)], "shape": [*tensor.shape], "data_offsets": [start, end]}
+        header[name] = entry
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    # Not with `save_file`: it writes under a name of its own, which nobody would delete after a kill.
+    with whole_file(path) as part, open(part, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(bytes_of(tensor))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def bytes_of(tensor: "Tensor") -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy."""
+    import torch
+
+    view: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """
     Returns the tensors of a safetensors file by name, and its metadata. Files from other programs have no
     sha256, so they aren't checked.
@@ -161,7 +227,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None
     expected = metadata.pop("sha256", None)
     if expected is not None and expected != fingerprint(tensors, metadata):
@@ -169,12 +235,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def fingerprint(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+def fingerprint(tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> str:
     """The sha256 of the metadata and of the names, types, shapes and values of all tensors."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 

@@ -98,7 +98,7 @@ class BertPreTrainedModel(nn.Module):
     def save_pretrained(self, folder: Path | str) -> None:
         """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists a tied tensor once, under the name of its owner.

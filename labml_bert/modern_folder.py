@@ -50,7 +50,7 @@ SUPPORTED: dict[str, object] = {
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     """Writes `config.json` and `model.safetensors` to `folder`, which is created if needed."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     # Unless these are null, `transformers` uses the ids of the published tokenizer and warns about them.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}

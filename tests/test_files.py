@@ -10,15 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from labml_bert import files
 from labml_bert.files import (
     PART,
+    TYPES,
     check_own,
     lock,
+    make_folder,
     open_to_append,
     partial_path,
     read_tensors,
     remove_partial_files,
+    whole_file,
     write_tensors,
     write_whole,
 )
@@ -50,6 +55,81 @@ def test_flipped_bits_and_truncation_are_detected(tmp_path: Path) -> None:
         path.write_bytes(intact[:size])
         with pytest.raises(ValueError, match="damaged"):
             read_tensors(path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Permission denied (13)"), OSError(errno.EIO, "Input error")])
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """PyTorch maps the file into memory, and raises a `RuntimeError` if it can't."""
+
+    def refuse(path: Path, framework: str) -> None:
+        raise error
+
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.ones(2)}, {})
+    monkeypatch.setattr(files, "safe_open", refuse)
+    with pytest.raises(ValueError, match=r"damaged or not a safetensors file"):
+        read_tensors(path)
+
+
+def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
+    """Of every type that we write, also without elements and without dimensions."""
+    tensors = {name: torch.ones(3).to(getattr(torch, name.removeprefix("torch."))) for name in TYPES}
+    tensors |= {"none": torch.empty(0, 2), "one": torch.tensor(3.5), "turned": torch.arange(6.0).view(2, 3).T}
+    write_tensors(tmp_path / "x", tensors, {"about": "é"})
+    loaded = load_file(tmp_path / "x")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+
+
+# What a power failure can undo
+
+
+def test_names_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a new file, of a renamed one, and of each new folder."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", flushed.append)
+    make_folder(tmp_path / "a" / "b")
+    assert flushed == [tmp_path, tmp_path / "a"]
+    make_folder(tmp_path / "a")
+    write_whole(tmp_path / "a" / "text", "")
+    with open_to_append(tmp_path / "a" / "b" / "lines") as file:
+        file.write(b"a line")
+    with open_to_append(tmp_path / "a" / "b" / "lines"):
+        pass
+    assert flushed[2:] == [tmp_path / "a", tmp_path / "a" / "b"]
+    with pytest.raises(NotADirectoryError):
+        make_folder(tmp_path / "a" / "text" / "c")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "a" / "text")
+
+
+def test_a_kill_leaves_only_temporary_names_that_are_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[list[str]] = []
+    replace = os.replace
+
+    def list_names(part: Path, path: Path) -> None:
+        names.append([file.name for file in tmp_path.iterdir()])
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", list_names)
+    write_tensors(tmp_path / "x", {"a": torch.ones(2)}, {})
+    assert len(names) == 1 and all(name.endswith(PART) for name in names[0])
+
+
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "bad", str(partial_path(path)))):
+        with pytest.raises(OSError) as info, whole_file(path):
+            raise error
+        assert info.value.filename == str(path)
+    with pytest.raises(OSError) as info, whole_file(path):
+        raise OSError(errno.EIO, "bad", "another file")
+    assert info.value.filename == "another file"
 
 
 # Folders from elsewhere
@@ -94,8 +174,8 @@ def test_appending_refuses_all_but_a_regular_file(tmp_path: Path) -> None:
     for make in (lambda: path.symlink_to(target), lambda: path.symlink_to("gone"), lambda: os.mkfifo(path)):
         path.unlink()
         make()
-        with pytest.raises(OSError, match=r"lines must be a file .*; remove it"):
-            open_to_append(path)
+        with pytest.raises(OSError, match=r"lines must be a file .*; remove it"), open_to_append(path):
+            pass
     assert target.read_text() == "kept" and not (tmp_path / "gone").exists()
 
 

@@ -28,7 +28,7 @@ from experiments.claims.decision import FIRST_SEED, LOOKS, is_fresh
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
-from labml_bert.files import lock, write_whole
+from labml_bert.files import lock, make_folder, write_whole
 from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
@@ -102,7 +102,7 @@ class Results:
         # The rows that the claim needs, in the order of its runs.
         self.rows: dict[str, dict[str, Any]] = {}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self.record = (
                 json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
             )

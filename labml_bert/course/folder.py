@@ -10,7 +10,6 @@ import ast
 import contextlib
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
+from labml_bert.files import PART, make_folder, remove_partial_files, whole_file, write_whole
 
 PROGRESS = "progress.json"
 FILES = tuple(dict.fromkeys(step.file for step in STEPS))
@@ -44,20 +44,47 @@ def write_exercises(folder: Path) -> None:
     """
     ## The start
 
-    Writes the exercises into a new or empty folder.
+    Writes the exercises into a new or empty folder. The README is written last: a folder without it may be
+    what is left of a start that was stopped, and is completed if nobody has changed it.
 
-    Raises `ValueError` if the folder isn't empty, and `OSError` if it can't be written.
+    Raises `ValueError` if the folder has other files, and `OSError` if it can't be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    texts = exercises()
+    if folder.exists() and (
+        not folder.is_dir() or not all(is_ours(p, folder, texts) for p in folder.rglob("*"))
+    ):
         raise ValueError(f"{folder} exists and is not empty; choose a new folder, or run check in this one")
-    for file in FILES:
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        steps = [step for step in STEPS if step.file == file]
-        path.write_text(remove_bodies(read_reference(file), steps), encoding="utf-8")
+    for file, text in texts.items():
+        remove_partial_files((folder / file).parent)
+        write_file(folder / file, text)
+
+
+def exercises() -> dict[str, str]:
+    """The files of a new folder, by name."""
+    texts = {
+        file: remove_bodies(read_reference(file), [step for step in STEPS if step.file == file])
+        for file in FILES
+    }
     width = max(len(step.title) for step in STEPS)
     rows = [f"    {i:2}  {step.title:{width}}  {step.file}" for i, step in enumerate(STEPS, 1)]
-    (folder / "README.md").write_text(README + "\n".join(rows) + "\n", encoding="utf-8")
+    return {**texts, "README.md": README + "\n".join(rows) + "\n"}
+
+
+def is_ours(path: Path, folder: Path, texts: dict[str, str]) -> bool:
+    """Whether a start that was stopped can have left this path."""
+    text = texts.get(path.relative_to(folder).as_posix())
+    return (
+        path.is_dir()
+        or path.name.endswith(PART)
+        or (text is not None and path.is_file() and path.read_bytes() == text.encode())
+    ) and path.name != "README.md"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file atomically, and creates its folder if needed. Raises `OSError` if that fails."""
+    make_folder(path.parent)
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def read_files(folder: Path) -> dict[str, str]:
@@ -88,8 +115,7 @@ def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
     for file, text in texts.items():
         path = folder / file
         if text and (not path.is_file() or path.stat().st_size == 0):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
             restored.append(file)
     return restored
 
@@ -127,15 +153,10 @@ def read_progress(folder: Path) -> Progress:
 
 def write_progress(folder: Path, progress: Progress) -> bool:
     """
-    Writes the file under a temporary name and renames it. Returns whether that was possible. It isn't in a
-    read-only folder, and the only loss is time.
+    Writes the file atomically. Returns whether that was possible. It isn't in a read-only folder, and the
+    only loss is time.
     """
-    part = folder / f"{PROGRESS}.{os.getpid()}"
-    try:
-        part.write_text(json.dumps(asdict(progress), indent=1) + "\n", encoding="utf-8")
-        part.replace(folder / PROGRESS)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        write_whole(folder / PROGRESS, json.dumps(asdict(progress), indent=1))
+        return True
+    return False

@@ -32,7 +32,7 @@ from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
-from labml_bert.files import whole_file
+from labml_bert.files import make_folder, whole_file
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -358,7 +358,7 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     # If the cache isn't writable, this run still has its text, and the next one downloads it again.
     with contextlib.suppress(OSError, ValueError):
         cached_path = cache_folder() / sha256
-        cached_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(cached_path.parent)
         with whole_file(cached_path) as part:
             part.write_bytes(data)
     return data

@@ -43,7 +43,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
-from labml_bert.files import check_own, lock, remove_partial_files, write_whole
+from labml_bert.files import check_own, lock, make_folder, remove_partial_files, write_whole
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def build_dataset(
     # If the tokenizer can't mask whole words, raise the error here and not in a worker.
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock(
         folder,
         lambda: console.print(f"  another process is building pairs in {display_path(folder)}; waiting"),

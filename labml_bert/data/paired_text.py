@@ -19,6 +19,7 @@ from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, special_token_ids
+from labml_bert.files import make_folder
 from labml_bert.mlm import IGNORE
 
 
@@ -126,7 +127,7 @@ def pairs_folder(name: str) -> Path:
     """
     folder = cache_folder() / "pairs" / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ValueError(
             f"cannot write pairs to {folder}: {error.strerror}; set XDG_CACHE_HOME to a writable folder"

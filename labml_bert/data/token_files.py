@@ -19,13 +19,12 @@ also holds the sha256 of the block's ids, which is checked whenever the folder i
 import contextlib
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -34,7 +33,15 @@ from torch import Tensor
 from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
-from labml_bert.files import lock, open_to_append, write_whole
+from labml_bert.files import (
+    PART,
+    append,
+    lock,
+    make_folder,
+    open_to_append,
+    remove_partial_files,
+    write_whole,
+)
 
 TRAIN, VALID = "train.bin", "valid.bin"
 # The size of a block, in characters. Tokenizing a block takes about fifty times its size in memory.
@@ -105,6 +112,11 @@ class Progress(NamedTuple):
 FINISHED = "finished"
 
 
+def is_foreign(name: str) -> bool:
+    """Whether a file isn't one that a killed process leaves before there is a `blocks.jsonl`."""
+    return name not in (".lock", "tokenizer.json") and not name.endswith(PART)
+
+
 def read_progress(folder: Path) -> Progress | None:
     """
     Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if nothing has.
@@ -113,7 +125,7 @@ def read_progress(folder: Path) -> Progress | None:
     """
     path = folder / BLOCKS
     if not path.is_file():
-        if folder.is_dir() and any(file.name not in (".lock", "tokenizer.json") for file in folder.iterdir()):
+        if folder.is_dir() and any(is_foreign(file.name) for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and has no tokenized text; choose another folder")
         return None
     data = path.read_bytes()
@@ -145,8 +157,9 @@ def write_token_files(
     Raises `ValueError` if `folder` has other files or the tokens of another text, or if the text can't be
     read, and `OSError` if the disk is full or another process writes to `folder`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock(folder):
+        remove_partial_files(folder)
         json_text = tokenizer.to_str(pretty=True)
         settings = {**settings, "tokenizer_sha256": hashlib.sha256(json_text.encode()).hexdigest()}
         progress = read_progress(folder)
@@ -180,13 +193,6 @@ def write_token_files(
                 append(lines, json.dumps(block._asdict()).encode() + b"\n")
                 on_block(block)
             append(lines, json.dumps(FINISHED).encode() + b"\n")
-
-
-def append(file: BinaryIO, data: bytes) -> None:
-    """Appends to a file and waits until the data is on the disk."""
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int, int]]]:

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from labml_bert.files import write_whole
+from labml_bert.files import make_folder, write_whole
 
 # Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -214,7 +214,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in `tokenizer_config.json`.
     `settings` are added to `tokenizer_config.json`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))

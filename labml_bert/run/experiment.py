@@ -29,7 +29,15 @@ from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import save_tokenizer
-from labml_bert.files import check_own, check_utf8, lock, remove_partial_files, write_whole
+from labml_bert.files import (
+    check_own,
+    check_utf8,
+    lock,
+    make_folder,
+    remove_partial_files,
+    sync_folder,
+    write_whole,
+)
 from labml_bert.model_card import write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
@@ -357,10 +365,11 @@ def new_run_path(runs: Path, experiment: str) -> Path:
     path, n = base, 1
     check_utf8(base)
     try:
-        base.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(base.parent)
         while True:
             try:
                 path.mkdir()
+                sync_folder(path.parent)
                 return path
             except FileExistsError:
                 n += 1

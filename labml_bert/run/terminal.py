@@ -29,6 +29,7 @@ from torch import Tensor
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import console, display_path, is_ascii_only, printable
+from labml_bert.training.checkpoint import CHECKPOINT
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
@@ -62,14 +63,19 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
     ## When a run ends early
 
     As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After that,
-    a run that you stop prints how to resume it, if `is_resumable` says that it can be resumed. A loss that
-    isn't finite or a full disk prints one line. Everything saved so far is kept."""
+    a run that you stop prints how to resume it, if `is_resumable` says that it can be resumed and if it has
+    saved a checkpoint. A loss that isn't finite or a full disk prints one line. Everything saved so far is
+    kept."""
+
+    def has_checkpoint(path: Path) -> bool:
+        return is_resumable() and (path / CHECKPOINT).is_file()
+
     try:
         with not_yet_written(find_path):
             yield
     except KeyboardInterrupt:
         path = find_path()
-        if rank() == 0 and path is not None and is_resumable():
+        if rank() == 0 and path is not None and has_checkpoint(path):
             again = command(*launcher(), sys.argv[0], "--resume", display_path(path))
             print_last(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
@@ -79,11 +85,10 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
         fail(error)
     except OSError as error:
         path = find_path()
-        cause = f"{error.strerror} ({error.filename})" if error.filename else error
         remedy = "start over"
-        if path is not None and is_resumable():
+        if path is not None and has_checkpoint(path):
             remedy = f"resume with --resume {display_path(path)}"
-        fail(f"{cause}; once this is fixed, {remedy}")
+        fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
         fail_for_memory(error)
 
@@ -124,8 +129,15 @@ class OneLineParser(argparse.ArgumentParser):
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2. Of several processes, the first to fail prints it."""
     if is_first_to_fail():
-        print("error:", " ".join(str(reason).splitlines()), file=sys.stderr)
+        print("error:", explain(reason), file=sys.stderr)
     raise SystemExit(2) from None
+
+
+def explain(reason: object) -> str:
+    """An error in one line. An error of the system comes with the name of its file."""
+    if isinstance(reason, OSError) and reason.strerror and reason.filename:
+        return f"{reason.strerror} ({reason.filename})"
+    return " ".join(str(reason).splitlines())
 
 
 def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:

@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from labml_bert.files import open_to_append
+from labml_bert.files import append, open_to_append
 
 METRICS = "metrics.jsonl"
 
@@ -56,7 +56,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
             # A kill or a full disk can leave an incomplete line. Start a new line, or both would be lost.
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        file.write(line)
+        append(file, line)
 
 
 def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:

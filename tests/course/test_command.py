@@ -13,6 +13,7 @@ from labml_bert.course.__main__ import main
 from labml_bert.course.folder import FILES, write_exercises
 from labml_bert.course.source import read_reference, remove_bodies
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
+from labml_bert.files import PART
 from tests.support.runs import ROOT, SMALL
 
 
@@ -194,3 +195,23 @@ def test_watch_checks_again_when_a_file_changes(course: Path) -> None:
         (course / "mlm.py").write_text("def (", "utf-8")
         read_until("mlm.py isn't valid Python")
         process.terminate()
+
+
+def test_a_start_that_was_stopped_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the learner has changed a file since then."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    main(["start", str(whole)])
+    main(["start", str(stopped)])
+    (stopped / "README.md").unlink()
+    (stopped / FILES[-1]).unlink()
+    (stopped / f"{FILES[-1]}.1{PART}").touch()
+    main(["start", str(stopped)])
+    names = {path.relative_to(whole) for path in whole.rglob("*")}
+    assert {path.relative_to(stopped) for path in stopped.rglob("*")} == names
+    assert all((stopped / file).read_bytes() == (whole / file).read_bytes() for file in (*FILES, "README.md"))
+    (stopped / "README.md").unlink()
+    (stopped / FILES[0]).write_text("mine")
+    with pytest.raises(SystemExit):
+        main(["start", str(stopped)])
+    assert "is not empty" in capsys.readouterr().err
+    assert (stopped / FILES[0]).read_text() == "mine"

@@ -45,6 +45,7 @@ from labml_bert.data.token_files import (
     write_token_files,
 )
 from labml_bert.data.tokenizers import encode_texts, save_tokenizer, split_lines, wordpiece_tokenizer
+from labml_bert.files import PART
 from tests.support.runs import SIZES, main_in_process, small_text
 from tests.support.tiny_run import assert_fails
 
@@ -261,6 +262,8 @@ def test_a_stopped_process_continues_to_the_same_bytes(
             break
         except StopError:
             stops += 1
+        # The first process may have been killed while it wrote the tokenizer.
+        (folder / f"tokenizer.json.1{PART}").touch()
         if leftover != "nothing":
             with open(folder / "train.bin", "ab") as file:
                 file.write(b"xyz")
@@ -504,4 +507,6 @@ def test_encode_block_splits_by_hash(tokenizer: Tokenizer) -> None:
 
 def test_progress_of_an_unused_folder(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "missing") is None
+    assert read_progress(tmp_path) is None
+    (tmp_path / f"tokenizer.json.1{PART}").touch()
     assert read_progress(tmp_path) is None

@@ -14,7 +14,7 @@ import pytest
 
 from labml_bert import files
 from labml_bert.run.terminal import exit_cleanly
-from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
 # Windows has no pseudo-terminals.
@@ -105,16 +105,25 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     assert subprocess.run(words, cwd=tmp_path, env=environment).returncode > 2
 
 
-@pytest.mark.parametrize(("resumable", "words"), [(True, "resume with --resume"), (False, "start over")])
+@pytest.mark.parametrize(
+    ("resumable", "has_checkpoint", "words"),
+    [(True, True, "resume with --resume"), (True, False, "start over"), (False, True, "start over")],
+)
 def test_after_a_full_disk_resume_is_only_suggested_if_possible(
-    resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    resumable: bool,
+    has_checkpoint: bool,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if has_checkpoint:
+        (tmp_path / CHECKPOINT).touch()
     with pytest.raises(SystemExit) as exit_info, exit_cleanly(lambda: tmp_path, lambda: resumable):
         raise OSError(28, "No space left on device", "metrics.jsonl")
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert re.fullmatch("error: No space left on device .*\n", error)
-    assert words in error and ("--resume" in error) == resumable
+    assert words in error and ("--resume" in error) == (resumable and has_checkpoint)
 
 
 def screen(text: str, width: int = 80) -> list[str]:

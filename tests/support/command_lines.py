@@ -1,0 +1,320 @@
+"""
+Every command and every experiment of the project, with the smallest sizes, in a folder of their own. They run
+in forks of this process, which has already loaded PyTorch, so a run takes a fraction of a second.
+"""
+
+import importlib
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from labml_bert.data import text_files, token_files
+from labml_bert.data.pair_shards import has_valid_checksums
+from labml_bert.files import PART, read_tensors
+from tests.support.runs import script, small_text
+from tests.support.syscalls import OnCall, trace
+
+# In seconds. A command that takes longer hangs.
+LIMIT = 120
+SIZES = "--hidden-size=16 --num-attention-heads=2 --num-hidden-layers=1 --batch-tokens=128"
+RUN = f"{SIZES} --schedule=8,16 --max-position-embeddings=16 --steps=2 --checkpoint-seconds=0"
+RUN += " --corpus=text.txt --precision=float32"
+PAIRS = (
+    RUN.replace("text.txt", "texts").replace("8,16 --max-position-embeddings=16", "16") + " --vocab-size=100"
+)
+SUBWORDS = RUN + " --vocab-size=100"
+# The names of the runs that other commands start from.
+TINY, BERT = "models/tiny", "models/bert"
+
+
+class Command(NamedTuple):
+    """A command line."""
+
+    words: str
+    """The path of an experiment or the name of a module, and its arguments."""
+    repeats: bool = True
+    """Whether to run it once before the trials, so that there is an earlier result to lose."""
+    codes: tuple[int, ...] = (0, 2)
+    """The exit codes that it may have."""
+
+
+COMMANDS: dict[str, Command] = {
+    "mlm_tiny": Command(f"mlm_tiny {RUN}"),
+    "mlm_tiny, record": Command(f"mlm_tiny {RUN} --record=record.json"),
+    "mlm_words": Command(f"mlm_words {SUBWORDS}"),
+    "mlm_modern": Command(f"mlm_modern {RUN} --intermediate-size=16"),
+    "bert_tiny": Command(f"bert_tiny {PAIRS}"),
+    "bert_tiny, static masking": Command(f"bert_tiny {PAIRS} --masking=static"),
+    "own_language": Command(f"own_language {SUBWORDS}"),
+    "own_language, tokens": Command(f"own_language {SUBWORDS} --corpus=tokens"),
+    "continue_pretraining": Command(
+        f"continue_pretraining --from={BERT}/model --corpus=text.txt --old-corpus=texts --steps=2 "
+        "--schedule=8 --batch-tokens=128 --checkpoint-seconds=0 --precision=float32"
+    ),
+    "resume": Command("mlm_tiny --resume=models/stopped --checkpoint-seconds=0"),
+    "prepare": Command("labml_bert.prepare text.txt --output=new_tokens --vocab-size=100", repeats=False),
+    "prepare, again": Command("labml_bert.prepare text.txt --output=new_tokens --vocab-size=100"),
+    "fill_mask": Command("labml_bert.fill_mask --run=models/tiny the[MASK]cat"),
+    "embed": Command("labml_bert.embed --run=models/tiny/model one two"),
+    "score": Command("labml_bert.score --run=models/tiny one two"),
+    "export, web": Command("labml_bert.export models/tiny --to=web --output=web"),
+    "export, onnx": Command("labml_bert.export models/tiny --to=onnx --output=onnx"),
+    "runs": Command("labml_bert.runs models/tiny --html=curves.html"),
+    "classify train": Command(
+        "labml_bert.classify train labels.csv --from=models/bert --output=classifier "
+        "--epochs=1 --learning-rate=1e-3",
+        repeats=False,
+    ),
+    "classify predict": Command("labml_bert.classify predict models/classifier one two"),
+    "course start": Command("labml_bert.course start my_bert", repeats=False),
+    "course check": Command("labml_bert.course check --folder=course", codes=(0, 1, 2)),
+    "course hint": Command("labml_bert.course hint --folder=course"),
+    "course solve": Command("labml_bert.course solve --folder=course"),
+    "attention_map": Command("attention_map --run=models/tiny the[MASK]cat --record=record.json"),
+    "acceptability": Command("acceptability --run=models/tiny --sentences=2 --record=record.json"),
+    "live": Command(f"live {RUN} --output=web --record=record.json".replace("--checkpoint-seconds=0 ", "")),
+    "speed": Command(
+        "speed --shapes=characters --dropout=0 --rounds=1 --batch-size=2 --length=8 --record=record.json"
+    ),
+    "speed_ablation": Command(
+        "speed_ablation --shapes=short --rounds=1 --repeats=1 --corpus=texts --record=record.json"
+    ),
+    "cost": Command("cost --letters=B --rounds=1 --batches=2 --megabytes=0.1 --record=record.json"),
+    "finetune_docstrings": Command(
+        "finetune_docstrings --model=models/bert/model --labels=20 --pairs=20 --seeds=1 --steps=1 "
+        "--record=record.json"
+    ),
+    "finetune_parameters": Command(
+        "finetune_parameters --model=models/bert/model --labels=20 --seeds=1 --steps=1 --record=record.json"
+    ),
+    "retrieval": Command("retrieval --run=models/tiny --seeds=1 --steps=1 --record=record.json"),
+    "compare_continued": Command(
+        "compare_continued --corpus=text.txt --old-corpus=texts --seeds=1 --steps=2 --pretraining-steps=2 "
+        "--record=record.json"
+    ),
+}
+
+
+class Outcome(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def run_as_program(words: list[str], folder: Path, output: Path) -> None:
+    """In a fork: runs a command line in `folder` as a shell would, and ends the process."""
+    signal.alarm(LIMIT)
+    os.chdir(folder)
+    for number, name in enumerate(("out", "errors"), 1):
+        descriptor = os.open(output / name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    code: object = 0
+    try:
+        if words[0].startswith("labml_bert."):
+            sys.argv = words
+            sys.modules.pop(words[0], None)
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [script(words[0]), *words[1:]]
+            runpy.run_path(script(words[0]), run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+class Workshop:
+    """
+    The folder in which all commands run, always under the same name: configurations contain absolute paths.
+    """
+
+    def __init__(self, base: Path, names: Iterable[str]):
+        """Prepares what the commands with these names need."""
+        self.folder, self.output = base / "case", base / "output"
+        self.folder.mkdir()
+        self.output.mkdir()
+        os.environ |= {"XDG_CACHE_HOME": str(self.folder / "cache"), "HOME": str(self.folder / "home")}
+        os.environ |= {"TMPDIR": str(self.folder / "tmp"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        words = " ".join(COMMANDS[name].words for name in names)
+        load_libraries(words)
+        self.template = base / "template"
+        self.prepare(words)
+
+    def run(self, words: str, on_call: OnCall = lambda call: None) -> Outcome:
+        """Runs a command line."""
+        parts = words.split()
+        status = trace(lambda: run_as_program(parts, self.folder, self.output), self.folder, on_call)
+        out, errors = (
+            (self.output / name).read_text("utf-8", errors="replace") for name in ("out", "errors")
+        )
+        return Outcome(os.waitstatus_to_exitcode(status), out, errors)
+
+    def succeed(self, words: str) -> Outcome:
+        """Runs a command line that has to succeed."""
+        outcome = self.run(words)
+        assert outcome.code == 0, (words, outcome)
+        return outcome
+
+    def prepare(self, words: str) -> None:
+        """Creates the files that the command lines `words` read."""
+        for name in ("home", "tmp", "texts", "models", "cache"):
+            (self.folder / name).mkdir()
+        (self.folder / "text.txt").write_text(small_text(200))
+        for i in range(30):
+            (self.folder / "texts" / f"{i}.txt").write_text(small_text(8, seed=i))
+        rows = "".join(f"the {'ab'[i % 2]} text {i},{'ab'[i % 2]}\n" for i in range(30))
+        (self.folder / "labels.csv").write_text("text,label\n" + rows)
+        for name, training in (("tiny", f"mlm_tiny {RUN}"), ("bert", f"bert_tiny {PAIRS}")):
+            if f"models/{name}" in words or (name == "bert" and "models/classifier" in words):
+                self.succeed(training)
+                (run,) = self.folder.glob("logs/*/*/")
+                run.rename(self.folder / "models" / name)
+                shutil.rmtree(self.folder / "logs")
+        if "models/stopped" in words:
+            self.stop_early()
+        if "=tokens" in words:
+            self.succeed("labml_bert.prepare text.txt --output=tokens --vocab-size=100")
+        if "models/classifier" in words:
+            self.succeed(COMMANDS["classify train"].words.replace("=classifier", "=models/classifier"))
+        if "=course" in words:
+            self.succeed("labml_bert.course start course")
+        shutil.copytree(self.folder, self.template, symlinks=True)
+
+    def stop_early(self) -> None:
+        """Makes a run that was stopped in the middle, under `models/stopped`."""
+        writes = 0
+
+        def stop(call: object) -> int | None:
+            nonlocal writes
+            writes += "checkpoint.safetensors" in str(call) and "rename" in str(call)
+            return 5 if writes > 2 else None
+
+        assert self.run(f"mlm_tiny {RUN}", stop).code == 2
+        (run,) = self.folder.glob("logs/*/*/")
+        run.rename(self.folder / "models" / "stopped")
+        shutil.rmtree(self.folder / "logs")
+
+    def reset(self, template: Path | None = None) -> None:
+        """Makes the folder equal to a template."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(template or self.template, self.folder, symlinks=True)
+
+
+def load_libraries(words: str) -> None:
+    """Loads what the command lines `words` take long to load."""
+    torch.set_num_threads(1)
+    # Several blocks for a text of a few kilobytes.
+    text_files.CHUNK_SIZE, token_files.BLOCK_SIZE = 1_000, 3_000
+    warnings.simplefilter("ignore")
+    before = signal.getsignal(signal.SIGINT)
+    modules = ["labml_bert.export", "labml_bert.run.launch", "labml_bert.course.__main__"]
+    modules += ["torch._dynamo", "labml.lab", "tyro"]
+    modules += ["datasets"] if re.search("bert_tiny|models/bert|texts|live", words) else []
+    modules += ["onnx", "onnxscript"] if "onnx" in words else []
+    for module in modules:
+        importlib.import_module(module)
+    signal.signal(signal.SIGINT, before)
+
+
+# What a folder holds
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The contents of all files by their relative paths. The newest run of an experiment is called `RUN`."""
+    runs = sorted(folder.glob("logs/*/2*/"), key=lambda path: (len(path.name), path.name))
+    names: dict[str, str] = {}
+    for path in runs:
+        newest = [other for other in runs if other.parent == path.parent][-1]
+        relative = path.relative_to(folder).as_posix()
+        names[relative] = f"{path.parent.relative_to(folder)}/{'RUN' if path == newest else path.name}"
+    contents = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != ".lock" and path.suffix != ".lock":
+            name = path.relative_to(folder).as_posix()
+            prefix = "/".join(name.split("/")[:3])
+            contents[names.get(prefix, prefix) + name[len(prefix) :]] = path.read_bytes()
+    return contents
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file has a temporary name."""
+    return name.endswith(PART) or ".incomplete" in name or re.search(r"(^|/)\.tmp", name) is not None
+
+
+# The files that grow. What a failed write leaves at the end of one is skipped later.
+GROWING = ("metrics.jsonl", "blocks.jsonl", "train.bin", "valid.bin")
+
+
+def is_whole(name: str, data: bytes, reference: bytes | None, scratch: Path) -> bool:
+    """Whether a file is complete, judged by its kind. A kind without an end must equal the reference."""
+    path, suffix = Path(name), Path(name).suffix
+    if data == reference or path.name in GROWING:
+        return True
+    file = scratch / f"file{suffix}"
+    file.unlink(missing_ok=True)
+    file.write_bytes(data)
+    if suffix == ".safetensors":
+        try:
+            return bool(read_tensors(file)[0])
+        except ValueError:
+            return False
+    if suffix == ".parquet":
+        return has_valid_checksums(file)
+    if suffix in (".json", ".jsonl"):
+        try:
+            return all(json.loads(line) for line in ([data] if suffix == ".json" else data.splitlines()))
+        except ValueError:
+            return False
+    # These contain times. Their ends don't.
+    return suffix in (".html", ".md") and reference is not None and data[-20:] == reference[-20:]
+
+
+def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool:
+    """Whether two files have the same result, apart from times."""
+    if data == reference:
+        return True
+    if name.endswith(".safetensors"):
+        tensors = []
+        # In two files, because the tensors may be mapped from them.
+        for number, content in enumerate((data, reference)):
+            path = scratch / f"{number}.safetensors"
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+            tensors.append(read_tensors(path)[0])
+        return tensors[0].keys() == tensors[1].keys() and all(
+            torch.equal(value, tensors[1][key]) for key, value in tensors[0].items()
+        )
+    if name.endswith(".json"):
+        return without_times(json.loads(data)) == without_times(json.loads(reference))
+    return is_whole(name, data, reference, scratch)
+
+
+def without_times(value: object) -> object:
+    """JSON without the numbers that a clock or a path decides."""
+    if isinstance(value, dict):
+        return {
+            key: without_times(item)
+            for key, item in value.items()
+            if not re.search("second|time|date|memory|speed|ratio|flops|history|bandwidth|run", key)
+        }
+    return [without_times(item) for item in value] if isinstance(value, list) else value
