@@ -175,8 +175,8 @@ def ablation(record: Record) -> str:
     data = record.data
     parts = [
         f"{provenance(record)} Each speedup compares a step with the trick and without it: the median of "
-        f"{data['configuration']['rounds']} rounds in which both took turns. If the rounds fall on both "
-        "sides of 1, this run can't tell whether the trick helps.\n\n"
+        f"{cell(data['configuration']['rounds'])} rounds in which both took turns. If the rounds fall on "
+        "both sides of 1, this run can't tell whether the trick helps.\n\n"
     ]
     for entry in data["ablation"]:
         shape = entry["shape"]
@@ -222,8 +222,8 @@ def modern_steps(record: Record) -> str:
         )
     number = data["configuration"]["peers"]["transformers"]
     return (
-        f"{provenance(record)} Each time is the median of {data['configuration']['rounds']} rounds, in which "
-        "the models took turns. A step is forward, backward, clipping and AdamW. The last three columns are "
+        f"{provenance(record)} Each time is the median of {cell(data['configuration']['rounds'])} rounds, in "
+        "which the models took turns. A step is forward, backward, clipping and AdamW. The last three columns are "
         f"speedups over `transformers` {cell(number)}.\n\n{table}\n"
     )
 
@@ -239,8 +239,8 @@ def speed(record: Record) -> str:
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32. A large copy moves "
         f"{data['bytes_per_second'] / 1e9:,.0f} GB/s. "
         f"Versions: {version_list}.\n\n"
-        f"Each time is the median of {data['configuration']['rounds']} rounds, in which the variants took "
-        "turns, with the fastest and the slowest round in parentheses. A step is forward, backward, clipping "
+        f"Each time is the median of {cell(data['configuration']['rounds'])} rounds, in which the variants "
+        "took turns, with the fastest and the slowest round in parentheses. A step is forward, backward, clipping "
         "and AdamW. MFU, the model FLOPs utilization, is the FLOP/s of the matmuls that a variant executes, "
         "divided by the FLOP/s of the large matmul. A variant that predicts every position executes more "
         "matmuls, and one that skips work gets no credit for it. So use MFU to compare a variant with the "
