@@ -26,7 +26,6 @@ if __name__ == "__main__":
 
 import argparse
 import copy
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
+from labml_bert.checksums import parse_json, read_checked
 from labml_bert.classification_report import print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
@@ -103,7 +103,10 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             config = BertConfig(**sizes)
         except (KeyError, TypeError):
             raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
-        check_config(config)
+        try:
+            check_config(config)
+        except ValueError as error:
+            raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
     # Our tokenizers of characters and words don't add special tokens, but `transformers` needs them to.
@@ -252,11 +255,20 @@ def train_command(options: argparse.Namespace) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What `tokenizer_config.json` says, or nothing if there is no such file or it's damaged."""
+    """
+    What `tokenizer_config.json` says, or nothing if there is no such file.
+
+    Raises `ValueError` if the file is damaged.
+    """
+    path = folder / "tokenizer_config.json"
     try:
-        return dict(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        data = read_checked(path)
+    except OSError:
         return {}
+    try:
+        return dict(parse_json(data))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is not a JSON object; remove it or save the classifier again") from None
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:

@@ -220,6 +220,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
     Raises `ValueError` if the file can't be read, has too many names, or doesn't match its sha256.
     """
+    check_utf8(path)
     try:
         with open(path, "rb") as start:
             if int.from_bytes(start.read(8), "little") > LARGEST_HEADER:

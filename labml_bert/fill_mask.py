@@ -74,15 +74,16 @@ def build_model(
 
     Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for it.
     """
-    if "global_rope_theta" in sizes:
-        modern_config = ModernBertConfig(**sizes)
-        check_modern_config(modern_config)
-        check_parameter_count(modern_config, weights, path)
-        return ModernBertForMaskedLM(modern_config)
-    config = BertConfig(**sizes)
-    check_config(config)
+    config = ModernBertConfig(**sizes) if "global_rope_theta" in sizes else BertConfig(**sizes)
+    try:
+        if isinstance(config, ModernBertConfig):
+            check_modern_config(config)
+        else:
+            check_config(config)
+    except ValueError as error:
+        raise ValueError(f"{path} does not describe a model: {error}") from None
     check_parameter_count(config, weights, path)
-    return BertForMaskedLM(config)
+    return ModernBertForMaskedLM(config) if isinstance(config, ModernBertConfig) else BertForMaskedLM(config)
 
 
 def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str) -> Encoding:

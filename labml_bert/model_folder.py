@@ -5,7 +5,6 @@ People share a model as a folder with two files: `config.json` contains the size
 contains the weights. This file reads such a folder, translates the weights to the names of this project, and
 checks that sizes and weights fit together. `models.py` builds models from such folders, and writes them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
+from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
 # In bytes. With the names of ten thousand classes, `config.json` has about half as many.
@@ -117,22 +117,18 @@ def read_json(folder: Path) -> dict[str, Any]:
     """
     Returns the contents of `config.json`.
 
-    Raises `ValueError` if the file is missing or isn't a JSON object.
+    Raises `ValueError` if the file is missing, damaged or too large, or isn't a JSON object.
     """
     path = folder / "config.json"
     try:
-        if path.stat().st_size > LARGEST_CONFIG:
-            raise ValueError
-        content = json.loads(path.read_text(encoding="utf-8"))
-        content.items()
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be read; save the model again") from None
+        data = read_checked(path, LARGEST_CONFIG)
     except OSError:
         raise ValueError(f"there is no model in {folder} (no config.json); use another folder") from None
-    except (ValueError, AttributeError):
-        raise ValueError(
-            f"{path} is not a JSON object of at most {LARGEST_CONFIG:,} bytes; save the model again"
-        ) from None
+    try:
+        content = parse_json(data)
+        content.items()
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a JSON object ({error}); save the model again") from None
     return content
 
 

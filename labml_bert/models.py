@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
+from labml_bert.checksums import write_checked
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -103,7 +104,7 @@ class BertPreTrainedModel(nn.Module):
         config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists a tied tensor once, under the name of its owner.
         files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
-        files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+        write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod
     def from_pretrained(

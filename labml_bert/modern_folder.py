@@ -23,6 +23,7 @@ from torch import Tensor
 
 from labml_bert import files
 from labml_bert.checks import check_modern_config
+from labml_bert.checksums import write_checked
 from labml_bert.model_folder import (
     check_finite,
     check_parameter_count,
@@ -55,7 +56,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
     files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
-    files.write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+    write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
 
 def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:

@@ -97,7 +97,8 @@ def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """For each run, the options that don't have the same value in all runs of the same experiment."""
     rows = []
     for run in runs:
-        others = [r for r in runs if r.configuration["experiment"] == run.configuration["experiment"]]
+        experiment = run.configuration.get("experiment")
+        others = [r for r in runs if r.configuration.get("experiment") == experiment]
         names = [name for name in run.configuration if name not in NOT_COMPARED]
         rows.append(
             {

@@ -2,17 +2,21 @@
 # One console for all output
 
 The project prints through one shared console. It prints text and paths as they are: a name with brackets
-isn't markup, and a character that the terminal can't show becomes a `?` instead of an error."""
+isn't markup, and a character that the terminal can't show becomes a `?` instead of an error. A control
+character becomes a `?` too: the name of a file may contain the codes that clear a screen."""
 
 import contextlib
 import errno
 import io
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
@@ -28,6 +32,11 @@ class PersistentConsole(Console):
     """
 
     keeps_running = False
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Makes control characters in texts visible. Segments with a `control` are rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Called if nobody reads the output."""
@@ -64,6 +73,16 @@ def display_path(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
+
+
+def without_controls(text: str) -> str:
+    """The text with a `?` for each control character, such as the one that starts the codes of a terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text)
+
+
+def print_error(message: object) -> None:
+    """Prints one line to stderr. A message can contain the name of a file, and that any character."""
+    print("error:", without_controls(" ".join(str(message).splitlines())), file=sys.stderr)
 
 
 def printable(token: str | None) -> str:

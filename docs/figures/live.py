@@ -16,6 +16,7 @@ from markupsafe import Markup
 from docs.figures.attention import strongest, visible
 from docs.figures.records import Record
 from docs.literate.chart import WIDTH, Bar, Line, bar_chart, figure, line_chart, numbers, text
+from docs.literate.prose import cell
 from docs.literate.rows import PageError
 
 
@@ -43,7 +44,7 @@ def curves(record: Record) -> Markup:
 def moments(record: Record, full: Record | None) -> str:
     """The checkpoints as a Markdown table, and below them the result of a larger model, `full`."""
     rows = "".join(
-        f"| {entry['arm']} | {entry['seconds']:.0f} | {entry['steps']:,} | {entry['loss']:.3f} "
+        f"| {cell(entry['arm'])} | {entry['seconds']:.0f} | {entry['steps']:,} | {entry['loss']:.3f} "
         f"| {entry['accuracy']:.1%} | {entry['bytes'] / 1e3:,.0f} |\n"
         for entry in record.data["checkpoints"]
     )

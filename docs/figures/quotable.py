@@ -96,7 +96,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         """
         runs = [[record(one) for one in seeds_of(name)] for name in names]
         seeds = [one.data["configuration"]["seed"] for one in runs[0]]
-        table = f"| result | {' | '.join(f'seed {seed}' for seed in seeds)} | mean |\n"
+        table = f"| result | {' | '.join(f'seed {cell(seed)}' for seed in seeds)} | mean |\n"
         table += f"|---|{'---:|' * (len(seeds) + 1)}\n"
         for metric, title, form in (("loss", "held-out loss, nats", ".3f"), ("accuracy", "accuracy", ".1%")):
             for label, group in zip(labels, runs, strict=True):

@@ -6,6 +6,7 @@ record is current if today's code reproduces its fingerprint, however much the c
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 from docs.literate.prose import cell
 from docs.literate.rows import PageError
 from docs.project import ROOT
+from labml_bert.checksums import parse_json
 
 RUNS = ROOT / "docs" / "runs"
 
@@ -53,11 +55,16 @@ def provenance(record: Record) -> str:
 
 
 def read_records(folder: Path = RUNS) -> dict[str, Record]:
-    """All records by name. Raises `PageError` for a file that isn't JSON."""
+    """
+    All records by name. Raises `PageError` for a file that isn't JSON, and for a name that would have to be
+    escaped in links and headings.
+    """
     records = {}
     for path in sorted(folder.glob("*.json")):
+        if not re.fullmatch(r"[\w.-]+", path.stem):
+            raise PageError(f"{path}: use only letters, digits, dots and dashes in the name of a record")
         try:
-            records[path.stem] = Record(path.stem, json.loads(path.read_text("utf-8")))
+            records[path.stem] = Record(path.stem, parse_json(path.read_bytes()))
         except ValueError as error:
             raise PageError(f"{path}: not JSON: {error}") from None
     return records
@@ -92,4 +99,4 @@ def describe_check(record: Record) -> str:
     dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():
         return NOT_CHECKED
-    return f"Reproduced with the code of {min(dates)}."
+    return f"Reproduced with the code of {cell(min(dates))}."

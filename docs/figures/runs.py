@@ -92,7 +92,7 @@ def comparison(record: Record) -> str:
     return "\n\n".join(
         [
             *parts,
-            f"Mean and standard deviation over {seeds} seeds. Unseen texts were not in the text of "
+            f"Mean and standard deviation over {cell(seeds)} seeds. Unseen texts were not in the text of "
             f"pretraining. {provenance(record)} "
             f"The network has {data['parameters']:,} parameters.",
         ]
@@ -159,7 +159,9 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
         elif "history" in record.data:
             content = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
         elif "trained_parameters" in record.data:
-            tables = (f"**{task}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"])
+            tables = (
+                f"**{cell(task)}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"]
+            )
             content = "\n\n".join([*tables, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
         elif "table" in record.data:
             content = comparison(record)

@@ -173,9 +173,10 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
 def ablation(record: Record) -> str:
     """The speedup by each trick, as a Markdown table for each shape."""
     data = record.data
+    rounds = cell(data["configuration"]["rounds"])
     parts = [
         f"{provenance(record)} Each speedup compares a step with the trick and without it: the median of "
-        f"{data['configuration']['rounds']} rounds in which both took turns. If the rounds fall on both "
+        f"{rounds} rounds in which both took turns. If the rounds fall on both "
         "sides of 1, this run can't tell whether the trick helps.\n\n"
     ]
     for entry in data["ablation"]:
@@ -204,6 +205,7 @@ def ablation(record: Record) -> str:
 def modern_steps(record: Record) -> str:
     """The speedup over ModernBERT in `transformers`, as a Markdown table."""
     data = record.data
+    rounds = cell(data["configuration"]["rounds"])
     table = (
         "| model | parameters | batch | ours in bfloat16, ms | against their float32 | both bfloat16 "
         "| both float32 |\n|---|---:|---|---:|---:|---:|---:|\n"
@@ -222,7 +224,7 @@ def modern_steps(record: Record) -> str:
         )
     number = data["configuration"]["peers"]["transformers"]
     return (
-        f"{provenance(record)} Each time is the median of {data['configuration']['rounds']} rounds, in which "
+        f"{provenance(record)} Each time is the median of {rounds} rounds, in which "
         "the models took turns. A step is forward, backward, clipping and AdamW. The last three columns are "
         f"speedups over `transformers` {cell(number)}.\n\n{table}\n"
     )
@@ -231,6 +233,7 @@ def modern_steps(record: Record) -> str:
 def speed(record: Record) -> str:
     """Everything in a record of `speed.py`, as Markdown."""
     data = record.data
+    rounds = cell(data["configuration"]["rounds"])
     versions = {**data["versions"], **data["configuration"]["peers"]}
     version_list = ", ".join(cell(f"{name} {number}") for name, number in versions.items())
     return (
@@ -239,7 +242,7 @@ def speed(record: Record) -> str:
         f"{data['peaks']['float32'] / 1e9:,.0f} in float32. A large copy moves "
         f"{data['bytes_per_second'] / 1e9:,.0f} GB/s. "
         f"Versions: {version_list}.\n\n"
-        f"Each time is the median of {data['configuration']['rounds']} rounds, in which the variants took "
+        f"Each time is the median of {rounds} rounds, in which the variants took "
         "turns, with the fastest and the slowest round in parentheses. A step is forward, backward, clipping "
         "and AdamW. MFU, the model FLOPs utilization, is the FLOP/s of the matmuls that a variant executes, "
         "divided by the FLOP/s of the large matmul. A variant that predicts every position executes more "

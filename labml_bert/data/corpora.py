@@ -33,6 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from labml_bert.files import make_folder, whole_file
+from labml_bert.stdout import console, display_path
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -124,7 +125,12 @@ def load_corpus(name: str) -> Corpus:
 
 
 def visible_files(folder: Path) -> Iterator[Path]:
-    """The files in a folder and below. Skips names that start with a dot, and links to other folders."""
+    """
+    The files in a folder and below. Skips names that start with a dot. Also skips links to other folders,
+    which could lead in a circle, and prints their names.
+
+    Raises `OSError` if a folder can't be read.
+    """
     # Not with `rglob`, which calls itself for each folder: Python allows about a thousand such calls.
     folders = [folder]
     while folders:
@@ -133,7 +139,9 @@ def visible_files(folder: Path) -> Iterator[Path]:
                 continue
             if path.is_file():
                 yield path
-            elif path.is_dir() and not path.is_symlink():
+            elif path.is_symlink() and path.is_dir():
+                console.print(f"  skipped {display_path(folder / path.name)}, a link to another folder")
+            elif path.is_dir():
                 folders.append(path)
 
 

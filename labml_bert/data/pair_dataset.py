@@ -30,12 +30,19 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
+from labml_bert.checksums import (
+    SUMS,
+    are_as_listed,
+    list_files,
+    parse_json,
+    read_checked,
+    write_checked,
+)
 from labml_bert.data.pair_collator import PairCollator
 from labml_bert.data.pair_shards import (
     DatasetArguments,
     Shard,
     ShardWriter,
-    has_valid_checksums,
     read_finished,
     read_metadata,
     shard_fingerprint,
@@ -43,7 +50,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
-from labml_bert.files import check_own, lock, make_folder, remove_partial_files, write_whole
+from labml_bert.files import check_own, lock, make_folder, remove_partial_files
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -134,7 +141,7 @@ def build_locked(
     for arrow in (folder / "arrow").glob("*"):
         if arrow.name != digest[:16]:
             shutil.rmtree(arrow)
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2))
+    write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
 
 
@@ -231,7 +238,8 @@ def open_dataset(folder: Path) -> "Dataset":
     ## From Parquet to rows
 
     Returns a memory-mapped `datasets.Dataset`, so it may be larger than memory. The first call unpacks the
-    files into `folder/arrow`. Nothing is downloaded.
+    files into `folder/arrow`; later calls check that copy, which takes half a second for each gigabyte.
+    Nothing is downloaded.
 
     Raises `ValueError` if there is no data set, if it's incomplete, or if a file has changed since it was
     built.
@@ -241,7 +249,7 @@ def open_dataset(folder: Path) -> "Dataset":
     if not path.is_file():
         raise ValueError(f"there is no finished dataset at {folder} (no {MANIFEST}); {remedy}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(read_checked(path))
         parts, digest = manifest["parts"], manifest["fingerprint"]
         fingerprints = "".join(part["fingerprint"] for part in parts)
         matches = digest == hashlib.sha256(fingerprints.encode()).hexdigest() and all(
@@ -257,11 +265,23 @@ def open_dataset(folder: Path) -> "Dataset":
     disable_progress_bars()
     files = [str(folder / part["name"]) for part in parts]
     arrow = folder / "arrow" / digest[:16]
-    if not arrow.is_dir() and not all(has_valid_checksums(Path(file)) for file in files):
-        raise ValueError(f"a file in {folder} is damaged; {remedy}")
-    try:
-        return Dataset.from_parquet(files, cache_dir=str(arrow))
-    except Exception as error:  # Each kind of damage raises a different error.
-        raise ValueError(
-            f"a file in {folder} is damaged ({type(error).__name__}); remove the folder and build it again"
-        ) from None
+    with contextlib.ExitStack() as stack:
+        if not are_as_listed(arrow, unpacked_files(arrow)):
+            # Another process may be unpacking the same files.
+            stack.enter_context(lock(folder, lambda: None, ".arrow.lock"))
+            if not are_as_listed(arrow, unpacked_files(arrow)):
+                shutil.rmtree(arrow, ignore_errors=True)
+        try:
+            dataset = Dataset.from_parquet(files, cache_dir=str(arrow))
+        except Exception as error:  # Each kind of damage raises a different error.
+            raise ValueError(
+                f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
+            ) from None
+        if not (arrow / SUMS).is_file():
+            list_files(arrow, unpacked_files(arrow))
+    return dataset
+
+
+def unpacked_files(folder: Path) -> list[Path]:
+    """The files that `datasets` has unpacked below `folder`."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json"))

@@ -35,6 +35,7 @@ import torch
 from tokenizers import Tokenizer
 
 from labml_bert.checks import check_pairs
+from labml_bert.checksums import file_sha256, parse_json
 from labml_bert.data.pair_collator import MaskingArguments, PairCollator
 from labml_bert.data.sentences import split_sentences
 from labml_bert.files import whole_file
@@ -89,18 +90,19 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
 
 def read_metadata(shard: Shard) -> dict[str, Any] | None:
     """
-    Reads what the shard's file says about itself: its name, size and fingerprint, and the numbers of
+    Reads what the shard's file says about itself: its name, size, sha256 and fingerprint, and the numbers of
     documents, sentences, rows and tokens. Returns `None` if there is no file or it has another fingerprint.
     """
     try:
         parquet = pq.read_metadata(shard.path)
-        metadata: dict[str, Any] = json.loads(parquet.metadata[b"labml_bert"])
+        metadata: dict[str, Any] = parse_json(parquet.metadata[b"labml_bert"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if metadata.get("fingerprint") != shard.fingerprint:
         return None
     size = shard.path.stat().st_size
-    return {"name": shard.path.name, **metadata, "rows": parquet.num_rows, "bytes": size}
+    digest = file_sha256(shard.path)
+    return {"name": shard.path.name, **metadata, "rows": parquet.num_rows, "bytes": size, "sha256": digest}
 
 
 def has_valid_checksums(path: Path) -> bool:

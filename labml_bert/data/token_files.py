@@ -9,11 +9,12 @@ Training then maps this file into memory, and the operating system reads only th
 |---|---|
 | `train.bin`, `valid.bin` | the token ids, as uint16 (int32 for a vocabulary of more than 65,536) |
 | `tokenizer.json` | the tokenizer |
-| `blocks.jsonl` | a line with the settings, then one for each block of about four megabytes of text |
+| `blocks.jsonl` | a line with the settings, a line for each block of four megabytes of text, and an end |
 
 The text is read only once, block by block. The line about a block is written after its ids have reached the
 disk. So if the program is killed, the next run continues after the last block that has a line. The line
-also holds the sha256 of the block's ids, which is checked whenever the folder is opened.
+also holds the sha256 of the block's ids. This hash, that of the tokenizer, and a checksum of each line are
+checked whenever the folder is opened.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.checksums import decode_line, encode_line
 from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
@@ -40,6 +42,7 @@ from labml_bert.files import (
     make_folder,
     open_to_append,
     remove_partial_files,
+    whole_file,
     write_whole,
 )
 
@@ -108,7 +111,7 @@ class Progress(NamedTuple):
     """Bytes up to the end of the last whole line. A killed process may have written half a line after it."""
 
 
-# The last line of a finished folder.
+# The last line of a finished folder contains the number of blocks.
 FINISHED = "finished"
 
 
@@ -131,13 +134,15 @@ def read_progress(folder: Path) -> Progress | None:
     data = path.read_bytes()
     size = data.rfind(b"\n") + 1
     try:
-        settings, *lines = map(json.loads, data[:size].splitlines())
-        is_finished = lines[-1:] == [FINISHED]
+        settings, *lines = map(decode_line, data[:size].splitlines())
+        is_finished = lines[-1:] == [{FINISHED: len(lines) - 1}]
         blocks = [
             Block(**{**line, "next": tuple(line["next"])}) for line in lines[: len(lines) - is_finished]
         ]
     except (ValueError, TypeError, KeyError):
-        raise ValueError(f"{path} is damaged; delete the folder and tokenize the text again") from None
+        raise ValueError(
+            f"{path} is damaged or from an earlier version; delete the folder and tokenize the text again"
+        ) from None
     return Progress(settings, blocks, is_finished, size)
 
 
@@ -165,7 +170,8 @@ def write_token_files(
         progress = read_progress(folder)
         if progress is None:
             write_whole(folder / "tokenizer.json", json_text)
-            write_whole(folder / BLOCKS, json.dumps(settings))
+            with whole_file(folder / BLOCKS) as part:
+                part.write_bytes(encode_line(settings))
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
         if progress.settings != settings:
             raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
@@ -190,9 +196,10 @@ def write_token_files(
                 digest = hashlib.sha256(ids + valid_ids).hexdigest()
                 tokens = len(ids) // itemsize, len(valid_ids) // itemsize
                 block = Block(*tokens, characters, valid_characters, digest, position)
-                append(lines, json.dumps(block._asdict()).encode() + b"\n")
+                append(lines, encode_line(block._asdict()))
+                progress.blocks.append(block)
                 on_block(block)
-            append(lines, json.dumps(FINISHED).encode() + b"\n")
+            append(lines, encode_line({FINISHED: len(progress.blocks)}))
 
 
 def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int, int]]]:
@@ -266,6 +273,9 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
         )
     blocks = progress.blocks
     tokenizer = load_tokenizer(folder / "tokenizer.json")
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8").removesuffix("\n")
+    if hashlib.sha256(text.encode()).hexdigest() != progress.settings.get("tokenizer_sha256"):
+        raise ValueError(f"the tokenizer in {folder} is damaged; delete the folder and prepare it again")
     dtype = id_type(tokenizer)[1]
     tokens = sum(b.train_tokens for b in blocks), sum(b.valid_tokens for b in blocks)
     if min(tokens) == 0:

@@ -17,7 +17,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from labml_bert.files import make_folder, write_whole
+from labml_bert.checksums import read_checked, write_checked
+from labml_bert.files import make_folder
 
 # Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -180,13 +181,15 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
     Reads a `tokenizer.json`. `vocab_size` is that of the model that uses the tokenizer.
 
-    Raises `ValueError` if the file is missing, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`, or has a
-    number of tokens other than `vocab_size`.
+    Raises `ValueError` if the file is missing or damaged, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`,
+    or has a number of tokens other than `vocab_size`.
     """
-    if not path.is_file():
-        raise ValueError(f"no tokenizer at {path}; use the folder of a finished run")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        data = read_checked(path)
+    except OSError:
+        raise ValueError(f"no tokenizer at {path}; use the folder of a finished run") from None
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # The library raises bare `Exception`.
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
@@ -215,7 +218,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     `settings` are added to `tokenizer_config.json`.
     """
     make_folder(folder)
-    write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    write_checked(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -228,5 +231,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-        write_whole(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
-    write_whole(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))
+        write_checked(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
+    write_checked(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))

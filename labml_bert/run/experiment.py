@@ -25,6 +25,7 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
+from labml_bert.checksums import write_checked
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
@@ -156,7 +157,7 @@ class Run:
         # From now on, the loop stops the run if nobody reads its output.
         console.keeps_running = True
         if rank() == 0:
-            write_whole(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
+            write_checked(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
         self.print_header(trainer, title, details)
         trainer.on_report = self.on_report or self.report
         trainer.on_step = self.on_step or trainer.on_step

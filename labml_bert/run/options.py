@@ -22,6 +22,7 @@ import tyro
 from labml_bert.bert import BertConfig
 from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_modern_config
 from labml_bert.modern import ModernBertConfig
+from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
@@ -194,7 +195,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
 def usage_error(message: str) -> NoReturn:
     """Ends the program. All processes parse the same command line, so only rank zero prints."""
     if rank() == 0:
-        print(f"error: {message}; see --help", file=sys.stderr)
+        print_error(f"{message}; see --help")
     raise SystemExit(2)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
-from labml_bert.stdout import console, display_path, is_ascii_only, printable
+from labml_bert.stdout import console, display_path, is_ascii_only, print_error, printable
 from labml_bert.training.checkpoint import CHECKPOINT
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
@@ -122,14 +122,14 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes parse the same command line, so only rank zero prints."""
         if rank() == 0:
-            print(f"error: {message}; see --help", file=sys.stderr)
+            print_error(f"{message}; see --help")
         raise SystemExit(2)
 
 
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2. Of several processes, the first to fail prints it."""
     if is_first_to_fail():
-        print("error:", explain(reason), file=sys.stderr)
+        print_error(explain(reason))
     raise SystemExit(2) from None
 
 

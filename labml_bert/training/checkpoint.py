@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from labml_bert.checksums import parse_json
 from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
 from labml_bert.training.distributed import all_gather, rank
 
@@ -195,7 +196,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads one file for `load_checkpoint`. Raises `ValueError` if it's damaged."""
     tensors, metadata = read_tensors(path)
     try:
-        state = json.loads(metadata["about"])
+        state = parse_json(metadata["about"])
         state["configuration"].items()
         if not (isinstance(state["step"], int) and state["step"] >= 0 and 0 <= state["seconds"] < math.inf):
             raise ValueError(f"step {state['step']} at {state['seconds']} seconds")

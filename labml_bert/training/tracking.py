@@ -4,11 +4,11 @@
 How did the loss get to where it is? The learning curves tell. A run writes them to `metrics.jsonl` in its
 folder, one line of JSON for each report:
 
-    {"step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
-    {"step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
+    {"crc32": 1671186818, "step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
+    {"crc32": 2087523592, "step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
-Each line is written at once, so a killed run loses none. Any tool that reads JSON lines can load the file,
-for example `pandas.read_json(path, lines=True)`.
+Each line is written at once, so a killed run loses none. The `crc32` tells whether the disk has damaged the
+line. Any tool that reads JSON lines can load the file, for example `pandas.read_json(path, lines=True)`.
 
 You can also watch a run in a browser, from any computer, with a
 [labml server](https://github.com/labmlai/labml) of your own. Name the server in `app_url` of the file
@@ -21,7 +21,6 @@ Without either, labml isn't started and nothing is sent anywhere.
 
 import contextlib
 import io
-import json
 import math
 import os
 import socket
@@ -35,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from labml_bert.checksums import decode_line, encode_line, parse_json
 from labml_bert.files import append, open_to_append
 
 METRICS = "metrics.jsonl"
@@ -49,7 +49,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
     Raises `OSError` if the line can't be written, for example on a full disk, or if the file is a link.
     """
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    line = json.dumps({"step": step, **finite}, allow_nan=False).encode() + b"\n"
+    line = encode_line({"step": step, **finite})
     with open_to_append(run_path / METRICS) as file:
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
@@ -65,16 +65,17 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
     Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. If a killed
     run was resumed, it has repeated the steps after its last checkpoint. If a step was reported twice, the
-    later value counts. A damaged line is skipped. A folder without metrics gives an empty dictionary.
+    later value counts. A damaged line is skipped; earlier versions wrote lines without a crc32, which can't
+    be checked. A folder without metrics gives an empty dictionary.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            values = json.loads(line)
+            values = parse_json(line) if line.startswith(b'{"step": ') else decode_line(line)
             step = int(values.pop("step"))
             finite = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
-        except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
             continue
         for name, value in finite.items():
             metrics.setdefault(name, {})[step] = value

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 import urllib.response
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,30 @@ def test_files_and_folders(tmp_path: Path) -> None:
     assert corpus.sha256 == load_corpus(str(tmp_path)).sha256
     (tmp_path / "two.txt").write_text("drei\n" * 50)
     assert corpus.sha256 != load_corpus(str(tmp_path)).sha256
+
+
+def test_a_link_to_a_folder_is_skipped_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "one.txt").write_text("ein\n" * 50)
+    (tmp_path / "text" / "circle").symlink_to(tmp_path)
+    assert "".join(load_corpus(str(tmp_path / "text")).train).count("ein") > 40
+    assert "circle, a link to another folder" in capsys.readouterr().out
+
+
+def test_an_unreadable_folder_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run as root, who can read everything."""
+
+    def refuse(folder: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "one.txt").write_text("ein\n" * 50)
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda p: refuse(p) if p.name == "locked" else iterdir(p))
+    with pytest.raises(OSError, match=r"Permission denied: .*locked"):
+        load_corpus(str(tmp_path))
 
 
 @pytest.fixture()

@@ -14,6 +14,7 @@ import pytest
 
 from labml_bert.training import tracking
 from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics
+from tests.support.damage import flip_bit
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +24,9 @@ def test_a_report_is_written_immediately(tmp_path: Path) -> None:
         tracker.save(1, {"seconds": 0.5, "loss": 3.0})
         tracker.save(2, {"seconds": 1.0, "loss": 2.5, "valid.loss": 2.75})
         lines = (tmp_path / METRICS).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"step": 1, "seconds": 0.5, "loss": 3.0},
-        {"step": 2, "seconds": 1.0, "loss": 2.5, "valid.loss": 2.75},
+    assert [{**json.loads(line), "crc32": 0} for line in lines] == [
+        {"crc32": 0, "step": 1, "seconds": 0.5, "loss": 3.0},
+        {"crc32": 0, "step": 2, "seconds": 1.0, "loss": 2.5, "valid.loss": 2.75},
     ]
     assert read_metrics(tmp_path) == {
         "seconds": [(1, 0.5), (2, 1.0)],
@@ -38,7 +39,7 @@ def test_missing_metrics_are_not_an_error(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {}
 
 
-@pytest.mark.parametrize("truncation", range(1, len('{"step": 2, "loss": 2.5}\n')))
+@pytest.mark.parametrize("truncation", range(1, len('{"crc32": 123456789, "step": 2, "loss": 2.5}\n')))
 def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": 3.0})
     append_metrics(tmp_path, 2, {"loss": 2.5})
@@ -67,6 +68,17 @@ def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0)]}
 
 
+def test_a_line_with_a_flipped_bit_is_skipped(tmp_path: Path) -> None:
+    append_metrics(tmp_path, 1, {"loss": 3.0})
+    append_metrics(tmp_path, 2, {"loss": 2.0})
+    path = tmp_path / METRICS
+    intact = path.read_bytes()
+    length = len(intact.splitlines()[0])
+    for at in range(length):
+        path.write_bytes(flip_bit(intact, at))
+        assert read_metrics(tmp_path) == {"loss": [(2, 2.0)]}
+
+
 def test_a_value_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_bytes(b'{"step": 1, "loss": 1e999, "accuracy": 0.5}\n')
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
@@ -89,7 +101,7 @@ def test_metrics_are_never_written_through_a_link(tmp_path: Path) -> None:
 
 def test_non_finite_values_are_null(tmp_path: Path) -> None:
     append_metrics(tmp_path, 1, {"loss": float("nan"), "norm": float("inf"), "accuracy": 0.5})
-    assert (tmp_path / METRICS).read_text() == '{"step": 1, "loss": null, "norm": null, "accuracy": 0.5}\n'
+    assert '"step": 1, "loss": null, "norm": null, "accuracy": 0.5}\n' in (tmp_path / METRICS).read_text()
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 

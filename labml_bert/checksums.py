@@ -1,0 +1,123 @@
+"""
+# Checksums of small files
+
+A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration changes what a model
+answers, without any error. `files.py` checks files of tensors. This file checks the rest.
+
+A file that is written at once is listed in `SHA256SUMS` in its folder. You can check the whole folder with
+`sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
+isn't listed, such as one from another program, isn't checked.
+
+A file of JSON lines, to which a program appends, has a checksum at the start of each line:
+
+    {"crc32": 878173012, "step": 390, "loss": 2.913}
+"""
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labml_bert.files import whole_file, write_whole
+
+SUMS = "SHA256SUMS"
+# In bytes. The largest of these files is a tokenizer with millions of tokens.
+LARGEST_FILE = 1_000_000_000
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no such list."""
+    path = folder / SUMS
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
+
+
+def write_sums(folder: Path, sums: dict[str, str]) -> None:
+    """Writes `SHA256SUMS`. Raises `OSError` if that fails."""
+    write_whole(folder / SUMS, "\n".join(f"{digest}  {name}" for name, digest in sorted(sums.items())))
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file of any size. Raises `OSError` if it can't be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checked(path: Path, text: str) -> None:
+    """
+    Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`.
+
+    Raises `OSError` if that fails. If the program is killed in between, the file is just not listed.
+    """
+    data = (text + "\n").encode()
+    digest, sums = hashlib.sha256(data).hexdigest(), read_sums(path.parent)
+    if sums.pop(path.name, digest) != digest:
+        write_sums(path.parent, sums)
+    with whole_file(path) as part:
+        part.write_bytes(data)
+    write_sums(path.parent, {**sums, path.name: digest})
+
+
+def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """
+    Returns the contents of a file.
+
+    Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
+    it has more than `most` bytes, or another sha256 than `SHA256SUMS` says.
+    """
+    # Reading anything else, such as a pipe, could wait forever.
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    if path.stat().st_size > most:
+        raise ValueError(f"{path} has more than {most:,} bytes")
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    if read_sums(path.parent).get(path.name, digest) != digest:
+        raise ValueError(
+            f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
+            f"remove its line from {SUMS}"
+        )
+    return data
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Parses JSON. Raises `ValueError` for anything else, also if it's nested too deeply to be parsed."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def list_files(folder: Path, files: Sequence[Path]) -> None:
+    """Lists files of any size in the `SHA256SUMS` of `folder`. They may be in folders below it."""
+    write_sums(folder, {path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
+
+
+def are_as_listed(folder: Path, files: Sequence[Path]) -> bool:
+    """Whether the `SHA256SUMS` of `folder` lists exactly these files, and all of them are as they were."""
+    sums = read_sums(folder)
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    return sums.keys() == names.keys() and all(file_sha256(names[name]) == sums[name] for name in sums)
+
+
+def encode_line(values: dict[str, Any]) -> bytes:
+    """
+    ## Lines
+
+    Returns a JSON object as a line that starts with its crc32. `values` must not be empty.
+    """
+    text = json.dumps(values, allow_nan=False)
+    return f'{{"crc32": {zlib.crc32(text.encode())}, {text[1:]}\n'.encode()
+
+
+def decode_line(line: bytes) -> dict[str, Any]:
+    """Returns the object in a line, without its crc32. Raises `ValueError` if the line is damaged."""
+    match = re.fullmatch(rb'\{"crc32": (\d{1,10}), (.*)', line.rstrip(b"\n"))
+    text = b"{" + match[2] if match else b""
+    if match is None or zlib.crc32(text) != int(match[1]):
+        raise ValueError("the line is damaged")
+    values: dict[str, Any] = parse_json(text)
+    return values

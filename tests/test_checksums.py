@@ -1,0 +1,111 @@
+"""Flipped bits in small files are detected, and a file that was changed on purpose can still be used."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from labml_bert.checksums import (
+    SUMS,
+    are_as_listed,
+    decode_line,
+    encode_line,
+    list_files,
+    read_checked,
+    write_checked,
+)
+from tests.support.damage import flip_bit
+
+
+def test_each_flipped_bit_is_detected(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_checked(path, '{"layers": 4}')
+    intact = path.read_bytes()
+    assert read_checked(path) == intact == b'{"layers": 4}\n'
+    for at in range(len(intact)):
+        path.write_bytes(flip_bit(intact, at))
+        with pytest.raises(ValueError, match=f"damaged .*; if you changed it, remove its line from {SUMS}"):
+            read_checked(path)
+
+
+def test_a_flipped_bit_in_the_list_never_changes_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_checked(path, "{}")
+    intact = (tmp_path / SUMS).read_bytes()
+    for at in range(len(intact)):
+        (tmp_path / SUMS).write_bytes(flip_bit(intact, at))
+        try:
+            assert read_checked(path) == b"{}\n"
+        except ValueError as error:
+            assert "damaged" in str(error)
+
+
+@pytest.mark.processes
+def test_a_file_is_listed_until_it_is_written_again(tmp_path: Path) -> None:
+    a, b = tmp_path / "a b.json", tmp_path / "ü.json"
+    for text in ("1", "2", "2", "3"):
+        write_checked(a, text)
+        write_checked(b, text)
+        assert read_checked(a) == read_checked(b) == text.encode() + b"\n"
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=tmp_path, check=True)
+
+
+def test_a_kill_between_two_writes_leaves_no_wrong_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any number of renames, the old or the new contents can be read."""
+    path, replace = tmp_path / "a.json", os.replace
+    for number in range(3):
+        write_checked(path, "old")
+        left = number
+
+        def stop(source: Path, target: Path) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            replace(source, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "replace", stop)
+            write_checked(path, "new")
+        assert read_checked(path) == (b"new\n" if number == 2 else b"old\n")
+
+
+def test_only_a_regular_file_of_the_right_size_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "missing", "."):
+        with pytest.raises(FileNotFoundError, match="there is no file"):
+            read_checked(tmp_path / name)
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_checked(tmp_path / "a", 5) == b"12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_checked(tmp_path / "a", 4)
+
+
+def test_lists_of_files_in_folders(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    files = [tmp_path / "a", tmp_path / "below" / "b"]
+    for file in files:
+        file.write_bytes(b"data")
+    assert not are_as_listed(tmp_path, files)
+    list_files(tmp_path, files)
+    assert are_as_listed(tmp_path, files)
+    assert not are_as_listed(tmp_path, files[:1])
+    files[1].write_bytes(b"date")
+    assert not are_as_listed(tmp_path, files)
+
+
+def test_each_flipped_bit_of_a_line_is_detected() -> None:
+    values = {"step": 3, "loss": 2.5, "accuracy": None}
+    line = encode_line(values)
+    assert decode_line(line) == values and list(json.loads(line)) == ["crc32", *values]
+    for at in range(len(line) - 1):
+        for bit in range(8):
+            damaged = line[:at] + bytes([line[at] ^ (1 << bit)]) + line[at + 1 :]
+            with pytest.raises(ValueError, match="line is damaged"):
+                decode_line(damaged)
