@@ -55,6 +55,9 @@ class RunOptions:
     """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it."""
     device: str = field(default="auto", metadata=OPERATIONAL)
     """cpu, cuda, or auto, which is the GPU if there is one."""
+    threads: str = field(default="default", metadata=OPERATIONAL)
+    """Threads on the CPU. auto times a few steps with one thread and with more, and takes the fastest.
+    default is PyTorch's: one per core. A resumed run keeps its threads, unless you name another number."""
     runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
     """Folder in which each run creates its own folder."""
     checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)

@@ -29,6 +29,7 @@ and `checkpoint.py` for what is saved.
 
 import contextlib
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -263,12 +264,19 @@ class Trainer:
     def save(self) -> None:
         """Saves a checkpoint, if this run has a folder."""
         if self.run_path is not None:
-            metadata = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
+            metadata = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "configuration": self.configuration,
+                "threads": torch.get_num_threads(),
+                "processes": world_size(),
+            }
             save_checkpoint(self.run_path, self.model, self.optimizers, self.generator, self.device, metadata)
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`.
+        Restores the last checkpoint in `run_path`, and continues with as many threads. If the number of
+        processes has changed, or if the machine has fewer cores than that, it doesn't change the threads.
 
         Raises `ValueError` if there is none, if it's damaged, or if it has another configuration.
         """
@@ -285,6 +293,10 @@ class Trainer:
             self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
         )
         self.step, self.seconds = state["step"], state["seconds"]
+        # Older checkpoints have neither of these.
+        threads = state.get("threads", 0)
+        if 0 < threads <= (os.cpu_count() or 1) and state.get("processes") == world_size():
+            torch.set_num_threads(threads)
 
 
 class Step:
