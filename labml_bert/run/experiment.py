@@ -33,7 +33,7 @@ from labml_bert.files import check_own, check_utf8, lock, remove_partial_files, 
 from labml_bert.model_card import write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.options import PRECISIONS, RunOptions
+from labml_bert.run.options import RunOptions
 from labml_bert.run.record import check_record, describe_run
 from labml_bert.run.terminal import (
     ProgressLine,
@@ -146,8 +146,9 @@ class Run:
         path = broadcast_from_rank_zero(lambda: options.resume or new_run_path(options.runs, self.experiment))
         if rank() == 0:
             self.resources.enter_context(lock_run(path))
-        bfloat16 = PRECISIONS[options.precision]
-        trainer = Trainer(model, arguments, text.generator, self.device, bfloat16, path, self.configuration)
+        trainer = Trainer(
+            model, arguments, text.generator, self.device, options.precision, path, self.configuration
+        )
         if options.resume:
             trainer.resume()
         self.set_threads(trainer)
@@ -175,10 +176,10 @@ class Run:
         count = self.threads or torch.get_num_threads()
         if self.options.threads == "auto" and not self.options.resume and self.device.type == "cpu":
             length = parse_schedule(self.options.schedule)[-1].length  # type: ignore[attr-defined]
-            text, bfloat16 = self.text, trainer.bfloat16
+            text, precision = self.text, trainer.precision
             with console.status("timing a few steps"):
                 self.seconds_per_step = seconds = time_threads(
-                    self.model, trainer.arguments, bfloat16, text.generator, lambda: text.batch(length)
+                    self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
         # Call this in any case: PyTorch's own default may not be the same as setting that number.
@@ -189,16 +190,16 @@ class Run:
         """Prints what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
-        precision = "bfloat16" if trainer.bfloat16 else "float32"
         processes = world_size()
         device = f"{processes} × {self.device.type}" if processes > 1 else self.device
+        speed = f"{trainer.precision} on {device}, {text.batch_tokens:,} tokens per step"
         assert self.path is not None
         header(
             f"{self.experiment}: {title} on {text.corpus.name}",
             {
                 "text": f"{text.corpus.train_characters:,} characters, "
                 f"{text.corpus.valid_characters:,} held out",
-                "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens per step",
+                "training": f"{budget}, {speed}",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
                 f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
                 **self.describe_threads(),
@@ -308,10 +309,8 @@ class Run:
         The result, with everything that you need to check or repeat it. Pages and charts use these files.
         """
         assert self.path is not None
-        bfloat16 = self.current_trainer.bfloat16
-        record = describe_run(
-            self.experiment, self.arguments(), self.device, "bfloat16" if bfloat16 else "float32"
-        )
+        precision = self.current_trainer.precision
+        record = describe_run(self.experiment, self.arguments(), self.device, precision)
         record["hardware"] |= {"processes": self.processes, "threads": self.threads}
         history = {
             name: [[step, round(value, 6)] for step, value in points]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.run.timing import summarize, time_in_turn
+from labml_bert.training.device import Precision
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import Step, Trainer
 
@@ -44,7 +45,7 @@ def thread_counts(most: int) -> list[int]:
 def time_threads(
     model: nn.Module,
     arguments: TrainingArguments,
-    bfloat16: bool | None,
+    precision: Precision,
     generator: torch.Generator,
     draw_batch: Callable[[], dict[str, Tensor]],
 ) -> dict[int, float]:
@@ -61,7 +62,7 @@ def time_threads(
     try:
         with torch.random.fork_rng(devices=[]):
             batch = draw_batch()
-            trainer = Trainer(copy.deepcopy(model), arguments, generator, torch.device("cpu"), bfloat16)
+            trainer = Trainer(copy.deepcopy(model), arguments, generator, torch.device("cpu"), precision)
             # At a learning rate of 0, a step takes as long as any other, but the loss can't explode.
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:

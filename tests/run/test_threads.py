@@ -52,7 +52,7 @@ def test_timing_leaves_everything_as_it_was(two_threads: None, optimizer: str) -
     trainer, next_batch = new_trainer(None, optimizer=optimizer)
     weights = copy.deepcopy(trainer.model.state_dict())
     states = torch.get_rng_state(), trainer.generator.get_state()
-    times = time_threads(trainer.model, trainer.arguments, False, trainer.generator, next_batch)
+    times = time_threads(trainer.model, trainer.arguments, "float32", trainer.generator, next_batch)
     assert [*times] == [1, 2] and min(times.values()) > 0
     assert torch.get_num_threads() == 2
     assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
