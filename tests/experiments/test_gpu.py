@@ -58,7 +58,7 @@ def test_all_parts_run_and_write_records(
     for name in ("mlm_tiny-gpu", "mlm_modern-gpu"):
         assert records[name].data["result"]["steps"] == 4 and records[name].data["fingerprints"]
     page = recorded_runs(read_source(ROOT, "experiments/speed/gpu.py"), records)
-    assert "| mlm_tiny | " in page and page.count("| yes |") == 4
+    assert "| mlm&#95;tiny | " in page and page.count("| yes |") == 4
 
 
 @pytest.mark.processes
