@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train classifier peers speed live test test-fast test-long trials coverage site serve test-site records readme claims lint format clean faults
+.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults coverage site serve test-site records readme claims lint format clean
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -26,6 +26,10 @@ speed: $(VENV)/.run
 	$(BIN)/python experiments/speed/speed.py $(ARGS)
 
 peers: $(VENV)/.peers
+
+# Everything that we want to know about a CUDA GPU: tests, speed, and two runs of three minutes. Takes ten minutes or so.
+gpu: $(VENV)/.peers $(VENV)/.test
+	$(BIN)/python experiments/speed/gpu.py $(ARGS)
 
 # The weights that the site's page runs, at several moments of three runs of three minutes.
 live: $(VENV)/.run

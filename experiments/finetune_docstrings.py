@@ -62,7 +62,7 @@ from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
-from labml_bert.training.device import choose_device
+from labml_bert.training.device import Precision, choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
@@ -120,14 +120,14 @@ def train_and_predict(
     test: list[Example],
     seed: int,
     min_steps: int,
-    bfloat16: bool | None = None,
+    precision: Precision = "auto",
 ) -> tuple[Tensor, list[float]]:
     """Fine-tunes a network. Returns its logits for `test`, `(N, K)`, and the loss of each step."""
     length = min(MAX_LENGTH[task.name], backbone.config.max_position_embeddings)
     torch.manual_seed(seed)
     model = build_classifier(backbone, task.labels, arm)
     rows = encode_examples(backbone.tokenizer, train, length)
-    losses = fine_tune(model, rows, learning_rate, EPOCHS, min_steps, seed=seed, bfloat16=bfloat16)
+    losses = fine_tune(model, rows, learning_rate, EPOCHS, min_steps, seed=seed, precision=precision)
     return predict(model, encode_examples(backbone.tokenizer, test, length)), losses
 
 
@@ -176,7 +176,15 @@ def take_task_fingerprint(record: dict[str, Any], name: str) -> Fingerprint:
     train, test = task.draw(100, 0), task.test[:100]
     with single_thread():
         logits, losses = train_and_predict(
-            backbone, task, FROM_SCRATCH, LEARNING_RATES[-2], train, test, 0, min_steps=32, bfloat16=False
+            backbone,
+            task,
+            FROM_SCRATCH,
+            LEARNING_RATES[-2],
+            train,
+            test,
+            0,
+            min_steps=32,
+            precision="float32",
         )
     loss = F.cross_entropy(logits, torch.tensor([example.label for example in test]))
     return {"steps": len(losses), "losses": losses, "evaluation": {"loss": loss.item()}, **machine()}

@@ -42,7 +42,7 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
-from labml_bert.training.device import has_fast_bfloat16
+from labml_bert.training.device import autocast, choose_precision
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
@@ -241,7 +241,7 @@ def train_simcse(
     losses = []
     for _ in range(steps):
         batch = [pairs[i] for i in torch.randperm(len(pairs))[:batch_size].tolist()]
-        with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device)):
+        with autocast(device, choose_precision(device)):
             a, b = (pool_texts(model, tokenizer, [*t], "mean", max_length) for t in zip(*batch, strict=True))
         loss = simcse_loss(a, b)
         loss.backward()

@@ -27,6 +27,7 @@ from labml_bert.labeled_text import Example, quality
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.checkpoint import load_named_weights, named_weights
+from labml_bert.training.device import Precision
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
@@ -139,7 +140,7 @@ def fine_tune(
     min_steps: int = 0,
     batch_size: int = 32,
     seed: int = 0,
-    bfloat16: bool | None = None,
+    precision: Precision = "auto",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """
@@ -166,7 +167,7 @@ def fine_tune(
     `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
     training longer. Once it returns true, training ends; see `EarlyStopping`.
 
-    Returns the loss of each step, in nats, and leaves the model in eval mode. If `bfloat16` is `None`, the
+    Returns the loss of each step, in nats, and leaves the model in eval mode. If `precision` is `auto`, the
     hardware decides.
 
     Raises `ValueError` if there are no rows, if a number is below 1, or if the rows don't fit the head, and
@@ -184,7 +185,7 @@ def fine_tune(
         steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
     )
     # Fine-tuning takes only a minute, so it has no run folder and no checkpoints.
-    trainer = Trainer(model, arguments, generator, device, bfloat16)
+    trainer = Trainer(model, arguments, generator, device, precision)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
     batches = itertools.chain.from_iterable(epoch_batches)
     losses: list[Tensor] = []

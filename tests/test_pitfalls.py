@@ -445,7 +445,7 @@ class PlainTrainer:
 
 def trainer(model: nn.Module) -> Trainer:
     arguments = TrainingArguments(steps=10, learning_rate=1e-3, warmup_ratio=0.0, max_grad_norm=0.1)
-    return Trainer(model, arguments, torch.Generator(), torch.device("cpu"), bfloat16=False)
+    return Trainer(model, arguments, torch.Generator(), torch.device("cpu"), precision="float32")
 
 
 def train_one_step(any_trainer: PlainTrainer | Trainer) -> None:

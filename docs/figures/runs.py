@@ -118,6 +118,15 @@ def facts(record: Record) -> str:
     return wide(f"| what | this run |\n|---|---|\n{table}")
 
 
+def parts_table(record: Record) -> str:
+    """What `gpu.py` has run, and for how long, as a Markdown table."""
+    rows = "".join(
+        f"| {cell(part['name'])} | {part['seconds']:,.0f} | {'yes' if part['succeeded'] else 'no'} |\n"
+        for part in record.data["parts"]
+    )
+    return f"| part | seconds | succeeded |\n|---|---:|---|\n{rows}\n{provenance(record)}"
+
+
 def curves(record: Record) -> str:
     """Training and held-out loss by seconds of training."""
     lines = [Line("training", record.curve("loss")), Line("held out", record.curve("valid.loss"))]
@@ -171,6 +180,8 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
             content = modern_steps(record)
         elif "ablation" in record.data:
             content = ablation(record)
+        elif "parts" in record.data:
+            content = parts_table(record)
         elif "growth" in record.data:
             content = cost(record)
         elif "retrieval" in record.data["result"]:

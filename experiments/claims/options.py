@@ -10,6 +10,7 @@ from typing import Any
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
+from labml_bert.training.device import Precision
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
 # Options by name, as in `claims.toml` and in the records.
@@ -42,8 +43,8 @@ class Options:
     adam: str = "corrected"
     # `adamw`, or `muon` for the matrices of the blocks.
     optimizer: OptimizerName = "adamw"
-    # `bfloat16`, `float32`, or `auto`: bfloat16 if the machine has fast instructions for it.
-    precision: str = "auto"
+    # `bfloat16`, `float16`, `float32`, or `auto`, the fastest on this machine.
+    precision: Precision = "auto"
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
         """

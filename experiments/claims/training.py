@@ -39,7 +39,6 @@ from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
-from labml_bert.run.options import PRECISIONS
 from labml_bert.training.evaluation import evaluate_masked_lm, evaluate_pretraining
 from labml_bert.training.trainer import NonFiniteLossError, Step, Trainer
 
@@ -98,9 +97,7 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
         held_out = text.held_out
         model = BertForPreTraining(options.model_config(text.vocab_size, stages[-1].length))
     # One arm has embeddings with a standard deviation of 1, and starts with a loss above the usual limit.
-    trainer = Trainer(
-        model, arguments, generator, device, PRECISIONS[options.precision], largest_loss=math.inf
-    )
+    trainer = Trainer(model, arguments, generator, device, options.precision, largest_loss=math.inf)
     return Run(options, text, held_out, stages, model, trainer)
 
 

@@ -223,7 +223,9 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
         for name, value in evaluate_masked_lm(trainer, text.held_out).items():
             curves[f"valid.{name}"].append([number, round(value, 6)])
     record["history"] |= curves
-    page = Trainer(model, options.training_arguments(), text.generator, torch.device("cpu"), bfloat16=False)
+    page = Trainer(
+        model, options.training_arguments(), text.generator, torch.device("cpu"), precision="float32"
+    )
     return TrainedModel(model, text, page, record, weights, moments)
 
 

@@ -65,7 +65,7 @@ from labml_bert.run.options import parse
 from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
-from labml_bert.training.device import choose_device
+from labml_bert.training.device import Precision, choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, LORA, FROM_SCRATCH, WORDS = ARMS = ("pretrained", "LoRA", "from scratch", "neighboring words")
@@ -161,7 +161,7 @@ def run_arm(
     hyperparameter: float,
     train: Sequence[Item],
     test: Sequence[Item],
-    bfloat16: bool | None = None,
+    precision: Precision = "auto",
 ) -> Attempt:
     """
     Trains one of the methods and scores the questions in `test`. `hyperparameter` is the learning rate, or
@@ -172,7 +172,7 @@ def run_arm(
     torch.manual_seed(seed)
     model = build_model(backbone, task, arm)
     rows = [item.row for item in train]
-    losses = fine_tune(model, rows, hyperparameter, EPOCHS, min_steps, seed=seed, bfloat16=bfloat16)
+    losses = fine_tune(model, rows, hyperparameter, EPOCHS, min_steps, seed=seed, precision=precision)
     return Attempt(score_questions(model, test), losses)
 
 
@@ -273,7 +273,7 @@ def take_task_fingerprint(record: dict[str, Any], task: str) -> Fingerprint:
     test_items = make_items(task, backbone.tokenizer, test, MAX_LENGTH)[:50]
     with single_thread():
         scores, losses = run_arm(
-            backbone, task, FROM_SCRATCH, 32, 0, 1e-3, train_items, test_items, bfloat16=False
+            backbone, task, FROM_SCRATCH, 32, 0, 1e-3, train_items, test_items, precision="float32"
         )
     loss = torch.cat(scores).square().mean().item()
     return {"steps": len(losses), "losses": losses, "evaluation": {"loss": loss}, **machine()}

@@ -42,7 +42,7 @@ from labml_bert.files import (
 from labml_bert.model_card import write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.options import PRECISIONS, RunOptions
+from labml_bert.run.options import RunOptions
 from labml_bert.run.record import check_record, describe_run
 from labml_bert.run.terminal import (
     ProgressLine,
@@ -51,6 +51,7 @@ from labml_bert.run.terminal import (
     header,
     results_table,
 )
+from labml_bert.run.threads import read_threads, time_threads
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
@@ -78,6 +79,9 @@ class PreparedText(Protocol):
     def corpus(self) -> Corpus | TokenizedCorpus:
         """The text, or its token ids."""
 
+    def batch(self, length: int) -> dict[str, Tensor]:
+        """The next batch, with `length` tokens per row."""
+
 
 class Run:
     """
@@ -99,6 +103,7 @@ class Run:
             check_record(options.record)
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
+        self.threads = read_threads(options.threads)
         self.device = choose_device(options.device)
         if not is_alone:
             init_process_group(self.device)
@@ -106,6 +111,7 @@ class Run:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
         self.is_resumable = True
+        self.default_threads = torch.get_num_threads()
         # Listeners that replace the progress line, for a program that runs an experiment.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
@@ -149,10 +155,12 @@ class Run:
         path = broadcast_from_rank_zero(lambda: options.resume or new_run_path(options.runs, self.experiment))
         if rank() == 0:
             self.resources.enter_context(lock_run(path))
-        bfloat16 = PRECISIONS[options.precision]
-        trainer = Trainer(model, arguments, text.generator, self.device, bfloat16, path, self.configuration)
+        trainer = Trainer(
+            model, arguments, text.generator, self.device, options.precision, path, self.configuration
+        )
         if options.resume:
             trainer.resume()
+        self.set_threads(trainer)
         self.path = path
         # From now on, the loop stops the run if nobody reads its output.
         console.keeps_running = True
@@ -167,27 +175,53 @@ class Run:
         self.current_trainer = trainer
         return trainer
 
+    def set_threads(self, trainer: Trainer) -> None:
+        """
+        Sets the number of threads until the end of the run. Unless `--threads` is a number, a resumed run has
+        the number that it was saved with, and for a new run, `auto` takes the fastest.
+        """
+        self.resources.callback(torch.set_num_threads, self.default_threads)
+        self.seconds_per_step: dict[int, float] = {}
+        count = self.threads or torch.get_num_threads()
+        if self.options.threads == "auto" and not self.options.resume and self.device.type == "cpu":
+            length = parse_schedule(self.options.schedule)[-1].length  # type: ignore[attr-defined]
+            text, precision = self.text, trainer.precision
+            with console.status("timing a few steps"):
+                self.seconds_per_step = seconds = time_threads(
+                    self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
+                )
+            count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
+        # Call this in any case: PyTorch's own default may not be the same as setting that number.
+        torch.set_num_threads(count)
+        self.threads = count
+
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
         """Prints what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
-        precision = "bfloat16" if trainer.bfloat16 else "float32"
         processes = world_size()
         device = f"{processes} × {self.device.type}" if processes > 1 else self.device
+        speed = f"{trainer.precision} on {device}, {text.batch_tokens:,} tokens per step"
         assert self.path is not None
         header(
             f"{self.experiment}: {title} on {text.corpus.name}",
             {
                 "text": f"{text.corpus.train_characters:,} characters, "
                 f"{text.corpus.valid_characters:,} held out",
-                "training": f"{budget}, {precision} on {device}, {text.batch_tokens:,} tokens per step",
+                "training": f"{budget}, {speed}",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
                 f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
+                **self.describe_threads(),
                 **details,
                 "run": display_path(self.path),
             },
         )
         results_table(text.baselines)
+
+    def describe_threads(self) -> dict[str, str]:
+        """The row of the header that says what `--threads auto` has measured and chosen, if it was used."""
+        speeds = [f"{n}: {self.text.batch_tokens / s:,.0f}" for n, s in self.seconds_per_step.items()]
+        return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
     def report(self, report: Report) -> None:
         """Tracks a report of the trainer and shows it."""
@@ -284,11 +318,9 @@ class Run:
         The result, with everything that you need to check or repeat it. Pages and charts use these files.
         """
         assert self.path is not None
-        bfloat16 = self.current_trainer.bfloat16
-        record = describe_run(
-            self.experiment, self.arguments(), self.device, "bfloat16" if bfloat16 else "float32"
-        )
-        record["hardware"]["processes"] = self.processes
+        precision = self.current_trainer.precision
+        record = describe_run(self.experiment, self.arguments(), self.device, precision)
+        record["hardware"] |= {"processes": self.processes, "threads": self.threads}
         history = {
             name: [[step, round(value, 6)] for step, value in points]
             for name, points in read_metrics(self.path).items()

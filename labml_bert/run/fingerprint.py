@@ -81,6 +81,7 @@ def take_fingerprint(
             minutes=None,
             precision="float32",
             device="cpu",
+            threads="default",
             gradient_accumulation_steps=1,
             torch_compile=False,
             runs=Path(folder),

@@ -24,10 +24,10 @@ from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_
 from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
-PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 # Marks an option that doesn't change the result. It may differ when a run is resumed.
 OPERATIONAL: Any = {"operational": True}
 
@@ -52,10 +52,14 @@ class RunOptions:
     """Seed of all random numbers."""
     optimizer: OptimizerName = "adamw"
     """adamw, or muon, which trains the matrices of the blocks with Muon and the rest with AdamW."""
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it."""
+    precision: Precision = "auto"
+    """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it, else float16
+    on a CUDA GPU with tensor cores, else float32."""
     device: str = field(default="auto", metadata=OPERATIONAL)
-    """cpu, cuda, or auto, which is the GPU if there is one."""
+    """cpu, cuda, mps (Apple's GPU), or auto, which is the GPU if there is one."""
+    threads: str = field(default="default", metadata=OPERATIONAL)
+    """Threads on the CPU. auto times a few steps with one thread and with more, and takes the fastest.
+    default is PyTorch's: one per core. A resumed run keeps its threads, unless you name another number."""
     runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
     """Folder in which each run creates its own folder."""
     checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)

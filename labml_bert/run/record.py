@@ -24,7 +24,7 @@ import torch
 
 from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path
-from labml_bert.training.device import has_fast_bfloat16
+from labml_bert.training.device import choose_precision
 
 
 def check_record(path: Path) -> None:
@@ -64,10 +64,9 @@ def describe_run(
 
     Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
     script under `experiments`, without `.py`; `words` are its arguments on the command line. The default of
-    `precision` is bfloat16 if the device has fast instructions for it, else float32.
+    `precision` is the fastest of the device.
     """
-    if precision is None:
-        precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
+    precision = precision or choose_precision(device)
     return {
         "experiment": experiment.rpartition("/")[2],
         "command": shlex.join(["python", f"experiments/{experiment}.py", *words]),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from labml_bert.checksums import parse_json
 from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
+from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -64,12 +65,23 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type == "mps":
+        states["mps"] = torch.mps.get_rng_state()
     return states
 
 
 def random_name(kind: str, number: int) -> str:
     """The name of a generator's state in a checkpoint: `random.torch`, or `random.torch.1` for rank 1."""
     return f"random.{kind}.{number}" if number else f"random.{kind}"
+
+
+def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], number: int) -> None:
+    """Restores the state of the GPU's generator, if the device is a GPU and `tensors` has its state."""
+    name = random_name(device.type, number)
+    if device.type == "cuda" and name in tensors:
+        torch.cuda.set_rng_state(tensors[name], device)
+    if device.type == "mps" and name in tensors:
+        torch.mps.set_rng_state(tensors[name])
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -156,11 +168,10 @@ def restore(
                 {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
             )
         generator.set_state(tensors["random.data"])
-        own, own_cuda = random_name("torch", rank()), random_name("cuda", rank())
+        own = random_name("torch", rank())
         if rank() == 0 or own in tensors:
             torch.set_rng_state(tensors[own])
-        if own_cuda in tensors and device.type == "cuda":
-            torch.cuda.set_rng_state(tensors[own_cuda], device)
+        set_device_random_state(device, tensors, rank())
     except (KeyError, RuntimeError, TypeError, ValueError):
         raise ValueError(f"{run_path / CHECKPOINT} is incomplete; start a new run") from None
 
@@ -242,12 +253,11 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     except (KeyError, RuntimeError):
         raise ValueError(f"{path} is of another model; build it from the configuration in the file") from None
     torch.set_rng_state(tensors[random_name("torch", 0)])
-    if device.type == "cuda" and random_name("cuda", 0) in tensors:
-        torch.cuda.set_rng_state(tensors[random_name("cuda", 0)], device)
+    set_device_random_state(device, tensors, 0)
     batch = {key: value.to(device) for key, value in with_prefix(tensors, "batch.").items()}
     model.train()
     model.zero_grad()
-    with torch.autocast(device.type, torch.bfloat16, enabled=json.loads(metadata["about"])["bfloat16"]):
+    with autocast(device, json.loads(metadata["about"])["precision"]):
         loss: Tensor = model(**batch).loss
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -4,21 +4,26 @@
 Which processor should you train on, and in which precision? By default, both depend on the machine.
 """
 
+from typing import Literal
+
 import torch
 
 from labml_bert.training.distributed import local_gpu
+
+Precision = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 def choose_device(name: str = "auto") -> torch.device:
     """
     ## The device
 
-    `auto` is the GPU if there is one. With several GPUs, each process that `torchrun` starts gets its own.
+    `auto` is the GPU if there is one, CUDA's or Apple's (`mps`). With several GPUs, each process that
+    `torchrun` starts gets its own.
 
     Raises `ValueError` if PyTorch doesn't know the device or the machine doesn't have it.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
     if name.startswith("cuda"):
         name = local_gpu(name)
     try:
@@ -41,3 +46,26 @@ def has_fast_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities = torch.cpu.get_capabilities()
     return device.type == "cpu" and any(capabilities.get(k) for k in ("amx_bf16", "avx512_bf16"))
+
+
+def choose_precision(device: torch.device, precision: Precision = "auto") -> Precision:
+    """
+    GPUs of the generation before bfloat16, such as the T4 of a free notebook, have fast instructions only for
+    float16. It has 11 bits of precision, but small gradients underflow to zero, so it needs a gradient scaler
+    (see `Trainer`).
+
+    Returns `precision`, or for `auto`, the fastest: bfloat16 if `has_fast_bfloat16`, float16 on another CUDA
+    GPU with tensor cores, and otherwise float32.
+    """
+    if precision != "auto":
+        return precision
+    if has_fast_bfloat16(device):
+        return "bfloat16"
+    has_tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    return "float16" if has_tensor_cores else "float32"
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Runs matmuls in this precision, which isn't `auto`, and everything else in float32."""
+    dtype = torch.float16 if precision == "float16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "float32")

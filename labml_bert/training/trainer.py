@@ -8,7 +8,7 @@ supplies the verbs:
     for step in trainer.steps():                      # budget, clock, Ctrl-C, checkpoints
         batch = ...                                   # the script's data
         for part in step.micro_batches(batch):        # this process's rows, on its device
-            with step.autocast():                     # bfloat16 where that is fast
+            with step.autocast():                     # 16 bits where that is fast
                 output = trainer.parallel(**part)
             step.backward(output.loss)
         step.update()                                 # clip, check, optimizer, learning rate
@@ -29,6 +29,7 @@ and `checkpoint.py` for what is saved.
 
 import contextlib
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ from labml_bert.training.checkpoint import (
     save_checkpoint,
     save_failed_step,
 )
-from labml_bert.training.device import has_fast_bfloat16
+from labml_bert.training.device import Precision, autocast, choose_precision
 from labml_bert.training.distributed import (
     all_reduce_max,
     all_reduce_sum,
@@ -90,10 +91,10 @@ class Trainer:
     """
     ## The trainer
 
-    Batches are drawn with `generator`, so its state is the position in the data. If `bfloat16` is `None`, the
-    hardware decides. `configuration` describes the model and the run. It is saved in each checkpoint, so you
-    need only the run's folder to use the model or to resume. Without a `run_path`, nothing is written, which
-    suits a minute of fine-tuning."""
+    Batches are drawn with `generator`, so its state is the position in the data. If `precision` is `auto`,
+    the hardware decides. `configuration` describes the model and the run. It is saved in each checkpoint, so
+    you need only the run's folder to use the model or to resume. Without a `run_path`, nothing is written,
+    which suits a minute of fine-tuning."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Trainer:
         arguments: TrainingArguments,
         generator: torch.Generator,
         device: torch.device,
-        bfloat16: bool | None = None,
+        precision: Precision = "auto",
         run_path: Path | None = None,
         configuration: dict[str, Any] | None = None,
         largest_loss: float = LARGEST_LOSS,
@@ -113,7 +114,10 @@ class Trainer:
         self.arguments = arguments
         self.generator = generator
         self.device = device
-        self.bfloat16 = has_fast_bfloat16(device) if bfloat16 is None else bfloat16
+        self.precision = choose_precision(device, precision)
+        # In float16, the smallest gradients would be zero. So the loss is multiplied by a scale, and the
+        # gradients are divided by it. In the other precisions, the scaler does nothing.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
@@ -122,7 +126,9 @@ class Trainer:
         # Set to 1 by the first step with a non-finite loss. The fused AdamW reads the flag on the device and
         # skips the update, so checking it costs no synchronization.
         self.has_failed = torch.zeros((), device=device)
-        self.optimizers[0].found_inf = self.has_failed  # type: ignore[attr-defined]
+        self.reads_flag = device.type in ("cpu", "cuda")
+        if self.reads_flag:
+            self.optimizers[0].found_inf = self.has_failed  # type: ignore[attr-defined]
         # Counts the failed steps since the last check.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
@@ -153,8 +159,8 @@ class Trainer:
         return min(1.0, self.seconds / (60 * self.arguments.minutes))
 
     def autocast(self) -> torch.autocast:
-        """Runs matmuls in bfloat16 if that is fast, and everything else in float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
+        """Runs matmuls in the precision of this run, and everything else in float32."""
+        return autocast(self.device, self.precision)
 
     def steps(self, evaluate_at: Sequence[float] = ()) -> Iterator["Step"]:
         """
@@ -252,7 +258,7 @@ class Trainer:
         if self.run_path is None:
             raise NonFiniteLossError(f"{cause}; try a lower learning rate")
         if rank() == 0:
-            metadata = {"step": step, "bfloat16": self.bfloat16, "configuration": self.configuration}
+            metadata = {"step": step, "precision": self.precision, "configuration": self.configuration}
             save_failed_step(self.run_path, self.model, pending[-int(failures)], metadata)
         raise NonFiniteLossError(
             f"{cause}; the last good state is in {self.run_path / CHECKPOINT}, the step with its batch in "
@@ -263,12 +269,20 @@ class Trainer:
     def save(self) -> None:
         """Saves a checkpoint, if this run has a folder."""
         if self.run_path is not None:
-            metadata = {"step": self.step, "seconds": self.seconds, "configuration": self.configuration}
+            metadata = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "configuration": self.configuration,
+                "scaler": self.scaler.state_dict(),
+                "threads": torch.get_num_threads(),
+                "processes": world_size(),
+            }
             save_checkpoint(self.run_path, self.model, self.optimizers, self.generator, self.device, metadata)
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`.
+        Restores the last checkpoint in `run_path`, and continues with as many threads. If the number of
+        processes has changed, or if the machine has fewer cores than that, it doesn't change the threads.
 
         Raises `ValueError` if there is none, if it's damaged, or if it has another configuration.
         """
@@ -285,6 +299,12 @@ class Trainer:
             self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
         )
         self.step, self.seconds = state["step"], state["seconds"]
+        # Older checkpoints don't have the rest.
+        if state.get("scaler"):
+            self.scaler.load_state_dict(state["scaler"])
+        threads = state.get("threads", 0)
+        if 0 < threads <= (os.cpu_count() or 1) and state.get("processes") == world_size():
+            torch.set_num_threads(threads)
 
 
 class Step:
@@ -344,7 +364,7 @@ class Step:
         """
         assert loss is not None, "the batch has no labels"
         # DDP averages the gradients of the processes, but we need their sum.
-        (world_size() * loss).backward()
+        self.trainer.scaler.scale(world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
             value = value.detach()
             self.metrics[key] = self.metrics[key] + value if key in self.metrics else value
@@ -356,23 +376,33 @@ class Step:
         Raises `NonFiniteLossError` if a loss or a gradient since the last check wasn't finite.
         """
         trainer = self.trainer
+        for optimizer in trainer.optimizers:
+            trainer.scaler.unscale_(optimizer)
         # One norm over all parameters: clipping each one separately would change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
         # Comparisons with NaN are false, so NaN makes `is_good` false too. A finite loss can have an infinite
         # gradient, and clipping by an infinite norm makes that gradient NaN.
-        is_good = (norm < math.inf) & (world_size() * self.loss < trainer.largest_loss)
+        # With a large scale, a gradient may exceed the largest float16 number, 65,504. The scaler then halves
+        # the scale, and this step is skipped. Finding that out means waiting for the device.
+        has_overflowed = (
+            trainer.scaler.is_enabled() and not norm < math.inf and trainer.scaler.get_scale() > 1
+        )
+        is_finite = (norm < math.inf) | has_overflowed
+        is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
         trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
-        adamw.step()
+        if not has_overflowed and (trainer.reads_flag or not trainer.has_failed):
+            adamw.step()
         # Muon knows no such flag, so we have to wait for the device and ask.
-        if muon and not trainer.has_failed:
+        if muon and not has_overflowed and not trainer.has_failed:
             muon[0].step()
+        trainer.scaler.update()
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 
         # All processes have the same norm, and a report adds up their metrics.
-        self.metrics["gradient_norm"] = norm.detach() / world_size()
+        self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
             sums[key] = sums[key] + value if key in sums else value

@@ -1,5 +1,6 @@
 """What a published site and a published package need, and what they must not have by default."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from mkdocs.config import load_config
 
 import docs.hook
 from docs.project import PROJECT, bibtex, read_project
+from tests.support.runs import SMALL, small_text
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = {"SITE_URL": "https://site.example/bert", "REPO_URL": "https://code.example/me/bert.git"}
@@ -160,17 +162,54 @@ def test_the_citation_matches_the_package() -> None:
     assert ", ".join(author["name"] for author in citation["authors"]) == PROJECT.authors
 
 
-def test_the_wheel_has_the_types_and_the_license(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy, because setuptools writes into the folder that it builds.
+    folder = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "labml_bert", tmp_path / "labml_bert", ignore=ignore)
+        shutil.copy(ROOT / name, folder)
+    for name in ("labml_bert", "experiments"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", "out", "."], cwd=tmp_path, check=True)
-    (wheel,) = (tmp_path / "out").iterdir()
+    subprocess.run([*command, "--wheel-dir", "out", "."], cwd=folder, check=True)
+    (path,) = (folder / "out").iterdir()
+    return path
+
+
+def test_the_wheel_has_the_sources_the_types_and_the_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "labml_bert").rglob("*.py")}
-    assert sources | {"labml_bert/py.typed"} <= files
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("labml_bert", "experiments")
+        for suffix in ("py", "toml", "typed")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+    }
+    assert sources == {name for name in files if ".dist-info/" not in name}
     assert any(name.endswith("/licenses/LICENSE") for name in files)
+
+
+def test_the_installed_wheel_trains_and_fills_a_mask(wheel: Path, tmp_path: Path) -> None:
+    """From any folder, and without the clone."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site-packages")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (tmp_path / "text.txt").write_text(small_text(200))
+
+    def python(*words: object) -> str:
+        return subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    where = "import labml_bert, labml_bert.run.fingerprint as f; print(labml_bert.__file__, f.ROOT)"
+    assert python("-c", where).count(str(tmp_path / "site-packages")) == 2
+    options = [*SMALL, "--corpus", tmp_path / "text.txt", "--steps", 4, "--record", "record.json"]
+    assert "held-out text" in python("-m", "experiments.mlm_tiny", *options)
+    assert (folder / "record.json").is_file()
+    assert "the cat" in python("-m", "labml_bert.fill_mask", "the cat see[MASK] the dog today.")

@@ -90,6 +90,7 @@ BAD_INPUT = {
     "schedule of letters": (["--schedule", "a,b"], "bad schedule 'a,b'"),
     "decreasing schedule": (["--schedule", "64,32"], "lengths must increase"),
     "GPU that does not exist": (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+    "no threads": (["--threads", "0"], "threads is '0'; it must be auto, default or a number"),
     "no time": (["--corpus", "good.txt", "--minutes", "0"], "minutes is 0.0; it must be above 0"),
     "no steps": (["--corpus", "good.txt", "--steps", "0"], "steps is 0"),
     "both budgets": (["--steps", "1", "--minutes", "1"], "use --steps or --minutes, not both"),

@@ -75,7 +75,11 @@ def test_the_order_helps_only_a_model_that_uses_it() -> None:
     text = MaskedTokens(rows.masked_fill(is_masked, 4), rows.masked_fill(~is_masked, IGNORE))
     model = build(1)
     trainer = Trainer(
-        model, TrainingArguments(steps=60, learning_rate=3e-3), generator, torch.device("cpu"), bfloat16=False
+        model,
+        TrainingArguments(steps=60, learning_rate=3e-3),
+        generator,
+        torch.device("cpu"),
+        precision="float32",
     )
     assert abs(order_gain(trainer, text, 4096)) < 0.02
     for step in trainer.steps():

@@ -10,6 +10,7 @@ import torch
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import BertForMaskedLM
+from labml_bert.training.device import Precision
 from labml_bert.training.distributed import rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 from labml_bert.training.tracking import Tracker
@@ -28,7 +29,11 @@ CONFIG = BertConfig(
 
 
 def new_trainer(
-    path: Path | None, steps: int = 30, optimizer: OptimizerName = "adamw", **configuration: object
+    path: Path | None,
+    steps: int = 30,
+    optimizer: OptimizerName = "adamw",
+    precision: Precision = "float32",
+    **configuration: object,
 ) -> tuple[Trainer, NextBatch]:
     """A small training run with dropout, and the function that draws its batches."""
     torch.manual_seed(0)
@@ -38,7 +43,7 @@ def new_trainer(
         steps=steps, optimizer=optimizer, learning_rate=1e-3, evaluations=5, checkpoint_seconds=0
     )
     model, device = BertForMaskedLM(CONFIG), torch.device("cpu")
-    trainer = Trainer(model, arguments, generator, device, False, path, configuration)
+    trainer = Trainer(model, arguments, generator, device, precision, path, configuration)
 
     def next_batch() -> dict[str, torch.Tensor]:
         ids = 5 + (torch.randint(25, (8, 1), generator=generator) + torch.arange(16)) % 25

@@ -97,7 +97,7 @@ def train(
         evaluations=STEPS,
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
-    trainer = Trainer(model, arguments, generator, torch.device("cpu"), False, path)
+    trainer = Trainer(model, arguments, generator, torch.device("cpu"), "float32", path)
     if (path / CHECKPOINT).is_file():
         trainer.resume()
     metrics_by_step: dict[int, dict[str, float]] = {}

@@ -20,6 +20,7 @@ from labml_bert.files import read_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training import tracking
 from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
+from labml_bert.training.device import Precision
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import METRICS, read_metrics
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
@@ -31,14 +32,14 @@ from tests.support.trainers import CONFIG, new_trainer, train, train_to_end
 
 
 def train_with_poison(
-    path: Path, poison_step: int, poison: object, **options: object
+    path: Path, poison_step: int, poison: object, precision: Precision = "float32", **options: object
 ) -> tuple[Trainer, list[float], list]:
     """
     Trains and calls `poison(model)` before step `poison_step`, which must stop the run. Returns the trainer,
     the loss of each step, and the weights right after the poison.
     """
     path.mkdir()
-    trainer, draw = new_trainer(path)
+    trainer, draw = new_trainer(path, precision=precision)
     for name, value in options.items():
         setattr(trainer, name, value)
     losses, weights = [], []
@@ -71,13 +72,19 @@ def cause_overflow(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("poison", "bfloat16"),
-    [(explode, False), (set_infinite_weights, False), (cause_overflow, False), (cause_overflow, True)],
+    ("poison", "precision"),
+    [
+        (explode, "float32"),
+        (explode, "float16"),
+        (set_infinite_weights, "float32"),
+        (cause_overflow, "float32"),
+        (cause_overflow, "bfloat16"),
+    ],
 )
 def test_a_failed_step_is_reported_skipped_and_replayed(
-    poison: object, bfloat16: bool, tmp_path: Path
+    poison: object, precision: Precision, tmp_path: Path
 ) -> None:
-    trainer, losses, weights = train_with_poison(tmp_path / "run", 13, poison, bfloat16=bfloat16)
+    trainer, losses, weights = train_with_poison(tmp_path / "run", 13, poison, precision=precision)
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
     metadata, tensors = load_checkpoint(tmp_path / "run")
     assert metadata["step"] < 13
@@ -116,7 +123,7 @@ def test_a_finite_loss_with_an_infinite_gradient(tmp_path: Path) -> None:
     """Clipping with an infinite norm would turn every weight into NaN, and then the checkpoint."""
     generator = torch.Generator()
     arguments = TrainingArguments(steps=9, evaluations=1, checkpoint_seconds=0)
-    trainer = Trainer(InfiniteGradient(), arguments, generator, torch.device("cpu"), False, tmp_path)
+    trainer = Trainer(InfiniteGradient(), arguments, generator, torch.device("cpu"), "float32", tmp_path)
 
     def next_batch() -> dict[str, Tensor]:
         return {"x": torch.zeros(3) if trainer.step == 5 else torch.ones(3)}

@@ -357,7 +357,7 @@ def test_a_compiled_model_takes_the_same_steps(tmp_path: Path, monkeypatch: pyte
         path.mkdir()
         first, next_batch = new_trainer(path, 3)
         arguments = replace(first.arguments, torch_compile=is_compiled)
-        trainer = Trainer(first.model, arguments, first.generator, first.device, False, path)
+        trainer = Trainer(first.model, arguments, first.generator, first.device, "float32", path)
         assert (trainer.parallel is trainer.model) is not is_compiled
         train(trainer, next_batch)
         final_states.append(trainer.model.state_dict())

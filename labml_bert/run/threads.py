@@ -1,0 +1,86 @@
+"""
+# How many threads?
+
+On an idle machine, several threads train faster than one. If other programs use the same cores, each step
+waits for the slowest thread, and one thread can be faster. Small models lose too: distributing a short matmul
+takes longer than computing it. The only way to know is to try, so `--threads auto` times a few steps.
+
+The same numbers added in another order give other last bits. That's why checkpoints contain the number of
+threads, and a resumed run keeps it.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from labml_bert.run.timing import summarize, time_in_turn
+from labml_bert.training.device import Precision
+from labml_bert.training.optimization import TrainingArguments
+from labml_bert.training.trainer import Step, Trainer
+
+MOST_THREADS = 1024
+
+
+def read_threads(value: str) -> int | None:
+    """
+    Returns the number of threads that `--threads` names, or `None` for `auto` and `default`.
+
+    Raises `ValueError` if it is none of these, or if the number isn't from 1 to 1,024.
+    """
+    if value in ("auto", "default"):
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_THREADS:
+        raise ValueError(f"threads is {value!r}; it must be auto, default or a number from 1 to 1,024")
+    return int(value)
+
+
+def thread_counts(most: int) -> list[int]:
+    """The numbers of threads to try: the powers of two below `most`, and `most` itself."""
+    return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
+
+
+def time_threads(
+    model: nn.Module,
+    arguments: TrainingArguments,
+    precision: Precision,
+    generator: torch.Generator,
+    draw_batch: Callable[[], dict[str, Tensor]],
+) -> dict[int, float]:
+    """
+    ## Timing a few steps
+
+    Times whole training steps on the CPU, with all numbers of threads in turn, from one to as many as PyTorch
+    uses now. Returns the median seconds per step for each. The steps train a copy of `model` on one batch
+    that `draw_batch` draws with `generator`. Afterwards, all random generators have the state that they had
+    before. If there are several processes, all of them must call this.
+    """
+    default = torch.get_num_threads()
+    state = generator.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            batch = draw_batch()
+            trainer = Trainer(copy.deepcopy(model), arguments, generator, torch.device("cpu"), precision)
+            # At a learning rate of 0, a step takes as long as any other, but the loss can't explode.
+            for optimizer in trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.0
+            steps = {str(n): partial(train_with, n, trainer, batch) for n in thread_counts(default)}
+            times = time_in_turn(steps, trainer.device)
+    finally:
+        torch.set_num_threads(default)
+        generator.set_state(state)
+    return {int(n): summarize(seconds)["median"] for n, seconds in times.items()}
+
+
+def train_with(threads: int, trainer: Trainer, batch: dict[str, Tensor]) -> None:
+    """One training step with this number of threads."""
+    torch.set_num_threads(threads)
+    step = Step(trainer)
+    for part in step.micro_batches(batch):
+        with step.autocast():
+            output = trainer.parallel(**part)
+        step.backward(output.loss)
+    step.update()

@@ -1,0 +1,76 @@
+"""`make gpu` on a machine without a GPU: what it refuses, and that all parts run and write their records."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from docs.figures.records import read_records
+from docs.figures.runs import recorded_runs
+from docs.literate.names import read_source
+from docs.project import ROOT
+from labml_bert.run.fingerprint import fingerprints_of
+from tests.support.tiny_run import assert_fails
+
+SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "this machine has no CUDA GPU that PyTorch can use"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not available"),
+        (["--device", "cpu", "--minutes", "0"], "minutes is 0; it must be above 0"),
+        (["--device", "cpu", "--records", "missing"], "cannot write 'missing/gpu.json'"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_fails(runpy.run_path(str(SCRIPT))["main"], arguments, message, capsys)
+
+
+@pytest.mark.processes
+@pytest.mark.slow(reason="it trains two models, and times a third")
+def test_all_parts_run_and_write_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(SCRIPT))["main"]
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--quick", "--device", "cpu", "--records", str(tmp_path)])
+    out, errors = capfd.readouterr()
+    assert exit_info.value.code == 0, out + errors
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert [part["name"] for part in record["parts"]] == ["tests", "speed", "mlm_tiny", "mlm_modern"]
+    assert all(part["succeeded"] and part["seconds"] > 0 for part in record["parts"])
+    assert fingerprints_of(record) == {}
+    records = read_records(tmp_path)
+    assert [*records] == ["gpu", "mlm_modern-gpu", "mlm_tiny-gpu", "speed-gpu"]
+    for name in ("mlm_tiny-gpu", "mlm_modern-gpu"):
+        assert records[name].data["result"]["steps"] == 4 and records[name].data["fingerprints"]
+    page = recorded_runs(read_source(ROOT, "experiments/speed/gpu.py"), records)
+    assert "| mlm&#95;tiny | " in page and page.count("| yes |") == 4
+
+
+@pytest.mark.processes
+def test_a_part_that_fails_is_named_and_the_rest_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_path(str(SCRIPT))["main"]
+    parts = {"first": ["-c", "raise SystemExit(3)"], "second": ["-c", ""]}
+    monkeypatch.setitem(main.__globals__, "list_parts", lambda *_: parts)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--device", "cpu", "--records", str(tmp_path)])
+    assert exit_info.value.code == 1
+    out = capsys.readouterr().out
+    assert "first       failed after" in out and "second      succeeded after" in out
+    assert json.loads((tmp_path / "gpu.json").read_text())["parts"][0]["succeeded"] is False
