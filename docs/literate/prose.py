@@ -103,7 +103,40 @@ def cell(text: object) -> str:
 
 def wide(table: str) -> str:
     """
-    Wraps a Markdown table that is wider than a phone, so that it scrolls sideways instead of the page. Search
-    skips it: it is full of numbers.
+    Wraps a Markdown table that is wider than a phone. There, its rows are stacked, and without a script, the
+    table scrolls sideways instead of the page. Search skips it: it is full of numbers.
     """
     return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'
+
+
+# Tables in HTML are never nested.
+WIDE_TABLE = re.compile(r'<div class="wide"[^>]*>\s*<table.*?</table>', re.S)
+
+
+def label_cells(html: str) -> str:
+    """
+    Adds the header of its column to each cell of a wide table, as the attribute `data-label`. On a phone, the
+    theme shows such a table as stacked rows, each cell with its label.
+    """
+
+    def label_table(match: re.Match[str]) -> str:
+        head, _, body = match[0].partition("</thead>")
+        heads = re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
+        names = [re.sub(r"<[^>]+>", "", name).strip() for name in heads]
+
+        def label_row(row: re.Match[str]) -> str:
+            labels = iter(names)
+            return re.sub(r"<(td|th)\b", lambda tag: f'<{tag[1]} data-label="{next(labels, "")}"', row[0])
+
+        return f"{head}</thead>{re.sub(r'<tr.*?</tr>', label_row, body, flags=re.S)}"
+
+    return WIDE_TABLE.sub(label_table, html)
+
+
+def fold_parts(html: str) -> str:
+    """
+    Folds what stands between the comments `<!-- fold: TITLE -->` and `<!-- end of fold -->`. Markdown within
+    HTML couldn't hold charts, which have folds of their own.
+    """
+    html = re.sub(r"<!-- fold: (.+?) -->", r'<details class="part-fold"><summary>\1</summary>', html)
+    return html.replace("<!-- end of fold -->", "</details>")
