@@ -109,28 +109,29 @@ def wide(table: str) -> str:
     return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'
 
 
-# Tables in HTML are never nested.
-WIDE_TABLE = re.compile(r'<div class="wide"[^>]*>\s*<table.*?</table>', re.S)
+# Tables are never nested.
+TABLE = re.compile(r'(<div class="wide"[^>]*>\s*)?<table>\s*(<thead>.*?</thead>)(.*?</table>)', re.S)
 
 
 def label_cells(html: str) -> str:
     """
-    Adds the header of its column to each cell of a wide table, as the attribute `data-label`. On a phone, the
-    theme shows such a table as stacked rows, each cell with its label.
+    Adds the header of its column to each cell of a wide table or one with four columns or more, as the
+    attribute `data-label`. On a phone, the theme stacks the cells of a row, each with its label.
     """
 
     def label_table(match: re.Match[str]) -> str:
-        head, _, body = match[0].partition("</thead>")
+        wrapper, head, body = match.groups(default="")
         heads = re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
-        names = [re.sub(r"<[^>]+>", "", name).strip() for name in heads]
+        if not wrapper and len(heads) < 4:
+            return match[0]
 
         def label_row(row: re.Match[str]) -> str:
-            labels = iter(names)
+            labels = (re.sub(r"<[^>]+>", "", one).strip() for one in heads)
             return re.sub(r"<(td|th)\b", lambda tag: f'<{tag[1]} data-label="{next(labels, "")}"', row[0])
 
-        return f"{head}</thead>{re.sub(r'<tr.*?</tr>', label_row, body, flags=re.S)}"
+        return f"{wrapper}<table>{head}{re.sub(r'<tr.*?</tr>', label_row, body, flags=re.S)}"
 
-    return WIDE_TABLE.sub(label_table, html)
+    return TABLE.sub(label_table, html)
 
 
 def fold_parts(html: str) -> str:
