@@ -177,7 +177,7 @@ SHAPES = (
 )
 
 
-def marks(points: Points, style: int, left: float, right: float) -> str:
+def shapes_on(points: Points, style: int, left: float, right: float) -> str:
     """Five shapes on a line, at other distances than those of another style. `points` are in the drawing."""
     shape = SHAPES[(style - 1) % len(SHAPES)]
     if not shape:
@@ -247,7 +247,7 @@ def line_chart(
     for line, curve in zip(lines, curves, strict=True):
         style = kinds.index(line.kind or line.label) + 1
         parts.append(f'<path class="line n{style}" d="{path(curve)}"/>')
-        parts.append(marks(curve, style, at(left, high)[0], at(right, high)[0]))
+        parts.append(shapes_on(curve, style, at(left, high)[0], at(right, high)[0]))
     obstacles: list[Points] = [*curves, *([(0.0, height), (float(WIDTH), height)] for height in heights)]
     for (name, value), height in zip(levels, heights, strict=True):
         words = f"{name} {value:.2f}"
@@ -262,7 +262,7 @@ def line_chart(
     key = [
         (
             f'<svg viewBox="0 0 36 14" aria-hidden="true"><path class="line n{style}" d="M1,7H35"/>'
-            f"{marks([(18.0, 7.0)], style, 0, 36)}</svg>",
+            f"{shapes_on([(18.0, 7.0)], style, 0, 36)}</svg>",
             kind,
         )
         for style, kind in enumerate(kinds, 1)

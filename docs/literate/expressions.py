@@ -14,6 +14,7 @@ A chapter is a Markdown file in `docs/pages`. Beyond Markdown, it can use:
 - **Asides.** `!!! aside` followed by an indented paragraph appears in the margin.
 - **Folds.** What stands between the lines `<!-- fold: Title -->` and `<!-- end of fold -->` is folded until a
   reader clicks on the title.
+- **Synonyms.** `<!-- search: NER, tagging -->` below a heading lets readers find the section by these words.
 - **Exercises.** `!!! exercise "Title"`, with a collapsible `??? answer "Answer"` inside.
 - **Terms.** The first time a page uses a term of `glossary.md` (a heading `## term`), it becomes a link that
   shows the first sentence of the definition on hover and focus. Synonyms follow in parentheses,

@@ -129,7 +129,7 @@ def source_page(
         maths='class="katex' in body,
         source=source.path,
         # A chapter explains more than a file that mentions the same words.
-        search={"boost": 1 if stands_alone else 0.1} if searched else {"exclude": True},
+        search={"boost": 0.3 if stands_alone else 0.03} if searched else {"exclude": True},
     )
     return meta + body + after
 

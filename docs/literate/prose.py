@@ -115,14 +115,15 @@ TABLE = re.compile(r'(<div class="wide"[^>]*>\s*)?<table>\s*(<thead>.*?</thead>)
 
 def label_cells(html: str) -> str:
     """
-    Adds the header of its column to each cell of a wide table or one with four columns or more, as the
-    attribute `data-label`. On a phone, the theme stacks the cells of a row, each with its label.
+    Adds the header of its column to each cell of a table that is too wide for a phone, as the attribute
+    `data-label`. There, the theme stacks the cells of a row, each with its label.
     """
 
     def label_table(match: re.Match[str]) -> str:
         wrapper, head, body = match.groups(default="")
         heads = re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
-        if not wrapper and len(heads) < 4:
+        longest = max(len(re.sub(r"<[^>]+>", "", one)) for one in re.split(r"</t[dh]>", body))
+        if not wrapper and (len(heads) < 3 or (len(heads) == 3 and longest < 30)):
             return match[0]
 
         def label_row(row: re.Match[str]) -> str:
@@ -141,3 +142,14 @@ def fold_parts(html: str) -> str:
     """
     html = re.sub(r"<!-- fold: (.+?) -->", r'<details class="part-fold"><summary>\1</summary>', html)
     return html.replace("<!-- end of fold -->", "</details>")
+
+
+def prepare_for_search(html: str) -> str:
+    """
+    Lets search find a section by the words of a comment, as in `<!-- search: NER, tagging -->`, which nobody
+    sees. The imports of a sample are left out.
+    """
+    html = re.sub(r"<!-- search: (.+?) -->", r"<p hidden>\1</p>", html)
+    return re.sub(
+        r'<span id="(line-[\d-]+)">(?=<span class="kn">)', r'<span id="\1" data-search-exclude>', html
+    )
