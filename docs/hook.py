@@ -10,6 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.literate.prose import fold_parts, label_cells, prepare_for_search
 from docs.literate.rows import PageError
 from docs.literate.site import write_site
 from docs.literate.tree import navigation
@@ -48,6 +49,11 @@ def on_pre_build(config: Any) -> None:
         raise PluginError(str(error)) from None
     # mkdocs.yml lists the chapters, in reading order.
     config.nav += navigation(SITE, sources)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """MkDocs calls this with the HTML of each page."""
+    return prepare_for_search(label_cells(fold_parts(html)))
 
 
 def on_serve(server: Any, config: Any, builder: Any) -> Any:

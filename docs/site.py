@@ -90,6 +90,7 @@ SITE = Site(
         "experiments/retrieval",
         "experiments/speed/",
         "labml_bert/backbone",
+        "labml_bert/checks",
         "labml_bert/course/",
         "labml_bert/data/text_files",
         "labml_bert/data/token_files",
@@ -97,6 +98,7 @@ SITE = Site(
         "labml_bert/model_card",
         "labml_bert/run/",
         "labml_bert/runs",
+        "labml_bert/stdout",
     ),
     watched=("docs/runs",),
     titles={

@@ -11,6 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from docs.literate.names import Source
 from docs.literate.page import notebook_text
+from docs.literate.prose import wide
 from labml_bert.course.source import read_reference, remove_bodies, whole_function
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 
@@ -30,7 +31,7 @@ def course_table() -> str:
         title = f"[{step.title}]({step.chapter}.md)"
         file = f"[`{step.file}`](labml_bert/{step.file.removesuffix('.py')}.md)"
         rows.append(f"| {number} | {title} | `{step.function}` | {file} | {len(step.mistakes)} |")
-    return "\n".join(rows)
+    return wide("\n".join(rows))
 
 
 def course_steps() -> int:

@@ -2,13 +2,13 @@
 # Charts
 
 A chart is inline SVG: it needs no script, follows the theme's colors, and describes itself to screen readers.
-Lines differ in dash pattern as well as in color, and a table of the numbers unfolds below.
+Lines differ in color, in dash pattern and in the shapes on them, and a table of the numbers unfolds below.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 
 from markupsafe import Markup
 
@@ -17,6 +17,9 @@ from docs.literate.templates import render
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 56
 IDS = count(1)
+
+
+Points = list[tuple[float, float]]
 
 
 @dataclass
@@ -163,6 +166,56 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:g}"
 
 
+# Drawn from the center of a shape. The first line of a chart is solid and has none.
+SHAPES = (
+    "",
+    "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
+    "m-4,-4h8v8h-8z",
+    "m0,-5l5,9h-10z",
+    "m0,-6l5,6l-5,6l-5,-6z",
+    "m-4,-4l8,8m0,-8l-8,8",
+)
+
+
+def shapes_on(points: Points, style: int, left: float, right: float) -> str:
+    """Five shapes on a line, at other distances than those of another style. `points` are in the drawing."""
+    shape = SHAPES[(style - 1) % len(SHAPES)]
+    if not shape:
+        return ""
+    targets = [left + (i + 0.1 + 0.14 * style) / 5 * (right - left) for i in range(5)]
+    near = {min(points, key=lambda point: abs(point[0] - x)) for x in targets}
+    return f'<path class="mark n{style}" d="{"".join(f"M{x:.1f},{y:.1f}{shape}" for x, y in sorted(near))}"/>'
+
+
+def place_label(words: str, height: float, curves: list[Points]) -> tuple[float, float]:
+    """
+    Where the name of a level at `height` crosses no curve: the right end of its baseline. It's above or below
+    the level, and as far to the right as possible. If every place is taken, it's above on the right.
+    """
+    # As wide as on a phone, where the letters are largest.
+    width, tall = 11.5 * len(words), 24.0
+    # A long segment needs points in between.
+    points = [
+        (x1 + (x2 - x1) * i / steps, y1 + (y2 - y1) * i / steps)
+        for curve in curves
+        for (x1, y1), (x2, y2) in pairwise(curve)
+        for steps in [1 + int(abs(x2 - x1) + abs(y2 - y1)) // 8]
+        for i in range(steps + 1)
+    ]
+
+    def is_free(right: float, y: float) -> bool:
+        if y - tall < 0 or y > HEIGHT - BOTTOM:
+            return False
+        return not any(
+            right - width - 4 < at_x < right + 4 and y - tall < at_y < y + 6 for at_x, at_y in points
+        )
+
+    first, last = LEFT + width + 4, WIDTH - RIGHT
+    rights = [last + (first - last) * i / 8 for i in range(9)]
+    places = [(right, y) for y in (height - 6, height + 20) for right in rights]
+    return next((place for place in places if is_free(*place)), places[0])
+
+
 def line_chart(
     lines: list[Line],
     title: str,
@@ -190,21 +243,29 @@ def line_chart(
     heights = [at(right, y)[1] for _, y in levels]
     parts += [f'<path class="level" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>' for height in heights]
     kinds = list(dict.fromkeys(line.kind or line.label for line in lines))
-    for line in lines:
+    curves = [[at(x, y) for x, y in line.points] for line in lines]
+    for line, curve in zip(lines, curves, strict=True):
         style = kinds.index(line.kind or line.label) + 1
-        parts.append(f'<path class="line n{style}" d="{path([at(x, y) for x, y in line.points])}"/>')
-    # The names come last, so that no curve crosses them.
-    for (name, y), height in zip(levels, heights, strict=True):
-        words = f"{name} {y:.2f}"
-        parts.append(text(WIDTH - RIGHT, f"{height - 6:.1f}", words, _class="level", text_anchor="end"))
+        parts.append(f'<path class="line n{style}" d="{path(curve)}"/>')
+        parts.append(shapes_on(curve, style, at(left, high)[0], at(right, high)[0]))
+    obstacles: list[Points] = [*curves, *([(0.0, height), (float(WIDTH), height)] for height in heights)]
+    for (name, value), height in zip(levels, heights, strict=True):
+        words = f"{name} {value:.2f}"
+        x, y = place_label(words, height, [one for one in obstacles if one[0][1] != height])
+        parts.append(text(f"{x:.1f}", f"{y:.1f}", words, _class="level", text_anchor="end"))
+        obstacles.append([(x - 11.5 * len(words), y - 8), (x, y - 8)])
     # Describe each curve by its first and last value, for readers who can't see it.
     story = "; ".join(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
     )
     story += "".join(f"; {name} is at {y:.2f}" for name, y in levels)
     key = [
-        (f'<svg viewBox="0 0 32 8" aria-hidden="true"><path class="line n{i + 1}" d="M1,4H31"/></svg>', kind)
-        for i, kind in enumerate(kinds)
+        (
+            f'<svg viewBox="0 0 36 14" aria-hidden="true"><path class="line n{style}" d="M1,7H35"/>'
+            f"{shapes_on([(18.0, 7.0)], style, 0, 36)}</svg>",
+            kind,
+        )
+        for style, kind in enumerate(kinds, 1)
     ]
     story = f"{y_label} over {x_label}: {story}."
     return figure("".join(parts), HEIGHT, title, story, caption or title, key, table(lines, x_label))

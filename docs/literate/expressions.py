@@ -12,6 +12,9 @@ A chapter is a Markdown file in `docs/pages`. Beyond Markdown, it can use:
   process. A fence marked `output` right below holds what the sample printed: the tests compare it, and
   `python -m docs.literate.samples` updates it. A fence marked `py` is displayed but not run.
 - **Asides.** `!!! aside` followed by an indented paragraph appears in the margin.
+- **Folds.** What stands between the lines `<!-- fold: Title -->` and `<!-- end of fold -->` is folded until a
+  reader clicks on the title.
+- **Synonyms.** `<!-- search: NER, tagging -->` below a heading lets readers find the section by these words.
 - **Exercises.** `!!! exercise "Title"`, with a collapsible `??? answer "Answer"` inside.
 - **Terms.** The first time a page uses a term of `glossary.md` (a heading `## term`), it becomes a link that
   shows the first sentence of the definition on hover and focus. Synonyms follow in parentheses,

@@ -50,6 +50,20 @@ def tools(source: Source, has_notebook: bool) -> str:
     return f"{bar}\n\n"
 
 
+def beside_prose(rows: list[Row], notes: Mapping[str, str]) -> list[list[Row]]:
+    """
+    Each row that explains something, followed by the rows that don't. Their code continues in the same
+    column, so an `__init__` without a docstring stands beside the explanation of its class.
+    """
+    groups: list[list[Row]] = []
+    for row in rows:
+        if groups and row.name and not (row.prose or row.heading or row.name in notes):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
 def source_page(
     source: Source,
     sources: Sources,
@@ -78,26 +92,30 @@ def source_page(
     stands_alone = source.module.count(".") == 1 and not imports_project
     title = source.rows[0].heading or f"`{source.path}`"
     parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source, has_notebook)]
-    pictures = dict(pictures or {})
-    for row in source.rows:
+    pictures, notes = dict(pictures or {}), notes or {}
+    for row, *unexplained in beside_prose(source.rows, notes):
         if row.first > 1:
             parts.append(heading(row))
         where = f"{source.path}:{row.first}"
-        note = (notes or {}).get(row.name, "")
+        note = notes.get(row.name, "")
         prose = render_prose(f"{row.prose}\n\n{note}" if note else row.prose, source.page, find, where)
-        has_picture = row.name or row.first == 1
-        picture = pictures.pop(row.name, Markup()) if has_picture else Markup()
+        picture = Markup()
+        for name in [one.name for one in (row, *unexplained) if one.name or one.first == 1]:
+            picture += pictures.pop(name, Markup())
         copy = ""
         # Only top-level definitions get a copy button, which copies a class with its methods.
         if row.name and "." not in row.name and row.first > 1:
             copy = copy_button(row.first, row.ends, f"{row.name} and everything inside it")
+        code = row_code(row, bodies, lines, stands_alone)
+        for one in unexplained:
+            code += f'<div id="{one.name}">{row_code(one, bodies, lines, stands_alone)}</div>'
         parts.append(
             render(
                 "row.md",
                 name="" if row.heading else row.name,
                 prose=Markup(prose),
                 copy=copy,
-                code=Markup(row_code(row, bodies, lines, stands_alone)),
+                code=Markup(code),
                 picture=picture,
             )
         )
@@ -111,7 +129,7 @@ def source_page(
         maths='class="katex' in body,
         source=source.path,
         # A chapter explains more than a file that mentions the same words.
-        search={"boost": 1 if stands_alone else 0.1} if searched else {"exclude": True},
+        search={"boost": 0.3 if stands_alone else 0.03} if searched else {"exclude": True},
     )
     return meta + body + after
 

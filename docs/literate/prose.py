@@ -103,7 +103,53 @@ def cell(text: object) -> str:
 
 def wide(table: str) -> str:
     """
-    Wraps a Markdown table that is wider than a phone, so that it scrolls sideways instead of the page. Search
-    skips it: it is full of numbers.
+    Wraps a Markdown table that is wider than a phone. There, its rows are stacked, and without a script, the
+    table scrolls sideways instead of the page. Search skips it: it is full of numbers.
     """
     return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'
+
+
+# Tables are never nested.
+TABLE = re.compile(r'(<div class="wide"[^>]*>\s*)?<table>\s*(<thead>.*?</thead>)(.*?</table>)', re.S)
+
+
+def label_cells(html: str) -> str:
+    """
+    Adds the header of its column to each cell of a table that is too wide for a phone, as the attribute
+    `data-label`. There, the theme stacks the cells of a row, each with its label.
+    """
+
+    def label_table(match: re.Match[str]) -> str:
+        wrapper, head, body = match.groups(default="")
+        heads = re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
+        longest = max(len(re.sub(r"<[^>]+>", "", one)) for one in re.split(r"</t[dh]>", body))
+        if not wrapper and (len(heads) < 3 or (len(heads) == 3 and longest < 30)):
+            return match[0]
+
+        def label_row(row: re.Match[str]) -> str:
+            labels = (re.sub(r"<[^>]+>", "", one).strip() for one in heads)
+            return re.sub(r"<(td|th)\b", lambda tag: f'<{tag[1]} data-label="{next(labels, "")}"', row[0])
+
+        return f"{wrapper}<table>{head}{re.sub(r'<tr.*?</tr>', label_row, body, flags=re.S)}"
+
+    return TABLE.sub(label_table, html)
+
+
+def fold_parts(html: str) -> str:
+    """
+    Folds what stands between the comments `<!-- fold: TITLE -->` and `<!-- end of fold -->`. Markdown within
+    HTML couldn't hold charts, which have folds of their own.
+    """
+    html = re.sub(r"<!-- fold: (.+?) -->", r'<details class="part-fold"><summary>\1</summary>', html)
+    return html.replace("<!-- end of fold -->", "</details>")
+
+
+def prepare_for_search(html: str) -> str:
+    """
+    Lets search find a section by the words of a comment, as in `<!-- search: NER, tagging -->`, which nobody
+    sees. The imports of a sample are left out.
+    """
+    html = re.sub(r"<!-- search: (.+?) -->", r"<p hidden>\1</p>", html)
+    return re.sub(
+        r'<span id="(line-[\d-]+)">(?=<span class="kn">)', r'<span id="\1" data-search-exclude>', html
+    )

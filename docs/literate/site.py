@@ -2,7 +2,7 @@
 # Everything that is written
 
 The order is: read every source, so that each page can link to all of them; write their pages, the downloads
-and the notebooks; then the chapters; then KaTeX's fonts. A file that hasn't changed is not touched, so a
+and the notebooks; then the chapters; then the fonts. A file that hasn't changed is not touched, so a
 generator that watches the folder rebuilds only what it must.
 """
 
@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from docs.literate import maths
 from docs.literate.expressions import chapter, read_glossary
+from docs.literate.fonts import typefaces
 from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import notebook, source_page
 from docs.literate.scripts import read_script
@@ -173,6 +174,9 @@ def write_site(site: Site, reference: bool = True) -> Sources:
     for path, text in contents.files().items():
         write_if_changed(site.out / path, text)
     maths.write_assets(site.out / "assets" / "katex")
+    pages = (path.read_text("utf-8") for path in site.out.rglob("*.md"))
+    for name, data in typefaces(pages).items():
+        write_if_changed(site.out / "assets" / "fonts" / name, data)
     if reference and reference_is_old(site, sources):
         # The reference imports the package, and a server that keeps running must not hold on to an old
         # version of it.

@@ -17,6 +17,7 @@ from docs.figures.runs import recorded_runs
 from docs.literate.expressions import chapter, evaluate, read_glossary
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
+from docs.literate.prose import fold_parts, label_cells, prepare_for_search
 from docs.literate.rows import PageError, read_rows
 from docs.literate.samples import run_samples, update_outputs
 from docs.literate.scripts import script_rows
@@ -316,3 +317,36 @@ def test_a_script_has_rows_too() -> None:
         (20, 21, 21, "bare", "", ""),
     ]
     assert [row.folded for row in rows] == [[(1, 3)], [(5, 7)], [(13, 13)], [(15, 15)], []]
+
+
+def test_code_without_an_explanation_continues_beside_the_last_one(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        'class Thing:\n    """Explains itself."""\n\n    def __init__(self):\n        self.one = 1\n\n'
+        '    def work(self) -> int:\n        """Explains itself too."""\n        return self.one\n'
+    )
+    source = read_source(tmp_path, "small.py")
+    rows = BeautifulSoup(source_page(source, {"small": source}), "html.parser").select(".row")
+    lines = [[int(one["data-n"]) for one in row.select(".l [data-n]")] for row in rows]
+    assert lines[-2:] == [[1, 2, 3, 4, 5, 6], [7, 8, 9]]
+    assert rows[-2].select_one("#Thing\\.__init__ .l") is not None, "the definition keeps its anchor"
+
+
+def test_a_table_that_is_too_wide_for_a_phone_has_labels() -> None:
+    head = "<table>\n<thead><tr><th>a</th><th><i>b</i></th></tr></thead>"
+    body = "<tbody><tr><th>1</th><td>2</td></tr></tbody></table>"
+    labeled = '<tbody><tr><th data-label="a">1</th><td data-label="b">2</td></tr></tbody></table>'
+    assert label_cells(f'<div class="wide">{head}{body}') == f'<div class="wide">{head}{labeled}'.replace(
+        "<table>\n", "<table>"
+    )
+    assert label_cells(head + body) == head + body
+    four = "<table><thead><tr>" + "<th>n</th>" * 4 + "</tr></thead><tbody><tr><td>1</td></tr></tbody></table>"
+    assert '<td data-label="n">1</td>' in label_cells(four)
+
+
+def test_folds_and_words_for_search() -> None:
+    folded = fold_parts("<!-- fold: More -->\n<p>x</p>\n<!-- end of fold -->")
+    assert folded == '<details class="part-fold"><summary>More</summary>\n<p>x</p>\n</details>'
+    assert prepare_for_search("<!-- search: NER -->") == "<p hidden>NER</p>"
+    line = '<span id="line-0-1"><span class="kn">import</span> torch</span>'
+    assert 'id="line-0-1" data-search-exclude>' in prepare_for_search(line)
+    assert "exclude" not in prepare_for_search(line.replace("kn", "k"))

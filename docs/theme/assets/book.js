@@ -2,19 +2,32 @@
 
 const lineNumber = (line) => Number(line.querySelector("[data-n]").dataset.n);
 
-function copy(button) {
+// The code of a sample, or the lines of the page's source file that the button names.
+function codeOf(button) {
+  if (!button.dataset.copy) return button.parentElement.querySelector("code").textContent;
   const [first, last] = button.dataset.copy.split("-").map(Number);
   const lines = [...document.querySelectorAll(".code .l")].filter((line) => {
     const n = lineNumber(line);
     return n >= first && n <= last;
   });
-  const text = lines.map((line) => line.textContent).join("");
+  return lines.map((line) => line.textContent).join("");
+}
+
+function copy(button) {
+  const text = codeOf(button);
   const label = button.textContent;
   const say = (words) => {
     button.textContent = words;
     setTimeout(() => (button.textContent = label), 1500);
   };
   navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Not allowed"));
+}
+
+for (const sample of document.querySelectorAll("#content .highlight:not(.output)")) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "copy", textContent: "Copy", ariaLabel: "Copy this code" });
+  button.dataset.copy = "";
+  sample.prepend(button);
 }
 
 // Opens folded lines if the address points into them.

@@ -1,0 +1,279 @@
+"""
+How the pages look, measured in headless Chromium: what fits on a phone, what forced colors and print keep,
+how full the column of code is, and how large its type is.
+"""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api")
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
+SHEETS = [ROOT / "docs" / "theme" / "assets" / "book.css", ROOT / "docs" / "live" / "live.css"]
+UNFOLD = "document.querySelectorAll('details').forEach(one => (one.open = true))"
+
+
+def addresses(site: Path) -> list[str]:
+    paths = (path.relative_to(site).as_posix() for path in sorted(site.glob("**/index.html")))
+    return [address.removesuffix("index.html") for address in paths]
+
+
+# The pages are divided, so that several test processes can share the work.
+PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_page_scrolls_sideways_on_the_smallest_phone(
+    site: Path, server: str, page: "sync_api.Page", part: int
+) -> None:
+    page.set_viewport_size({"width": 320, "height": 700})
+    widths = {}
+    for address in addresses(site)[part::PARTS]:
+        page.goto(server + address)
+        page.evaluate(UNFOLD)
+        widths[address] = page.evaluate("document.documentElement.scrollWidth")
+    assert {address: width for address, width in widths.items() if width > 320} == {}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_tables_and_samples_fit_on_a_phone(site: Path, server: str, page: "sync_api.Page", part: int) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    cut = """[...document.querySelectorAll("#content :is(table, .highlight pre > code)")].filter((one) => {
+      for (let at = one; at.id !== "content"; at = at.parentElement)
+        if (at.scrollWidth > at.clientWidth + 1 && getComputedStyle(at).overflowX !== "visible") return true;
+      return one.getBoundingClientRect().right > innerWidth;
+    }).length"""
+    chapters = [address for address in addresses(site) if not address.startswith("reference/")]
+    counts = {}
+    for address in chapters[part::PARTS]:
+        page.goto(server + address)
+        page.evaluate(UNFOLD)
+        counts[address] = page.evaluate(cut)
+    assert {address: count for address, count in counts.items() if count} == {}
+
+
+def test_a_stacked_row_names_each_cell(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + "claims/")
+    page.evaluate(UNFOLD)
+    labels = page.eval_on_selector_all(
+        "#short-to-long ~ details .wide td",
+        "all => all.slice(0, 5).map(one => getComputedStyle(one, '::before').content)",
+    )
+    assert all(label not in ("none", '""') for label in labels) and len(labels) == 5
+
+
+def test_the_claims_are_short_until_their_evidence_is_opened(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + "claims/", wait_until="networkidle")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 12_000
+    verdicts = page.locator("#content > p > strong:has-text('Verdict:')")
+    assert verdicts.count() == 13 and all(verdicts.nth(i).is_visible() for i in range(13))
+    evidence = page.locator("#tying ~ .part-fold").first
+    assert page.is_visible("#content > figure svg") and not evidence.locator("figure").is_visible()
+    evidence.locator("> summary").click()
+    assert evidence.locator("figure").first.is_visible()
+
+
+EMPTY = """() => {
+  let total = 0, used = 0;
+  for (const code of document.querySelectorAll(".row > .code")) {
+    total += code.getBoundingClientRect().height;
+    for (const one of code.querySelectorAll(".l, summary, figure"))
+      if (one.checkVisibility() && !one.parentElement.closest("figure"))
+        used += one.getBoundingClientRect().height;
+  }
+  return 1 - used / total;
+}"""
+
+
+@pytest.mark.parametrize("address", ["labml_bert/mlm/", "labml_bert/bert/", "experiments/mlm_tiny/"])
+def test_at_most_a_quarter_of_the_code_column_is_empty(
+    server: str, page: "sync_api.Page", address: str
+) -> None:
+    page.goto(server + address, wait_until="networkidle")
+    assert 0 < page.evaluate(EMPTY) < 0.25
+
+
+def test_the_first_experiment_is_short(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "experiments/mlm_tiny/", wait_until="networkidle")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 6_000
+
+
+def test_the_typefaces_are_our_own(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "labml_bert/mlm/", wait_until="networkidle")
+    loaded = page.evaluate("[...document.fonts].filter(f => f.status === 'loaded').map(f => f.family)")
+    assert {name.strip('"') for name in loaded} >= {"Text", "Code"}
+    size = "getComputedStyle(document.querySelector('.code pre > code')).fontSize"
+    assert page.evaluate(size) == "13.5px"
+
+
+def test_a_page_with_its_fonts_is_small(site: Path, server: str, page: "sync_api.Page") -> None:
+    """Text is compressed as a server does it."""
+    for address in ("", "labml_bert/mlm/", "live/", "claims/", "experiments/mlm_tiny/"):
+        sizes = {}
+
+        def add(response: "sync_api.Response", sizes: dict[str, int] = sizes) -> None:
+            is_compressed = response.url.endswith((".woff2", ".bin"))
+            sizes[response.url] = len(response.body() if is_compressed else gzip.compress(response.body()))
+
+        page.on("requestfinished", lambda request, add=add: add(request.response()))
+        page.goto(server + address, wait_until="networkidle")
+        assert any(url.endswith("text.woff2") for url in sizes)
+        assert sum(sizes.values()) < 200_000, (address, sizes)
+
+
+def test_the_text_of_all_charts_has_one_size(server: str, page: "sync_api.Page") -> None:
+    sizes = set()
+    for address in ("claims/", "stuck/", "experiments/mlm_tiny/", "ladder/"):
+        page.goto(server + address)
+        page.evaluate(UNFOLD)
+        sizes |= {
+            round(size, 1)
+            for size in page.eval_on_selector_all(
+                ".chart:not(.attention) svg[role] text:not(.token)",
+                "all => all.map(t => t.getScreenCTM().a * parseFloat(getComputedStyle(t).fontSize))",
+            )
+        }
+    assert len(sizes) == 1, sizes
+
+
+def test_no_label_touches_a_curve(server: str, page: "sync_api.Page") -> None:
+    """The labels of levels are placed where no curve passes, and the shapes tell the lines apart."""
+    touching = """[...document.querySelectorAll(".chart svg[role]:has(.grid)")].flatMap((svg) => {
+      const curves = [...svg.querySelectorAll("path.line")];
+      return [...svg.querySelectorAll("text.level")].filter((label) => {
+        const box = label.getBBox();
+        return curves.some((curve) => {
+          const length = curve.getTotalLength();
+          for (let at = 0; at <= length; at += 3) {
+            const { x, y } = curve.getPointAtLength(at);
+            const isInside = x > box.x && x < box.x + box.width;
+            if (isInside && y > box.y + 3 && y < box.y + box.height - 3) return true;
+          }
+          return false;
+        });
+      }).map((label) => svg.querySelector("title").textContent + ": " + label.textContent);
+    })"""
+    for address in ("stuck/", "experiments/mlm_tiny/", "experiments/mlm_modern/"):
+        page.goto(server + address)
+        page.evaluate(UNFOLD)
+        assert page.evaluate(touching) == [], address
+        lines = page.eval_on_selector_all("svg[role] .line.n2", "all => all.length")
+        assert lines == page.eval_on_selector_all("svg[role] .mark.n2", "all => all.length") > 0
+
+
+def test_a_sample_can_be_copied(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "idea/")
+    sample = page.locator(".highlight:not(.output)").first
+    sample.hover()
+    sample.locator(".copy").click()
+    page.wait_for_selector("text=Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == sample.locator("code").text_content() and copied.count("\n") > 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colors_keep_bars_and_squares(server: str, browser: "sync_api.Browser", scheme: str) -> None:
+    context = browser.new_context(color_scheme=scheme, forced_colors="active")
+    page = context.new_page()
+    page.goto(server)
+    color = "all => all.map(one => getComputedStyle(one).backgroundColor)"
+    canvas = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    bars = page.eval_on_selector_all(".guesses i", color)
+    assert bars and canvas not in bars and "rgba(0, 0, 0, 0)" not in bars
+    for address in ("", "labml_bert/mlm/", "claims/", "attention/"):
+        page.goto(server + address)
+        page.evaluate(AXE.read_text("utf-8"))
+        violations = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
+        assert [(address, one["id"], one["nodes"][0]["html"][:200]) for one in violations] == []
+    context.close()
+
+
+def test_print_repeats_no_docstring_and_keeps_figures_whole(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "labml_bert/mlm/")
+    page.eval_on_selector(".fold", "one => (one.open = true)")
+    page.emulate_media(media="print")
+    shown = "[...document.querySelectorAll('.fold .l')].filter(one => one.checkVisibility()).length"
+    assert page.evaluate(shown) == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for selector, name, value in (("h2", "breakAfter", "avoid"), ("figure", "breakInside", "avoid")):
+        style = f"getComputedStyle(document.querySelector('#content {selector}')).{name}"
+        assert page.evaluate(style) == value
+
+
+def test_webkit_can_read_our_underlines() -> None:
+    """WebKit ignores the shorthand if it has a style, a color or a thickness."""
+    for sheet in SHEETS:
+        assert set(re.findall(r"text-decoration: ([^;]+);", sheet.read_text("utf-8"))) <= {
+            "none",
+            "underline",
+        }
+
+
+def test_no_seam_shows_between_two_rows(server: str, page: "sync_api.Page") -> None:
+    """Firefox leaves a line of the paper between rows whose heights are no whole number of pixels."""
+    page.goto(server + "labml_bert/mlm/")
+    leaf, shadow = page.eval_on_selector(
+        ".row > .code",
+        "one => [getComputedStyle(one).backgroundColor, getComputedStyle(one).boxShadow]",
+    )
+    assert shadow == f"{leaf} 0px 1px 0px 0px"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_three_search_results_fit_on_a_screen(server: str, page: "sync_api.Page", width: int) -> None:
+    page.goto(server, wait_until="networkidle")
+    page.set_viewport_size({"width": width, "height": 844})
+    page.evaluate("document.getElementById('__search').click()")
+    page.keyboard.type("attention")
+    page.wait_for_selector(".md-search-result__link")
+    page.wait_for_timeout(1000)
+    bottoms = page.eval_on_selector_all(
+        ".md-search-result__item", "all => all.map(one => one.getBoundingClientRect().bottom)"
+    )
+    assert len(bottoms) > 3 and bottoms[2] < 844
+    links = page.eval_on_selector_all(
+        ".md-search-result__item", "all => all.map(one => one.querySelector('a').href)"
+    )
+    assert not any("labml_bert/" in link.removeprefix(server) for link in links[:2]), "chapters come first"
+
+
+SYNONYMS = {
+    "OOM": "cost/#does-it-fit-into-the-gpus-memory",
+    "NER": "heads/#tokens-and-spans",
+    "huggingface": "decoder/#published-checkpoints",
+    "Colab": "about/#code",
+    "lr": "glossary/#learning-rate",
+    "fp16": "glossary/#mixed-precision",
+    "finetuning": "glossary/#fine-tuning",
+    "vocab": "glossary/#vocabulary",
+}
+
+
+def test_search_knows_the_words_that_people_type(server: str, page: "sync_api.Page") -> None:
+    first_results = {}
+    for words in SYNONYMS:
+        page.goto(server, wait_until="networkidle")
+        page.keyboard.press("/")
+        page.keyboard.type(words)
+        page.wait_for_selector(".md-search-result__link")
+        page.wait_for_timeout(1000)
+        link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
+        first_results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(server))
+    assert first_results == SYNONYMS
+
+
+def test_the_search_index_holds_no_imports_and_no_runs(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    text = {entry["location"]: re.sub(r"<[^>]+>", "", entry["text"]) for entry in index["docs"]}
+    imports = {
+        at for at, words in text.items() if re.search(r"^import \w+$|^from [\w.]+ import \w", words, re.M)
+    }
+    # A few functions import what only they need.
+    assert not {at for at in imports if not at.startswith("labml_bert/")}
+    assert not [at for at, words in text.items() if re.search(r"\bsha256 [0-9a-f]{8}|\d+ steps, loss", words)]
