@@ -51,7 +51,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     part.unlink(missing_ok=True)
     try:
         yield part
-        with open(part, "rb") as file:
+        # Windows can't flush a file that is open only for reading.
+        with open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     finally:
