@@ -144,8 +144,11 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
 def command(*words: str) -> str:
     """A command line for this Python that you can paste into a shell."""
     # Don't resolve links: the interpreter of a virtual environment is a link to another one.
-    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python3"
-    return shlex.join([python if len(python) < len(sys.executable) else sys.executable, *words])
+    python = sys.executable if sys.prefix != sys.base_prefix else "python3"
+    # On Windows, it may be on another drive, and then there is no relative path.
+    with contextlib.suppress(ValueError):
+        python = min(python, os.path.relpath(python), key=len)
+    return shlex.join([python, *words])
 
 
 def header(title: str, rows: dict[str, str]) -> None:
