@@ -6,12 +6,15 @@ runs in a process of its own, with a time limit. Whatever the code does, there i
 learner's files stay as they were.
 """
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +109,8 @@ def read_problem(step: Step, text: str) -> Verdict | None:
 
 def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
     """Runs `run_probes.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder, empty = Path(name), Path(name) / "empty"
+    with temporary_folder() as folder:
+        empty = folder / "empty"
         empty.mkdir()
         job = {"steps": [step.name for step in steps], "files": texts, "limit": limit}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -133,6 +136,17 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
     if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
         finished.append(explain_end(steps[len(finished)], code, trace, limit))
     return finished, text
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A new folder, deleted at the end. On Windows, it stays if another program still uses it."""
+    # In some versions of Python 3.11, `TemporaryDirectory` then recurses without end.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def explain_end(step: Step, code: int | None, trace: str, limit: float) -> Verdict:
