@@ -65,7 +65,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
         try:
             yield part
-            with open(part, "rb") as file:
+            # Windows can't flush a file that is open only for reading.
+            with open(part, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
@@ -227,7 +228,8 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
                 raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies, because Windows can't replace a file as long as a tensor is mapped to it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None
     expected = metadata.pop("sha256", None)

@@ -205,6 +205,9 @@ def test_a_rename_is_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fsync, replace = os.fsync, os.replace
 
     def record_fsync(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            # Fails if the file is open only for reading, as flushing does on Windows.
+            os.write(descriptor, b"")
         fsync(descriptor)
         calls.append(("fsync", os.fstat(descriptor).st_ino))
 

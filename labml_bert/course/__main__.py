@@ -57,7 +57,9 @@ def start_command(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     write_exercises(folder)
     say(f"Wrote {len(FILES)} files with {len(STEPS)} steps to {folder}. Begin with:")
-    console.print(f"\n  cd {folder}\n  {COMMAND} check\n")
+    # In double quotes, because the shell of Windows doesn't know single ones.
+    quoted = f'"{folder}"' if " " in str(folder) else folder
+    console.print(f"\n  cd {quoted}\n  {COMMAND} check\n")
 
 
 def check_command(options: argparse.Namespace) -> bool:

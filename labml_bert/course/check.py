@@ -6,12 +6,16 @@ runs in a process of its own, with a time limit. Whatever the code does, there i
 learner's files stay as they were.
 """
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +110,8 @@ def read_problem(step: Step, text: str) -> Verdict | None:
 
 def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
     """Runs `run_probes.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder, empty = Path(name), Path(name) / "empty"
+    with temporary_folder() as folder:
+        empty = folder / "empty"
         empty.mkdir()
         job = {"steps": [step.name for step in steps], "files": texts, "limit": limit}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -115,24 +119,50 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
         seconds = START + limit * (len(steps) + 1)
         with open(folder / "output.txt", "wb") as output:
-            try:
-                code: int | None = subprocess.run(
-                    [sys.executable, "-m", "labml_bert.course.run_probes", str(folder)],
-                    cwd=empty,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=seconds,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
+            process = subprocess.Popen(
+                [sys.executable, "-m", "labml_bert.course.run_probes", str(folder)],
+                cwd=empty,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            code = wait_for(process, folder / "trace.txt", seconds)
         text = (folder / "output.txt").read_bytes()[:2000].decode("utf-8", "replace")
         verdicts, trace = read_text(folder / "verdicts.jsonl"), read_text(folder / "trace.txt")
     finished = [Verdict(**json.loads(line)) for line in verdicts.splitlines()]
     if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
         finished.append(explain_end(steps[len(finished)], code, trace, limit))
     return finished, text
+
+
+def wait_for(process: "subprocess.Popen[bytes]", trace: Path, seconds: float) -> int | None:
+    """
+    Returns the exit code of a process, or `None` if it's stopped after `seconds`. A process that has written
+    its traceback gets two more seconds to end, because on Windows, one that uses PyTorch may never end.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=0.2)
+            if read_text(trace):
+                deadline = min(deadline, time.monotonic() + 2)
+        return None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A new folder, deleted at the end. On Windows, it stays if another program still uses it."""
+    # In some versions of Python 3.11, `TemporaryDirectory` then recurses without end.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def explain_end(step: Step, code: int | None, trace: str, limit: float) -> Verdict:

@@ -122,7 +122,7 @@ def line_of(raised: Raised, step: Step) -> int | None:
 
 
 def main(folder: Path) -> None:
-    """Judges the steps of a job."""
+    """Checks the steps of a job."""
     torch.set_num_threads(1)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text("utf-8"))
     steps = {step.name: step for step in STEPS}

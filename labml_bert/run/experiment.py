@@ -8,7 +8,6 @@ anything is written."""
 
 import contextlib
 import json
-import shlex
 import signal
 import stat
 import string
@@ -45,10 +44,12 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import RunOptions
 from labml_bert.run.record import check_record, describe_run
 from labml_bert.run.terminal import (
+    IS_WINDOWS,
     ProgressLine,
     command,
     filled_lines,
     header,
+    quote,
     results_table,
 )
 from labml_bert.run.threads import read_threads, time_threads
@@ -305,11 +306,11 @@ class Run:
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
         # `fill_mask` takes the newest run under logs/ by default. That's this one, unless it is elsewhere.
         is_default = self.path.parent.parent == Path("logs")
-        run_option = "" if is_default else f"  --run {shlex.quote(display_path(self.path))} \\\n"
+        words = [] if is_default else ["--run", display_path(self.path)]
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
-        console.print(
-            f"{command('-m', 'labml_bert.fill_mask')} \\\n{run_option}  {shlex.quote(printable(example))}\n"
-        )
+        again = command("-m", "labml_bert.fill_mask", *words)
+        new_line = " " if IS_WINDOWS else " \\\n  "
+        console.print(f"{again}{new_line}{quote(printable(example))}\n")
 
     def record(self, result: dict[str, float]) -> dict[str, Any]:
         """

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from labml_bert.stdout import console, display_path, is_ascii_only, print_error,
 from labml_bert.training.checkpoint import CHECKPOINT
 from labml_bert.training.distributed import is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
+
+IS_WINDOWS = os.name == "nt"
 
 
 @contextlib.contextmanager
@@ -156,8 +159,17 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
 def command(*words: str) -> str:
     """A command line for this Python that you can paste into a shell."""
     # Don't resolve links: the interpreter of a virtual environment is a link to another one.
-    python = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python3"
-    return shlex.join([python if len(python) < len(sys.executable) else sys.executable, *words])
+    name = "python" if IS_WINDOWS else "python3"
+    python = sys.executable if sys.prefix != sys.base_prefix else name
+    # On Windows, it may be on another drive, and then there is no relative path.
+    with contextlib.suppress(ValueError):
+        python = min(python, os.path.relpath(python), key=len)
+    return " ".join(map(quote, (python, *words)))
+
+
+def quote(word: str) -> str:
+    """Quotes a word for the shell. The shell of Windows knows only double quotes."""
+    return subprocess.list2cmdline([word]) if IS_WINDOWS else shlex.quote(word)
 
 
 def header(title: str, rows: dict[str, str]) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from labml_bert.course import folder as folders
-from labml_bert.course.check import Report, check_folder, next_step
+from labml_bert.course.check import Report, check_folder, next_step, wait_for
 from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
 from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
@@ -241,3 +242,12 @@ def test_progress_is_written_whole(course: Path) -> None:
     assert write_progress(course, progress)
     assert read_progress(course) == progress
     assert json.loads((course / "progress.json").read_text("utf-8"))["hints"] == {"a": 2}
+
+
+def test_a_process_that_has_written_its_traceback_is_not_waited_for(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.txt"
+    code = f"open({str(trace)!r}, 'w').write('line 3'); import time; time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    assert wait_for(process, trace, 300) is None
+    assert process.poll() is not None
+    assert wait_for(subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]), trace, 300) == 7

@@ -23,6 +23,12 @@ def run(folder: Path, *words: str, encoding: str = "cp1252") -> tuple[int, str]:
 
 
 @pytest.mark.processes
+def test_a_folder_with_a_space_is_printed_in_double_quotes(tmp_path: Path) -> None:
+    code, output = run(tmp_path, "start", "my course")
+    assert code == 0 and '\n  cd "my course"\n' in output
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("encoding", ["cp1252", "cp437", "cp932"])
 def test_files_of_a_windows_editor_on_a_windows_console(tmp_path: Path, encoding: str) -> None:
     folder = tmp_path / "My Documents" / "BERT (Übung)"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert import files
+from labml_bert.run import terminal
 from labml_bert.run.terminal import exit_cleanly
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
@@ -192,3 +193,9 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
     # The lock was released with the process.
     with files.lock(folder):
         pass
+
+
+def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "IS_WINDOWS", True)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert terminal.command("-m", "x", r"C:\my runs", "it's") == r"""python -m x "C:\my runs" it's"""
