@@ -291,8 +291,8 @@ def drawing(claim: Claim) -> str:
         return bar_chart(
             bars,
             title,
-            f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar is the mean over the seeds, and "
-            "the thin line runs from the lowest seed to the highest.",
+            f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar shows the mean over the seeds; "
+            "the thin line runs from the lowest result to the highest.",
         )
     assert claim.record is not None
     over = "seconds" if claim.is_finished() else "tokens"
@@ -425,7 +425,7 @@ def variants(claim: Claim) -> str:
         grid = "; ".join(
             f"`{key}` {', '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
         )
-        search = "every seed runs all of" if entry.get("over_grid") else "searched over"
+        search = "every seed is run with each of" if entry.get("over_grid") else "searched over"
         tokens = f"{entry['options']['tokens']:,} tokens per run"
         budget = f"{entry['seeds']} seeds per variant, {tokens}; {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))

@@ -1,7 +1,7 @@
 r"""
 # One run of a claim
 
-How is one arm of a claim trained? As in every experiment, but the loop records what claims are about: the
+How is one variant of a claim trained? As in every experiment, but the loop records what claims are about: the
 held-out loss at forty evenly spaced steps, and the step at which each sequence length starts.
 
     run = prepare("masked", {"tokens": 409_600, "schedule": "16"}, seed=0, device=torch.device("cpu"))

@@ -244,6 +244,7 @@ def test_progress_is_written_whole(course: Path) -> None:
     assert json.loads((course / "progress.json").read_text("utf-8"))["hints"] == {"a": 2}
 
 
+@pytest.mark.processes
 def test_a_process_that_has_written_its_traceback_is_not_waited_for(tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
     code = f"open({str(trace)!r}, 'w').write('line 3'); import time; time.sleep(600)"
