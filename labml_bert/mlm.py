@@ -64,9 +64,8 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, the number of chosen tokens in a row is `mlm_probability` times the number of its ordinary tokens,
-    rounded, but at least one and at most this limit. (The original counts special tokens too.) With
-    `word_ids`, it may be smaller.
+    If set, the number of chosen tokens in a row is `mlm_probability` times that of its ordinary tokens, rounded,
+    but at least one and at most this limit. (The original counts special tokens too.) `word_ids` lowers it.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
@@ -185,10 +184,10 @@ class BertLMPredictionHead(nn.Module):
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    Using $E$ both as input embedding and as output matrix is called weight tying. The output layer isn't the inverse of the lookup: it
-    compares the transformed state with each row of $E$. The head adds only $D^2 + D$ parameters for the dense
-    layer, $2D$ for the LayerNorm and $V$ for the bias $b_2$. At $D = 768$, the dense layer has 590,592 and
-    the LayerNorm 1,536. The "decoder" in `transformers` is $E$ and $b_2$, not a second Transformer.
+    Using $E$ both as input embedding and as output matrix is called weight tying. The output layer isn't the
+    inverse of the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
+    parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the dense layer
+    has 590,592 and the LayerNorm 1,536. The "decoder" in `transformers` is $E$ and $b_2$, not a Transformer.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """

@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        Each sentence of the document is used in at most one A or one B labeled *next*. It can also be part of a
-        random B of other documents. If B is random, the next chunk starts with the sentences that B replaced.
+        A sentence of the document is in at most one A or one B labeled *next*. It can also be in random Bs of
+        other documents. If B is random, the next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2

@@ -40,8 +40,8 @@ def pretrain_finetune(d: Drawing) -> Words:
         "encoder of fine-tuning: the encoder is kept and the heads are dropped. In fine-tuning it starts "
         "from the pretrained weights and reads texts with labels. It has one new head, which answers with "
         "a label.",
-        "Pretraining needs a lot of text and no labels. Fine-tuning starts from the pretrained weights and trains "
-        "the encoder together with a new head.",
+        "Pretraining needs a lot of text and no labels. Fine-tuning starts from the pretrained weights and "
+        "trains the encoder together with a new head.",
     )
 
 
