@@ -64,7 +64,7 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, the number of chosen tokens in a row is `mlm_probability` times that of its ordinary tokens, rounded,
+    If set, the number of chosen tokens in a row is `mlm_probability` times that of ordinary tokens, rounded,
     but at least one and at most this limit. (The original counts special tokens too.) `word_ids` lowers it.
     """
     generator: torch.Generator | None = None
