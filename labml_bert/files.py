@@ -4,7 +4,8 @@
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
 With these functions, you find either the old file or the new one, never half of one. The new file is written
 under a temporary name, flushed to disk, and then renamed, which is atomic. The folder is flushed too, because
-until then a power failure can undo the renaming.
+until then a power failure can undo the renaming. It could also undo the creation of the folder, so the folder
+above it is flushed when a folder is created.
 
 A disk can also return wrong bits. So each file of tensors contains its own sha256, which is checked when you
 read the file. That takes a twentieth of a second for 100 MB.

@@ -181,7 +181,7 @@ class Workshop:
         for name in ("home", "tmp", "texts", "models", "cache"):
             (self.folder / name).mkdir()
         (self.folder / "text.txt").write_text(small_text(200))
-        (self.folder / "new.txt").write_text(small_text(200).replace("cat", "tokenizer"))
+        (self.folder / "new.txt").write_text(small_text(200).replace("cat", "seashore"))
         for i in range(30):
             (self.folder / "texts" / f"{i}.txt").write_text(small_text(8, seed=i))
         rows = "".join(f"the {'ab'[i % 2]} text {i},{'ab'[i % 2]}\n" for i in range(30))
