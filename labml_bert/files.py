@@ -70,8 +70,10 @@ def whole_file(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            # After a rename there is nothing left, unless both names were hard links to the same file.
-            part.unlink(missing_ok=True)
+            # After a rename there is nothing left, unless both names were hard links to the same file. An
+            # error here must not hide the one before.
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
         sync_folder(path.parent)
 
 
