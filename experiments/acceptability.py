@@ -217,6 +217,7 @@ def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, A
     }
 
 
+@exit_on_bad_input()
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line, compares the scores, and writes a record if asked."""
     start_time = time.monotonic()
@@ -228,20 +229,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--mask-rest-of-word", action="store_true", help="see labml_bert.score")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with exit_on_bad_input():
-        at_least_one(options, "sentences")
-        run_path = options.run or newest_run(Path("logs"))
-        if options.record is not None:
-            check_record(options.record)
-        model, tokenizer = load_model(run_path)
-        # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
-        is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
-        run_state = load_checkpoint(run_path)[0] if is_run else None
-        name = options.corpus or (run_state["configuration"]["corpus"] if run_state else "python-docs")
-        corpus = load_corpus(name)
-        candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
-        longest = model.config.max_position_embeddings
-        items = choose_items(candidates, tokenizer, longest, options.sentences)
+    at_least_one(options, "sentences")
+    run_path = options.run or newest_run(Path("logs"))
+    if options.record is not None:
+        check_record(options.record)
+    model, tokenizer = load_model(run_path)
+    # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
+    is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
+    run_state = load_checkpoint(run_path)[0] if is_run else None
+    name = options.corpus or (run_state["configuration"]["corpus"] if run_state else "python-docs")
+    corpus = load_corpus(name)
+    candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
+    longest = model.config.max_position_embeddings
+    items = choose_items(candidates, tokenizer, longest, options.sentences)
     console.print(f"\n  model {display_path(run_path)}", style="dim")
     console.print(f"  {len(items)} held-out sentences of {printable(corpus.name)}\n", style="dim")
     train_ids = encode_corpus(tokenizer, corpus.train)

@@ -190,6 +190,7 @@ def print_results(results: dict[str, list[Result]]) -> None:
     console.print()
 
 
+@exit_on_bad_input()
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line, compares the methods, and writes a record if asked."""
     start_time = time.monotonic()
@@ -202,22 +203,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--validate", action="store_true", help="test on pairs of the training documents")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    with exit_on_bad_input():
-        check_scikit_learn_is_here()
-        at_least_one(options, "seeds", "steps")
-        if not 0 < options.learning_rate < 1:
-            raise ValueError(f"learning_rate is {options.learning_rate:g}; it must be between 0 and 1")
-        run_path = options.run or newest_run(Path("logs"))
-        if options.record is not None:
-            check_record(options.record)
-        load_model(run_path)
-        # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
-        is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
-        run_state = load_checkpoint(run_path)[0] if is_run else None
-        configuration = run_state["configuration"] if run_state else {}
-        is_python_docs = configuration.get("corpus") == "python-docs"
-        if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
-            raise ValueError("the run has read the docstrings of another Python; use the same version")
+    check_scikit_learn_is_here()
+    at_least_one(options, "seeds", "steps")
+    if not 0 < options.learning_rate < 1:
+        raise ValueError(f"learning_rate is {options.learning_rate:g}; it must be between 0 and 1")
+    run_path = options.run or newest_run(Path("logs"))
+    if options.record is not None:
+        check_record(options.record)
+    load_model(run_path)
+    # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
+    is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
+    run_state = load_checkpoint(run_path)[0] if is_run else None
+    configuration = run_state["configuration"] if run_state else {}
+    is_python_docs = configuration.get("corpus") == "python-docs"
+    if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
+        raise ValueError("the run has read the docstrings of another Python; use the same version")
     split = split_pairs(distinct_docstrings())
     if options.validate:
         split = hold_out(split.train, len(split.test))

@@ -4,7 +4,8 @@
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
 With these functions, you find either the old file or the new one, never half of one. The new file is written
 under a temporary name, flushed to disk, and then renamed, which is atomic. The folder is flushed too, because
-until then a power failure can undo the renaming.
+until then a power failure can undo the renaming. It could also undo the creation of the folder, so the folder
+above it is flushed when a folder is created.
 
 A disk can also return wrong bits. So each file of tensors contains its own sha256, which is checked when you
 read the file. That takes a twentieth of a second for 100 MB.
@@ -70,8 +71,10 @@ def whole_file(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            # After a rename there is nothing left, unless both names were hard links to the same file.
-            part.unlink(missing_ok=True)
+            # After a rename there is nothing left, unless both names were hard links to the same file. An
+            # error here must not hide the one before.
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
         sync_folder(path.parent)
 
 

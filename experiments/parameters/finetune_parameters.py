@@ -279,27 +279,25 @@ def take_task_fingerprint(record: dict[str, Any], task: str) -> Fingerprint:
     return {"steps": len(losses), "losses": losses, "evaluation": {"loss": loss}, **machine()}
 
 
+@exit_on_bad_input()
 def main(argv: list[str] | None = None) -> None:
     """Compare full fine-tuning, LoRA, training from scratch and a logistic regression on two tasks."""
     options = parse(Options, Options(), main.__doc__ or "", sys.argv[1:] if argv is None else argv)
     start_time = time.monotonic()
-    with exit_on_bad_input():
-        check_scikit_learn_is_here()
-        if options.record is not None:
-            check_record(options.record)
-        at_least_one(options, "seeds", "steps")
-        device = choose_device(options.device)
-        folder = options.model or find_newest_model(Path("logs"))
-        backbone = load_backbone(folder, device)
-        # Check that the weights fit before anything is trained.
-        counts = {arm: count_trained(build_model(backbone, TOKENS, arm)) for arm in (PRETRAINED, LORA)}
-        longest = min(MAX_LENGTH, backbone.config.max_position_embeddings)
-        with console.status("reading the docstrings"):
-            train_functions, test_functions = read_functions()
-            tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
-        sizes = [
-            parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels
-        ]
+    check_scikit_learn_is_here()
+    if options.record is not None:
+        check_record(options.record)
+    at_least_one(options, "seeds", "steps")
+    device = choose_device(options.device)
+    folder = options.model or find_newest_model(Path("logs"))
+    backbone = load_backbone(folder, device)
+    # Check that the weights fit before anything is trained.
+    counts = {arm: count_trained(build_model(backbone, TOKENS, arm)) for arm in (PRETRAINED, LORA)}
+    longest = min(MAX_LENGTH, backbone.config.max_position_embeddings)
+    with console.status("reading the docstrings"):
+        train_functions, test_functions = read_functions()
+        tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
+    sizes = [parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels]
 
     sampled = {task: make_items(task, backbone.tokenizer, train_functions, longest) for task in TASKS}
     details = {

@@ -44,8 +44,8 @@ def write_exercises(folder: Path) -> None:
     """
     ## The start
 
-    Writes the exercises into a new or empty folder. The README is written last: a folder without it may be
-    what is left of a start that was stopped, and is completed if nobody has changed it.
+    Writes the exercises into a new or empty folder. A start that was stopped can be repeated: a folder whose
+    files are still as this function writes them is completed.
 
     Raises `ValueError` if the folder has other files, and `OSError` if it can't be written.
     """
@@ -71,20 +71,19 @@ def exercises() -> dict[str, str]:
 
 
 def is_ours(path: Path, folder: Path, texts: dict[str, str]) -> bool:
-    """Whether a start that was stopped can have left this path."""
+    """Whether a start can have left this path, and nobody has changed it since."""
+    if path.is_dir() or path.name.endswith(PART):
+        return True
     text = texts.get(path.relative_to(folder).as_posix())
-    return (
-        path.is_dir()
-        or path.name.endswith(PART)
-        or (text is not None and path.is_file() and path.read_bytes() == text.encode())
-    ) and path.name != "README.md"
+    return text is not None and path.is_file() and path.read_bytes() == text.encode()
 
 
 def write_file(path: Path, text: str) -> None:
     """Writes a file atomically, and creates its folder if needed. Raises `OSError` if that fails."""
     make_folder(path.parent)
     with whole_file(path) as part:
-        part.write_text(text, encoding="utf-8")
+        # The same bytes on every system, so that a later start recognizes its files.
+        part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def read_files(folder: Path) -> dict[str, str]:

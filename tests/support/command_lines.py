@@ -22,6 +22,7 @@ import torch
 from labml_bert.data import text_files, token_files
 from labml_bert.data.pair_shards import has_valid_checksums
 from labml_bert.files import PART, read_tensors
+from labml_bert.training.checkpoint import PREVIOUS
 from tests.support.runs import script, small_text
 from tests.support.syscalls import OnCall, trace
 
@@ -33,6 +34,7 @@ RUN += " --corpus=text.txt --precision=float32"
 PAIRS = (
     RUN.replace("text.txt", "texts").replace("8,16 --max-position-embeddings=16", "16") + " --vocab-size=100"
 )
+LONGER = RUN.replace("8,16 --max-position-embeddings=16", "8,32 --max-position-embeddings=32")
 SUBWORDS = RUN + " --vocab-size=100"
 # The names of the runs that other commands start from.
 TINY, BERT = "models/tiny", "models/bert"
@@ -82,8 +84,8 @@ COMMANDS: dict[str, Command] = {
     "course hint": Command("labml_bert.course hint --folder=course"),
     "course solve": Command("labml_bert.course solve --folder=course"),
     "attention_map": Command("attention_map --run=models/tiny the[MASK]cat --record=record.json"),
-    "acceptability": Command("acceptability --run=models/tiny --sentences=2 --record=record.json"),
-    "live": Command(f"live {RUN} --output=web --record=record.json".replace("--checkpoint-seconds=0 ", "")),
+    "acceptability": Command("acceptability --run=models/bert --sentences=2 --record=record.json"),
+    "live": Command(f"live {LONGER} --output=web --record=record.json"),
     "speed": Command(
         "speed --shapes=characters --dropout=0 --rounds=1 --batch-size=2 --length=8 --record=record.json"
     ),
@@ -100,7 +102,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "retrieval": Command("retrieval --run=models/tiny --seeds=1 --steps=1 --record=record.json"),
     "compare_continued": Command(
-        "compare_continued --corpus=text.txt --old-corpus=texts --seeds=1 --steps=2 --pretraining-steps=2 "
+        "compare_continued --corpus=new.txt --old-corpus=texts --seeds=1 --steps=2 --pretraining-steps=2 "
         "--record=record.json"
     ),
 }
@@ -180,6 +182,7 @@ class Workshop:
         for name in ("home", "tmp", "texts", "models", "cache"):
             (self.folder / name).mkdir()
         (self.folder / "text.txt").write_text(small_text(200))
+        (self.folder / "new.txt").write_text(small_text(200).replace("cat", "seashore"))
         for i in range(30):
             (self.folder / "texts" / f"{i}.txt").write_text(small_text(8, seed=i))
         rows = "".join(f"the {'ab'[i % 2]} text {i},{'ab'[i % 2]}\n" for i in range(30))
@@ -293,6 +296,9 @@ def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool
     """Whether two files have the same result, apart from times."""
     if data == reference:
         return True
+    if name.endswith(PREVIOUS):
+        # A run goes on if it can't keep the checkpoint before the last one.
+        return is_whole(name, data, reference, scratch)
     if name.endswith(".safetensors"):
         tensors = []
         # In two files, because the tensors may be mapped from them.
