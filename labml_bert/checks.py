@@ -7,7 +7,7 @@ where they enter: in the options of a run, in `config.json`, in a checkpoint, in
 their callers, so you can read the ideas there without the armor.
 """
 
-import math
+import sys
 from collections.abc import Collection
 
 from labml_bert.bert import BertConfig
@@ -75,7 +75,8 @@ def check_values(
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")
     for name in positive:
-        if not 0 < getattr(config, name) < math.inf:
+        # An integer can be finite, and still too large for a float.
+        if not 0 < getattr(config, name) <= sys.float_info.max:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0 and finite")
     if not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(

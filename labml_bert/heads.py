@@ -268,7 +268,8 @@ def read_labels(folder: Path) -> list[str]:
     Returns the names of the classes in `config.json`. For a model with two classes called `LABEL_0` and
     `LABEL_1`, `transformers` omits the names, so these two are the default.
 
-    Raises `ValueError` if the ids are not 0, 1, 2, …, or if the model doesn't choose one of several classes.
+    Raises `ValueError` if the ids are not 0, 1, 2, …, if two names are the same, or if the model doesn't
+    choose one of several classes.
     """
     path, content = folder / "config.json", read_json(folder)
     problem = content.get("problem_type") or "single_label_classification"
@@ -278,9 +279,12 @@ def read_labels(folder: Path) -> list[str]:
         )
     names = content.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     try:
-        return [str(names[str(i)]) for i in range(len(names))]
+        labels = [str(names[str(i)]) for i in range(len(names))]
     except (KeyError, TypeError):
         raise ValueError(f"{path} has no id2label that names 0, 1, 2, …; save the model again") from None
+    if len(labels) < 2 or len({*labels}) < len(labels):
+        raise ValueError(f"{path} must have two or more labels, all different; save the model again")
+    return labels
 
 
 def check_head(folder: Path, kind: type[BertForFineTuning]) -> None:

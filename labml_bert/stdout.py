@@ -18,6 +18,8 @@ from types import TracebackType
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+# In characters. A damaged file can have a name or a value of any length.
+LONGEST_ERROR = 1000
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
@@ -82,7 +84,8 @@ def without_controls(text: str) -> str:
 
 def print_error(message: object) -> None:
     """Prints one line to stderr. A message can contain the name of a file, and that any character."""
-    print("error:", without_controls(" ".join(str(message).splitlines())), file=sys.stderr)
+    line = without_controls(" ".join(str(message).splitlines()))
+    print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 
 
 def printable(token: str | None) -> str:

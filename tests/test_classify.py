@@ -15,6 +15,7 @@ from torch import Tensor
 
 from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
@@ -352,6 +353,7 @@ def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     config = BertForPreTraining.from_pretrained(backbone).config
     BertForSequenceClassification(config, ["a", "b"]).save_pretrained(folder / "classifier")
     shutil.copytree(folder / "classifier", folder / "single")
+    (folder / "single" / SUMS).unlink()
     settings = json.loads((folder / "single" / "tokenizer_config.json").read_text())
     (folder / "single" / "tokenizer_config.json").write_text(json.dumps({**settings, classify.PAIRS: False}))
     return folder

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
 from labml_bert.heads import (
     NEW_PARAMETERS,
@@ -261,7 +262,7 @@ BAD_FOLDERS = {
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
     "a gap in the labels": (lambda folder: write_config(folder, id2label={"0": "a", "2": "b"}), "id2label"),
     "labels that are a list": (lambda folder: write_config(folder, id2label=["a", "b"]), "id2label"),
-    "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "use two or more"),
+    "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "two or more"),
     "duplicate labels": (
         lambda folder: write_config(folder, id2label={"0": "a", "1": "a", "2": "b"}),
         "all different",
@@ -284,6 +285,7 @@ def test_inconsistent_folders_are_rejected(head: type[BertForFineTuning], case: 
     damage, words = BAD_FOLDERS[case]
     folder = tmp_path / "model"
     build(head, random_config(2)).save_pretrained(folder)
+    (folder / SUMS).unlink()
     damage(folder)
     with pytest.raises(ValueError, match=words) as error_info:
         head.from_pretrained(folder)
@@ -293,6 +295,7 @@ def test_inconsistent_folders_are_rejected(head: type[BertForFineTuning], case: 
 @pytest.mark.parametrize("architectures", [None, "x", 5, {}, [1], [[]], ["BertModel"]])
 def test_any_other_architecture_is_left_to_the_weights(architectures: object, tmp_path: Path) -> None:
     build(BertForQuestionAnswering, random_config(0)).save_pretrained(tmp_path)
+    (tmp_path / SUMS).unlink()
     write_config(tmp_path, architectures=architectures)
     BertForQuestionAnswering.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no classifier\.(weight|bias)"):

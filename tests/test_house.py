@@ -76,7 +76,7 @@ def assert_none(problems: Iterable[object]) -> None:
 
 STANDALONE = {f"labml_bert.{name}" for name in ("bert", "mlm", "nsp", "modern")}
 # What each part of the package may import besides itself. Uses of a trained model may import everything.
-BASE = {"stand-alone", "files", "checks", "stdout", "labeled_text"}
+BASE = {"stand-alone", "files", "checks", "checksums", "stdout", "labeled_text"}
 MAY_IMPORT: dict[str, set[str]] = {
     "stand-alone": set(),
     "files": set(),
@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "labeled_text": set(),
     "model_card": {"files"},
     "checks": {"stand-alone"},
+    "checksums": {"files"},
     "model_folder": BASE,
     "modern_folder": {*BASE, "model_folder"},
     "models": {*BASE, "model_folder"},

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
 from tests.support.damage import flip_bit
@@ -348,6 +349,7 @@ def test_inconsistent_folders_are_rejected(case: str, tmp_path: Path) -> None:
         )
     ).save_pretrained(folder)
     BertForMaskedLM.from_pretrained(folder)
+    (folder / SUMS).unlink()
     damage(folder)
     with pytest.raises(ValueError, match=words) as error_info:
         BertForMaskedLM.from_pretrained(folder)

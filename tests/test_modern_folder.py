@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from labml_bert import fill_mask
+from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.modern_folder import from_pretrained, read_config, save_pretrained
@@ -56,6 +57,7 @@ def test_the_pipeline_of_transformers_fills_a_mask_as_we_do(tmp_path: Path) -> N
 def damaged(folder: Path, **changes: object) -> Path:
     """A model folder with other values in its config."""
     save_pretrained(small_model(), folder)
+    (folder / SUMS).unlink()
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder

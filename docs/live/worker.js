@@ -2,6 +2,7 @@
 // reply to it: progress, a result, or the reason why there is none.
 
 import { BertForMaskedLM, fill_mask } from "./bert.js";
+import { read_card } from "./card.js";
 import { ModernBertForMaskedLM } from "./modern.js";
 
 const FOLDER = new URL("model/", import.meta.url);
@@ -45,12 +46,7 @@ const tasks = {
   async metadata() {
     if (!metadata) {
       const text = new TextDecoder().decode(await download("model.json", new URL("model.json", FOLDER), 0, () => {}));
-      try {
-        metadata = JSON.parse(text);
-      } catch {
-        // A network that wants a login answers with a page of its own.
-        throw new Error("model.json isn't what the site sent. If your network wants a login, log in and try again.");
-      }
+      metadata = read_card(text);
     }
     return metadata;
   },

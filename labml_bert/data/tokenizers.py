@@ -9,8 +9,10 @@ Each function here trains a `Tokenizer` of Hugging Face [tokenizers](https://hug
 on a text and returns it. It is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -177,6 +179,19 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
     return pieces
 
 
+@contextlib.contextmanager
+def silent_panics() -> Iterator[None]:
+    """The library is written in Rust, which prints a stack trace before it raises a panic as an exception."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
     Reads a `tokenizer.json`. `vocab_size` is that of the model that uses the tokenizer.
@@ -189,8 +204,13 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     except OSError:
         raise ValueError(f"no tokenizer at {path}; use the folder of a finished run") from None
     try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # The library raises bare `Exception`.
+        with silent_panics():
+            tokenizer = Tokenizer.from_buffer(data)
+            # Some mistakes are noticed only when a text has an unknown character, or becomes a pair.
+            tokenizer.encode("a \ue000", "b")
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # The library raises bare `Exception`, and panics are not even that.
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:

@@ -31,7 +31,7 @@ from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import console, display_path, is_ascii_only, print_error, printable
 from labml_bert.training.checkpoint import CHECKPOINT
-from labml_bert.training.distributed import is_first_to_fail, launcher, rank
+from labml_bert.training.distributed import has_lost_another, is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
@@ -93,6 +93,11 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
             remedy = f"resume with --resume {display_path(path)}"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
+        path = find_path()
+        if path is not None and has_checkpoint(path) and has_lost_another(error):
+            # `torchrun` is about to end this process too.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            fail(f"another process of this run was killed; resume with --resume {display_path(path)}")
         fail_for_memory(error)
 
 

@@ -33,6 +33,8 @@ import gc
 import io
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -101,6 +103,25 @@ def init_process_group(device: torch.device) -> None:
     # The others may wait for a long time while rank zero prepares a large text or evaluates. They don't need
     # a short timeout: if a process dies, `torchrun` ends the rest.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
+    threading.Thread(target=stop_after_launcher, args=[os.getppid()], daemon=True).start()
+
+
+def stop_after_launcher(launcher_id: int) -> None:
+    """
+    Waits until `torchrun` ends. If it's killed, it can't stop the processes that it has started, so each one
+    sends SIGTERM to itself: they save the run and end.
+    """
+    while os.getppid() == launcher_id:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def has_lost_another(error: BaseException) -> bool:
+    """Whether the error says only that another process has ended."""
+    # Gloo has no exception type of its own.
+    return isinstance(error, dist.DistError) or any(
+        words in str(error) for words in ("Connection closed by peer", "Connection reset by peer")
+    )
 
 
 def destroy_process_group() -> None:

@@ -171,3 +171,17 @@ def test_ids_with_a_gap_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="are not 0, 1, 2"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_that_fails_only_when_it_encodes_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library panics for the first one, and raises an error for the second."""
+    path = tmp_path / "tokenizer.json"
+    for part, name in (("post_processor", "special_tokens"), ("model", "unk_token")):
+        content = json.loads(wordpiece_tokenizer(["a cat saw a dog " * 20], 60).to_str())
+        content[part][name] = {} if name == "special_tokens" else "[NO]"
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
+            load_tokenizer(path)
+    assert capfd.readouterr().err == ""

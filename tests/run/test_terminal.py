@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
 from labml_bert import files
 from labml_bert.run import terminal
-from labml_bert.run.terminal import exit_cleanly
+from labml_bert.run.terminal import exit_cleanly, fail
+from labml_bert.stdout import console
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
@@ -36,6 +39,20 @@ def test_brackets_are_printed_literally(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "d[bold]/mlm_words" in out and "r[red].json" in out and (tmp_path / "r[red].json").is_file()
+
+
+def test_a_name_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b[2J\x1b]0;title\x07\u202eb"
+    table = Table()
+    table.add_column(name)
+    with console.capture() as capture:
+        console.print(name, Text(name), table)
+    with pytest.raises(SystemExit):
+        fail(f"{name} is damaged\n{'x' * 5000}")
+    error = capsys.readouterr().err
+    assert len(error) < 1100 and error.startswith("error: a?[2J?]0;title??b is damaged x")
+    for text in (capture.get(), error):
+        assert not {"\x1b", "\x07", "\u202e"} & {*text}
 
 
 @pytest.mark.processes

@@ -99,7 +99,7 @@ def damaged_json(draw: st.DrawFn, intact: Any) -> str:
 
 
 class TooSlow(BaseException):
-    """Reading took more than five seconds. Not an `Exception`, so no reader can catch it."""
+    """Reading took too long. Not an `Exception`, so no reader can catch it."""
 
 
 def read_as_commands_do(read: Callable[[], Any], *words: str) -> Any:
@@ -107,14 +107,16 @@ def read_as_commands_do(read: Callable[[], Any], *words: str) -> Any:
     Calls `read` as the commands do. Returns its result, or `None` if it ended with one line on stderr and
     exit code 2; the line must contain one of the `words`, which name the file.
 
-    Raises `TooSlow` after five seconds, and whatever else would end a command in a traceback.
+    Raises `TooSlow` after five seconds of work, and whatever else would end a command in a traceback.
     """
 
     def stop(number: int, frame: object) -> None:
         raise TooSlow
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 5)
+    # Seconds of this process, so other programs don't count, and then those of a clock, for one that waits.
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGPROF, signal.SIGALRM)]
+    signal.setitimer(signal.ITIMER_PROF, 5)
+    signal.setitimer(signal.ITIMER_REAL, 60)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), exit_on_bad_input():
@@ -128,5 +130,7 @@ def read_as_commands_do(read: Callable[[], Any], *words: str) -> Any:
         assert "zip()" not in line
         return None
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -430,6 +430,37 @@ def test_ctrl_c_stops_both_processes_and_one_can_resume(folder: Path, tmp_path: 
     assert steps[-1] == load_checkpoint(run)[0]["step"] > step_before
 
 
+TINY = ROOT / "experiments" / "mlm_tiny.py"
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("only Linux lists the children of a process in a file")
+    return [int(number) for number in children.read_text().split()]
+
+
+@pytest.mark.processes
+def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_path: Path) -> None:
+    process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
+    wait_for_step(tmp_path / "logs", 0, process)
+    process.kill()
+    # The output ends when the last worker has ended.
+    process.communicate(timeout=120)
+    (run_path,) = (tmp_path / "logs").glob("*/*")
+    assert load_checkpoint(run_path)[0]["step"] > 0
+
+
+@pytest.mark.processes
+def test_if_a_worker_is_killed_one_line_says_how_to_resume(folder: Path, tmp_path: Path) -> None:
+    process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
+    wait_for_step(tmp_path / "logs", 0, process)
+    os.kill(workers_of(process)[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and "was killed; resume with --resume logs/" in lines[0]
+
+
 @pytest.mark.processes
 def test_a_complete_run_of_two_processes(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"

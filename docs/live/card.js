@@ -1,0 +1,67 @@
+// ## What model.json says
+//
+// Reads the description of the models, and throws one readable line unless it's exactly what the page can use. The
+// arithmetic of `bert.js` would answer with nonsense for another activation or for sizes that don't fit.
+
+const FORMAT = 2;
+const CONFIGS = {
+  bert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings"],
+  modernbert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+    "global_attn_every_n_layers", "local_attention"],
+};
+const is_count = (value) => Number.isInteger(value) && value > 0 && value < 2 ** 31;
+const is_object = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const is_point = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite);
+
+// What is wrong with an arm, or nothing.
+function fault_of_arm(arm, tokens) {
+  if (!is_object(arm) || !is_object(arm.config)) return "it has no config";
+  const { config, dtype, tensors, curve } = arm;
+  if (!Object.hasOwn(CONFIGS, config.model_type)) return `its model_type is ${config.model_type}`;
+  const wrong = CONFIGS[config.model_type].find((name) => !is_count(config[name]));
+  if (wrong) return `its ${wrong} is ${config[wrong]}`;
+  if (config.hidden_size % config.num_attention_heads) return "its hidden size isn't divisible by its heads";
+  for (const name of ["hidden_act", "hidden_activation"]) {
+    if ((config[name] ?? "gelu") !== "gelu") return `its ${name} is ${config[name]}`;
+  }
+  if (config.vocab_size !== tokens.length) return `it has ${config.vocab_size} tokens instead of ${tokens.length}`;
+  if (dtype !== "float16") return `its dtype is ${dtype}`;
+  if (!Array.isArray(curve) || !curve.every(is_point)) return "its curve isn't a list of points";
+  const is_tensor = (one) => typeof one?.name === "string" && Array.isArray(one.shape) && one.shape.length < 3 && one.shape.every(is_count);
+  if (!Array.isArray(tensors) || !tensors.every(is_tensor)) return "its tensors aren't names and shapes";
+  return null;
+}
+
+function fault(card) {
+  if (!is_object(card)) return "it isn't an object";
+  if (card.format !== FORMAT) return `its format is ${card.format}, and this page reads format ${FORMAT}`;
+  const { tokens, arms, checkpoints } = card;
+  if (!Array.isArray(tokens) || !tokens.every((token) => typeof token === "string")) return "its tokens aren't a list of texts";
+  const is_id = (id) => Number.isInteger(id) && id >= 0 && id < tokens.length;
+  if (!is_id(card.mask_id) || !is_id(card.unk_id)) return "it has no id of [MASK] or [UNK]";
+  const has_frame = is_id(card.cls_id) && is_id(card.sep_id);
+  if (!has_frame && (card.cls_id !== null || card.sep_id !== null)) return "its id of [CLS] or [SEP] is no id";
+  if (!is_object(arms)) return "it has no arms";
+  for (const [name, arm] of Object.entries(arms)) {
+    const reason = fault_of_arm(arm, tokens);
+    if (reason) return `${name}: ${reason}`;
+  }
+  const is_checkpoint = (one) =>
+    is_object(one) && Object.hasOwn(arms, one.arm) && [one.seconds, one.steps, one.loss].every(Number.isFinite) &&
+    /^[\w-]+\.bin$/.test(one.file) && is_count(one.bytes) && /^[0-9a-f]{64}$/.test(one.sha256);
+  if (!Array.isArray(checkpoints) || !checkpoints.length || !checkpoints.every(is_checkpoint)) return "its checkpoints don't fit";
+  return null;
+}
+
+export function read_card(text) {
+  let card;
+  try {
+    card = JSON.parse(text);
+  } catch {
+    // A network that wants a login answers with a page of its own.
+    throw new Error("model.json isn't what the site sent. If your network wants a login, log in and try again.");
+  }
+  const reason = fault(card);
+  if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page and try again.`);
+  return card;
+}
