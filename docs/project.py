@@ -64,6 +64,21 @@ def clone_cell(project: Project) -> str:
     )
 
 
+def notebook_links(path: str, project: Project = PROJECT) -> dict[str, str]:
+    """
+    Links that open a notebook of the site in Colab and on Kaggle, by their labels. Both read it from GitHub,
+    from the branch `notebooks` that `.ci/notebooks` writes. For a repository elsewhere, there are none.
+    """
+    host, _, repository = project.repo_url.partition("://github.com/")
+    if host != "https":
+        return {}
+    file = f"{repository}/blob/notebooks/{path}"
+    return {
+        "Open in Colab": f"https://colab.research.google.com/github/{file}",
+        "Open on Kaggle": f"https://kaggle.com/kernels/welcome?src=https://github.com/{file}",
+    }
+
+
 def quick_start(project: Project = PROJECT) -> str:
     """The first commands that a reader types, as a fenced block."""
     name = project.repo_url.rpartition("/")[2]

@@ -17,8 +17,9 @@ from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
 from docs.literate.names import Source, Sources
+from docs.literate.samples import SAMPLE
 from docs.literate.site import Site
-from docs.project import PROJECT, Project, clone_cell
+from docs.project import PROJECT, ROOT, Project, clone_cell, notebook_links
 
 
 class RecordedContents:
@@ -48,17 +49,18 @@ class RecordedContents:
         return {"course.ipynb": course_notebook(clone_cell(PROJECT))}
 
 
-# Files that run as a notebook: those that can be copied, and the experiments that need no trained model.
+# Files that run as a notebook: those that can be copied, the experiments that need no trained model, and the
+# chapters that have code.
 STAND_ALONE = ("bert", "mlm", "nsp", "modern")
 TRAINING = ("mlm_tiny", "mlm_modern", "mlm_words", "bert_tiny", "own_language")
 
 
 def notebooks(project: Project) -> dict[str, str]:
     """
-    The files that get a notebook, each with its first cell. An experiment needs the rest of the project, so
-    it gets one only if the address of the repository is known.
+    The files that get a notebook, each with its first cell. An experiment or a chapter needs the rest of the
+    project, so it gets one only if the address of the repository is known.
     """
-    files = {f"labml_bert/{name}.py": "" for name in STAND_ALONE}
+    files = {f"labml_bert/{name}.py": "%pip install --quiet torch" for name in STAND_ALONE}
     if project.repo_url:
         for name in TRAINING:
             path = f"experiments/{name}.py"
@@ -67,6 +69,9 @@ def notebooks(project: Project) -> dict[str, str]:
                 "import sys\n\n"
                 f'__file__, sys.argv = "{path}", ["{path}"]\n'
             )
+        for chapter in sorted((ROOT / "docs" / "pages").glob("*.md")):
+            if SAMPLE.search(chapter.read_text("utf-8")):
+                files[f"docs/pages/{chapter.name}"] = clone_cell(project)
     return files
 
 
@@ -76,6 +81,7 @@ SITE = Site(
     folders=("labml_bert", "experiments"),
     package="labml_bert",
     notebooks=notebooks(PROJECT),
+    notebook_hosts=notebook_links,
     scripts=("docs/live/bert.js", "docs/live/modern.js"),
     copied=("docs/live",),
     # The chapters say what these find or do; the scripts repeat what the Python files say.

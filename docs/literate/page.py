@@ -7,6 +7,8 @@ side.
 """
 
 import json
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 
 import nbformat
@@ -17,6 +19,7 @@ from docs.literate.highlight import line_bodies, numbered_line, row_code
 from docs.literate.names import Source, Sources, description, relative, resolve
 from docs.literate.prose import names_in_file, render_prose
 from docs.literate.rows import PageError, Row
+from docs.literate.samples import SAMPLE
 from docs.literate.templates import render
 
 
@@ -35,7 +38,7 @@ def copy_button(first: int, last: int, what: str, label: str = "Copy") -> Markup
     return render("copy_button.html", first=first, last=last, what=what, label=label)
 
 
-def tools(source: Source, has_notebook: bool) -> str:
+def tools(source: Source, notebook_links: Mapping[str, str]) -> str:
     """The toolbar below the title: copy, download, notebook."""
     name = source.path.rpartition("/")[2]
     count = len(source.text.splitlines())
@@ -45,7 +48,7 @@ def tools(source: Source, has_notebook: bool) -> str:
         name=name,
         count=count,
         copy=copy_button(1, count, f"file {name}", "Copy file"),
-        notebook=name.replace(".py", ".ipynb") if has_notebook else "",
+        notebook_links=notebook_links,
     )
     return f"{bar}\n\n"
 
@@ -69,7 +72,7 @@ def source_page(
     sources: Sources,
     after: str = "",
     searched: bool = True,
-    has_notebook: bool = False,
+    notebook_links: Mapping[str, str] | None = None,
     notes: Mapping[str, str] | None = None,
     pictures: Mapping[str, Markup] | None = None,
 ) -> str:
@@ -77,10 +80,10 @@ def source_page(
     ## File to page
 
     `sources` are all files by module name, for the links between them. `after` is Markdown that follows the
-    code: the recorded runs of an experiment. Unless `searched`, search leaves the page out. If the file
-    `has_notebook`, the page links to it. `notes` are Markdown that follows the explanation of a definition.
-    `pictures` are figures below its code; the first row has an empty name. Raises `PageError` if there is a
-    picture for a name that the file doesn't define.
+    code: the recorded runs of an experiment. Unless `searched`, search leaves the page out. `notebook_links`
+    are links to the file's notebook, by their labels; the first one downloads it. `notes` are Markdown that
+    follows the explanation of a definition. `pictures` are figures below its code; the first row has an empty
+    name. Raises `PageError` if there is a picture for a name that the file doesn't define.
     """
     bodies = line_bodies(source, resolve(source, sources), source.page)
     lines = source.text.split("\n")
@@ -91,7 +94,7 @@ def source_page(
     imports_project = any(name.partition(".")[0] in packages for name in source.imports)
     stands_alone = source.module.count(".") == 1 and not imports_project
     title = source.rows[0].heading or f"`{source.path}`"
-    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source, has_notebook)]
+    parts = [f"# {title} {{#{source.anchor}}}\n\n", tools(source, notebook_links or {})]
     pictures, notes = dict(pictures or {}), notes or {}
     for row, *unexplained in beside_prose(source.rows, notes):
         if row.first > 1:
@@ -197,6 +200,25 @@ def notebook(source: Source, setup: str = "") -> str:
         if row.name and not any(line.strip() for line in lines[max([*leave_out, first]) : row.ends]):
             leave_out = set()
         cell(new_code_cell, "\n".join(lines[n - 1] for n in range(first, last + 1) if n not in leave_out))
+    return notebook_text(cells)
+
+
+def chapter_notebook(text: str, setup: str) -> str:
+    """
+    ## The code of a chapter as a notebook
+
+    Each sample becomes a code cell, below the headings that come before it. `text` is the chapter's file, and
+    `setup` is the code of the first cell.
+    """
+    cells, end = [new_code_cell(setup.strip("\n"))], 0
+    for match in SAMPLE.finditer(text):
+        # In code, a line that starts with # isn't a heading.
+        prose = re.sub(r"^```.*?^```", "", text[end : match.start()], flags=re.S | re.M)
+        headings = re.findall(r"^#+ [^{\n]+", prose, re.M)
+        if headings:
+            cells.append(new_markdown_cell("\n\n".join(headings)))
+        cells.append(new_code_cell(textwrap.dedent(match["code"]).strip("\n")))
+        end = match.end()
     return notebook_text(cells)
 
 

@@ -19,7 +19,7 @@ from docs.literate import maths
 from docs.literate.expressions import chapter, read_glossary
 from docs.literate.fonts import typefaces
 from docs.literate.names import Source, Sources, read_source
-from docs.literate.page import notebook, source_page
+from docs.literate.page import chapter_notebook, notebook, source_page
 from docs.literate.scripts import read_script
 
 # The modification time of this file tells when the reference was last written.
@@ -57,7 +57,9 @@ class Site:
     package: str
     """The one among `folders` that gets a reference."""
     notebooks: dict[str, str] = field(default_factory=dict)
-    """The files that get a notebook, each with the code of a first cell, which may be empty."""
+    """The source files and chapters that get a notebook, each with the code of a first cell."""
+    notebook_hosts: Callable[[str], dict[str, str]] = lambda path: {}
+    """Returns links that open a notebook elsewhere, by their labels, given its path on the site."""
     scripts: tuple[str, ...] = ()
     """JavaScript files that get a page."""
     copied: tuple[str, ...] = ()
@@ -114,12 +116,20 @@ def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
             sources,
             contents.after(source),
             is_searched(site, source),
-            source.path in site.notebooks,
+            notebook_links(site, source),
             contents.notes(source),
             contents.pictures(source),
         )
         write_if_changed(site.out / f"{source.page}.md", page)
         write_if_changed(site.out / source.path, source.text)
+
+
+def notebook_links(site: Site, source: Source) -> dict[str, str]:
+    """The links of a source's page to its notebook. The first one downloads it."""
+    if source.path not in site.notebooks:
+        return {}
+    name = source.page.rpartition("/")[2]
+    return {"Notebook": f"../{name}.ipynb", **site.notebook_hosts(f"{source.page}.ipynb")}
 
 
 def write_scripts(site: Site, sources: Sources) -> None:
@@ -134,13 +144,28 @@ def write_scripts(site: Site, sources: Sources) -> None:
 
 
 def write_chapters(site: Site, sources: Sources, contents: Contents) -> None:
-    """Writes the chapters."""
+    """Writes the chapters, and their notebooks."""
     pages = site.root / site.chapters
-    glossary = pages / "glossary.md"
+    glossary, files = pages / "glossary.md", contents.files()
     terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
     for path in sorted(pages.glob("**/*.md")):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
-        write_if_changed(site.out / f"{name}.md", chapter(path, name, sources, contents.names(name), terms))
+        text = chapter(path, name, sources, contents.names(name), terms)
+        notebook_path = site.out / f"{name}.ipynb"
+        if f"{site.chapters}/{name}.md" in site.notebooks:
+            setup = site.notebooks[f"{site.chapters}/{name}.md"]
+            write_if_changed(notebook_path, chapter_notebook(path.read_text("utf-8"), setup))
+            text += run_chapter(name, site.notebook_hosts(f"{name}.ipynb"))
+        elif notebook_path.name not in files:
+            notebook_path.unlink(missing_ok=True)
+        write_if_changed(site.out / f"{name}.md", text)
+
+
+def run_chapter(name: str, links: dict[str, str]) -> str:
+    """The end of a chapter that has a notebook, in Markdown."""
+    others = "".join(f" · [{label}]({address})" for label, address in links.items())
+    notebook = f"[Notebook]({name.rpartition('/')[2]}.ipynb)"
+    return f"\n\n## Run the code of this page {{#notebook}}\n\n{notebook}{others}\n"
 
 
 def reference_is_old(site: Site, sources: Sources) -> bool:

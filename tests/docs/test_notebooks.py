@@ -1,6 +1,7 @@
 """The notebooks run from their first cell to their last, where nothing of the project is installed."""
 
 import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,36 +11,73 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from docs.figures.course import course_notebook
-from docs.literate.page import notebook
-from docs.literate.site import read_sources
-from docs.project import PROJECT, ROOT, clone_cell
+from docs.literate.page import chapter_notebook, notebook
+from docs.literate.samples import SAMPLE
+from docs.literate.site import read_sources, write_site
+from docs.project import PROJECT, ROOT, clone_cell, notebook_links
 from docs.site import SITE, notebooks
 from labml_bert.course.source import read_reference, whole_function
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
+from tests.docs.test_tree import project as small_project
 from tests.support.runs import SIZES, SMALL, small_text
 
 SOURCES = {source.path: source for source in read_sources(ROOT, SITE.folders).values()}
 FILES = notebooks(replace(PROJECT, repo_url="https://example.org/repository"))
+STAND_ALONE = [path for path in FILES if path.startswith("labml_bert/")]
 EXPERIMENTS = [path for path in FILES if path.startswith("experiments/")]
+CHAPTERS = [path for path in FILES if path.startswith("docs/pages/")]
 # As if the project weren't installed, as it is in our tests. A copy in the current folder is still found.
 UNINSTALLED = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in f'{f}{type(f)}']"
 
 
+@pytest.fixture(autouse=True)
+def no_path_to_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
 def run_notebook(book: nbformat.NotebookNode, folder: Path) -> str:
-    """Returns what the cells print. Raises `CellExecutionError` if one of them fails."""
+    """Returns what the cells print to stdout. Raises `CellExecutionError` if one of them fails."""
     book.cells.insert(0, new_code_cell(UNINSTALLED))
     NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [output for output in outputs if output.get("name") != "stderr"]
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
-def test_an_experiment_has_a_notebook_only_if_it_can_get_the_project() -> None:
-    assert EXPERIMENTS and not [
-        path for path in notebooks(replace(PROJECT, repo_url="")) if path in EXPERIMENTS
-    ]
+def copy_project(folder: Path) -> None:
+    """What the first cell would clone and install."""
+    for name in SITE.folders:
+        shutil.copytree(ROOT / name, folder / name)
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path not in EXPERIMENTS])
+def test_a_page_has_a_notebook_only_if_the_notebook_can_get_the_project() -> None:
+    assert EXPERIMENTS and CHAPTERS and [*notebooks(replace(PROJECT, repo_url=""))] == STAND_ALONE
+
+
+def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:
+    github = replace(PROJECT, repo_url="https://github.com/me/bert")
+    for project in ("", "https://example.org/me/bert", "http://github.com/me/bert"):
+        assert notebook_links("a.ipynb", replace(PROJECT, repo_url=project)) == {}
+    links = {
+        "a": "https://colab.research.google.com/github/me/bert/blob/notebooks/pack/deep/x.ipynb",
+        "b": "https://kaggle.com/kernels/welcome?src=https://github.com/me/bert/blob/notebooks/index.ipynb",
+    }
+    site = small_project(tmp_path)
+    (tmp_path / "docs/pages/index.md").write_text("# Start\n\nText.\n\n```python\nprint(2)\n```\n")
+    files = {"pack/deep/x.py": "print(1)", "docs/pages/index.md": "print(3)"}
+    with_links = replace(site, notebooks=files, notebook_hosts=lambda path: notebook_links(path, github))
+    write_site(with_links, reference=False)
+    source_page, chapter = (site.out / name for name in ("pack/deep/x.md", "index.md"))
+    assert f'href="{links["a"]}"' in source_page.read_text() and "../x.ipynb" in source_page.read_text()
+    assert links["b"] in chapter.read_text() and "(index.ipynb)" in chapter.read_text()
+    book = nbformat.read(site.out / "index.ipynb", as_version=4)
+    assert [cell.source for cell in book.cells] == ["print(3)", "# Start", "print(2)"]
+    write_site(replace(site, notebooks={}), reference=False)
+    assert not list(site.out.rglob("*.ipynb"))
+    assert "Notebook" not in source_page.read_text() + chapter.read_text()
+
+
+@pytest.mark.parametrize("path", STAND_ALONE)
 def test_the_notebook_of_a_stand_alone_file_runs(path: str, tmp_path: Path) -> None:
     book = nbformat.reads(notebook(SOURCES[path], FILES[path]), as_version=4)
     book.cells.insert(0, new_code_cell("import torch"))
@@ -56,9 +94,7 @@ def test_the_notebook_of_an_experiment_trains(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     setup = FILES[path]
-    # What the cell would clone and install.
-    for name in SITE.folders:
-        shutil.copytree(ROOT / name, tmp_path / "project" / name)
+    copy_project(tmp_path / "project")
     clone, _, install, rest = setup.split("\n", 3)
     assert clone.startswith("!git clone") and install.startswith("%pip install")
     texts = tmp_path / "project" / "texts"
@@ -72,6 +108,20 @@ def test_the_notebook_of_an_experiment_trains(
     output = run_notebook(book, tmp_path)
     assert "held-out" in output and "failed" not in output
     assert list((tmp_path / "project" / "logs" / Path(path).stem).glob("*/checkpoint.safetensors"))
+
+
+@pytest.mark.parametrize("path", CHAPTERS)
+def test_the_notebook_of_a_chapter_prints_what_the_chapter_says(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    copy_project(tmp_path / "project")
+    clone, _, install = FILES[path].strip().split("\n")
+    assert clone.startswith("!git clone") and install.startswith("%pip install")
+    text = (ROOT / path).read_text("utf-8")
+    book = nbformat.reads(chapter_notebook(text, "%cd -q project"), as_version=4)
+    output = run_notebook(book, tmp_path)
+    assert output == "".join(textwrap.dedent(match["output"] or "") for match in SAMPLE.finditer(text))
 
 
 def course_book() -> nbformat.NotebookNode:

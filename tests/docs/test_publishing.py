@@ -133,6 +133,22 @@ def test_workflows_and_forms_are_complete(path: Path) -> None:
         assert len({part["id"] for part in table["body"]}) == len(table["body"])
 
 
+def test_the_notebooks_of_the_site_go_to_a_branch(tmp_path: Path) -> None:
+    """As in the workflow, with a repository in a folder. The second time, the branch exists."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "notebooks", tmp_path / ".ci")
+    (tmp_path / "site" / "deep").mkdir(parents=True)
+    for name in ("a.ipynb", "deep/b.ipynb", "deep/c.html"):
+        (tmp_path / "site" / name).write_text(name)
+    subprocess.run(["git", "init", "--quiet", "--bare", "remote"], cwd=tmp_path, check=True)
+    list_files = ["git", "-C", "remote", "ls-tree", "-r", "--name-only", "notebooks"]
+    for expected in (["a.ipynb", "deep/b.ipynb"], ["deep/b.ipynb"]):
+        subprocess.run([tmp_path / ".ci" / "notebooks", tmp_path / "remote"], check=True)
+        files = subprocess.run(list_files, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        assert files.split() == expected
+        (tmp_path / "site" / "a.ipynb").unlink(missing_ok=True)
+
+
 def test_every_make_command_exists() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
