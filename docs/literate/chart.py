@@ -192,8 +192,6 @@ def place_label(words: str, height: float, curves: list[Points]) -> tuple[float,
     Where the name of a level at `height` crosses no curve: the right end of its baseline. It's above or below
     the level, and as far to the right as possible. If every place is taken, it's above on the right.
     """
-    # As wide as on a phone, where the letters are largest.
-    width, tall = 11.5 * len(words), 24.0
     # A long segment needs points in between.
     points = [
         (x1 + (x2 - x1) * i / steps, y1 + (y2 - y1) * i / steps)
@@ -203,17 +201,21 @@ def place_label(words: str, height: float, curves: list[Points]) -> tuple[float,
         for i in range(steps + 1)
     ]
 
-    def is_free(right: float, y: float) -> bool:
+    def is_free(right: float, y: float, width: float, tall: float) -> bool:
         if y - tall < 0 or y > HEIGHT - BOTTOM:
             return False
         return not any(
             right - width - 4 < at_x < right + 4 and y - tall < at_y < y + 6 for at_x, at_y in points
         )
 
-    first, last = LEFT + width + 4, WIDTH - RIGHT
-    rights = [last + (first - last) * i / 8 for i in range(9)]
-    places = [(right, y) for y in (height - 6, height + 20) for right in rights]
-    return next((place for place in places if is_free(*place)), places[0])
+    # As wide as on a phone, where the letters are largest, or at least as on a large screen.
+    for letter, tall in ((11.5, 24.0), (7.5, 16.0)):
+        width = letter * len(words)
+        for y in (height - 6, height + tall - 4):
+            for right in range(WIDTH - RIGHT, int(LEFT + width), -20):
+                if is_free(right, y, width, tall):
+                    return float(right), y
+    return float(WIDTH - RIGHT), height - 6
 
 
 def line_chart(

@@ -123,7 +123,7 @@ def label_cells(html: str) -> str:
         wrapper, head, body = match.groups(default="")
         heads = re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
         longest = max(len(re.sub(r"<[^>]+>", "", one)) for one in re.split(r"</t[dh]>", body))
-        if not wrapper and (len(heads) < 3 or (len(heads) == 3 and longest < 30)):
+        if not wrapper and (len(heads) < 3 or (len(heads) == 3 and longest < 20)):
             return match[0]
 
         def label_row(row: re.Match[str]) -> str:
@@ -150,6 +150,9 @@ def prepare_for_search(html: str) -> str:
     sees. The imports of a sample are left out.
     """
     html = re.sub(r"<!-- search: (.+?) -->", r"<p hidden>\1</p>", html)
+    # Material's search doesn't leave out what is nested, so mark each word.
     return re.sub(
-        r'<span id="(line-[\d-]+)">(?=<span class="kn">)', r'<span id="\1" data-search-exclude>', html
+        r'(<span id="line-[\d-]+">)(<span class="kn">[^\n]*)',
+        lambda match: match[1] + match[2].replace("<span class", "<span data-search-exclude class"),
+        html,
     )
