@@ -126,7 +126,8 @@ class Disk:
         contents_of: dict[int, bytes] = {}
         contents: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
-            if path.parent in contents or path.parent not in self.now:
+            # A name is lost with its folder. The first name is the folder of all.
+            if path.parent in contents or not contents:
                 if isinstance(file, File):
                     if id(file) not in contents_of:
                         contents_of[id(file)] = choose_version(file, draw, keep_data)

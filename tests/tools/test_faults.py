@@ -93,6 +93,18 @@ def test_a_crash_loses_only_what_was_not_flushed() -> None:
     assert disk.crash(draw, 0, 0) == {folder: None, old: b"new"}
 
 
+def test_a_crash_loses_a_file_with_its_folder() -> None:
+    folder, new = Path("/f/new"), Path("/f/new/file")
+    disk = Disk({Path("/f"): FOLDER})
+    disk.follow(Call("mkdir", (folder,), 0, b"", 0))
+    disk.follow(Call("open", (new,), os.O_CREAT, b"", 0))
+    disk.follow(Call("fsync", (folder,), 0, b"", 0))
+    assert disk.crash(random.Random(0), 0, 0) == {Path("/f"): None}
+    disk.follow(Call("rename", (folder, Path("/f/other")), 0, b"", 0))
+    disk.follow(Call("fsync", (Path("/f"),), 0, b"", 0))
+    assert disk.crash(random.Random(0), 0, 0).keys() == {Path("/f"), Path("/f/other"), Path("/f/other/file")}
+
+
 def test_a_crash_tears_a_file_that_was_not_flushed() -> None:
     path = Path("/f/file")
     disk = Disk({Path("/f"): FOLDER, path: File([b"ab"])})
