@@ -220,7 +220,8 @@ def modern_steps(record: Record) -> str:
         )
         table += (
             f"| {cell(shape['name'])} | {entry['parameters']:,} "
-            f"| {shape['batch_size']:d} × {shape['length']:d} | {1000 * ours:,.1f} | {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
+            f"| {shape['batch_size']:d} × {shape['length']:d} | {1000 * ours:,.1f} "
+            f"| {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
         )
     number = data["configuration"]["peers"]["transformers"]
     return (
