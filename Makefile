@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults coverage site serve test-site records readme claims lint format clean
+.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults coverage site serve test-site records readme claims lint format clean fuzz
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -48,6 +48,10 @@ test-fast: $(VENV)/.test
 # The property tests with 10,000 new examples each, instead of the same 100. Hypothesis itself marks its tests.
 test-long: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m hypothesis --hypothesis-profile=long $(ARGS)
+
+# Every file that is read, damaged in 10,000 new ways for each reader. Takes hours.
+fuzz: $(VENV)/.site-test $(VENV)/.test
+	$(PYTEST) tests/test_fuzz.py tests/docs/test_card.py --hypothesis-profile=long $(ARGS)
 
 # Twenty kills of each experiment at random moments.
 trials: $(VENV)/.test

@@ -103,7 +103,7 @@ def feeding(record: Record) -> str:
 
 def cost(record: Record) -> str:
     """Everything in the record, as Markdown."""
-    rounds = record.data["configuration"]["rounds"]
+    rounds = cell(record.data["configuration"]["rounds"])
     return (
         f"{provenance(record)} Each time is the median of {rounds} rounds, in which all values of one size "
         f"took turns.\n\n{growth(record)}\n\n#### More text\n\n{feeding(record)}"

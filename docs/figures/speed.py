@@ -99,8 +99,8 @@ def arms(record: Record, entry: dict[str, Any]) -> str:
     return (
         f"#### {cell(shape['name'])}, dropout {entry['dropout']:g}\n\n"
         f"{entry['parameters']:,} parameters, vocabulary {shape['vocab_size']:,}, "
-        f"{shape['num_hidden_layers']} layers, hidden size {shape['hidden_size']}, batch "
-        f"{shape['batch_size']} × {shape['length']}. On one batch, our loss and those of transformers "
+        f"{shape['num_hidden_layers']:d} layers, hidden size {shape['hidden_size']:d}, batch "
+        f"{shape['batch_size']:d} × {shape['length']:d}. On one batch, our loss and those of transformers "
         f"differ by at most {entry['loss_difference']:.1g}.\n\n"
         f"{bar_chart(bars, title, caption)}\n\n{wide(table)}\n{profile_table(entry)}\n\n"
     )
@@ -189,8 +189,8 @@ def ablation(record: Record) -> str:
             )
         parts.append(
             f"#### {cell(shape['name'])}\n\n"
-            f"Vocabulary {shape['vocab_size']:,}, hidden size {shape['hidden_size']}, batch "
-            f"{shape['batch_size']} × {shape['length']}, dropout {shape['dropout']:g}. A step takes "
+            f"Vocabulary {shape['vocab_size']:,}, hidden size {shape['hidden_size']:d}, batch "
+            f"{shape['batch_size']:d} × {shape['length']:d}, dropout {shape['dropout']:g}. A step takes "
             f"{1000 * entry['seconds']:.1f} ms; drawing and masking the batch takes "
             f"{entry['drawing'] / entry['seconds']:.1%} of that.\n\n{table}\n"
         )
@@ -219,8 +219,9 @@ def modern_steps(record: Record) -> str:
             seconds["transformers, float32"] / seconds["ours, float32"],
         )
         table += (
-            f"| {cell(shape['name'])} | {entry['parameters']:,} | {shape['batch_size']} × {shape['length']} "
-            f"| {1000 * ours:,.1f} | {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
+            f"| {cell(shape['name'])} | {entry['parameters']:,} "
+            f"| {shape['batch_size']:d} × {shape['length']:d} | {1000 * ours:,.1f} "
+            f"| {' | '.join(f'{speedup:.2f} ×' for speedup in speedups)} |\n"
         )
     number = data["configuration"]["peers"]["transformers"]
     return (

@@ -309,7 +309,7 @@ def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) ->
     files = {url.removeprefix(server).partition("?")[0] for url in requests if "/docs/live/" in url}
     weights = [name for name in files if name.endswith(".bin")]
     assert weights == [f"docs/live/model/{LAST['file']}"]
-    scripts = {"docs/live/bert.js", "docs/live/modern.js", "docs/live/worker.js"}
+    scripts = {f"docs/live/{name}.js" for name in ("bert", "card", "modern", "worker")}
     assert scripts | {"docs/live/model/model.json"} < files
     # With all of the page around it.
     every = {url.removeprefix(server).partition("?")[0] for url in requests}

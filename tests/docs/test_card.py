@@ -1,0 +1,101 @@
+"""The page reads `model.json` or says in one line why not, whatever has happened to the file."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.support.mutations import damaged_bytes, damaged_json
+from tests.support.runs import ROOT
+
+CARD = (ROOT / "docs" / "live" / "model" / "model.json").read_bytes()
+
+READ_CARDS = """
+import { createInterface } from "node:readline";
+import { readFileSync } from "node:fs";
+const script = readFileSync(process.argv[1]).toString("base64");
+const { read_card } = await import("data:text/javascript;base64," + script);
+for await (const line of createInterface({ input: process.stdin })) {
+  let answer;
+  try {
+    answer = { card: read_card(new TextDecoder().decode(Buffer.from(line, "base64"))) };
+  } catch (error) {
+    answer = { error: error.message, kind: error.constructor.name };
+  }
+  console.log(JSON.stringify(answer));
+}
+"""
+Reader = Callable[[bytes | str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def read_card() -> Iterator[Reader]:
+    node = shutil.which("node", path=Path(sys.executable).parent) or shutil.which("node")
+    if node is None:
+        pytest.skip("node, which runs the script, is not installed")
+    words = [node, "--input-type=module", "--eval", READ_CARDS, str(ROOT / "docs" / "live" / "card.js")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def read(text: bytes | str) -> dict[str, Any]:
+            assert process.stdin is not None and process.stdout is not None
+            data = text if isinstance(text, bytes) else text.encode()
+            process.stdin.write(base64.b64encode(data).decode() + "\n")
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(process.stdout.readline())
+            return answer
+
+        yield read
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.processes
+def test_the_card_of_the_site_is_read(read_card: Reader) -> None:
+    assert read_card(CARD) == {"card": json.loads(CARD)}
+
+
+def card_with(**changes: object) -> dict[str, Any]:
+    card = json.loads(CARD)
+    config = card["arms"]["modern"]["config"]
+    for name, value in changes.items():
+        (card if name in card else config)[name] = value
+    return card
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        (card_with(format=3), "its format is 3, and this page reads format 2"),
+        (card_with(hidden_activation="relu"), "its hidden_activation is relu"),
+        (card_with(num_attention_heads=0), "its num_attention_heads is 0"),
+        (card_with(num_attention_heads=3), "isn't divisible"),
+        (card_with(model_type="gpt"), "its model_type is gpt"),
+        (card_with(model_type="constructor"), "its model_type is constructor"),
+        (card_with(vocab_size=116), "116 tokens instead of 115"),
+        (card_with(mask_id=115), "no id of [MASK]"),
+        (card_with(checkpoints=[]), "checkpoints don't fit"),
+        ([], "it isn't an object"),
+    ],
+)
+def test_another_card_is_refused(card: object, reason: str, read_card: Reader) -> None:
+    assert reason in read_card(json.dumps(card))["error"]
+
+
+@pytest.mark.processes
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(text=damaged_json(json.loads(CARD)) | damaged_bytes(CARD))
+def test_a_damaged_card_gets_one_line(text: bytes | str, read_card: Reader) -> None:
+    answer = read_card(text)
+    if "error" in answer:
+        assert answer["kind"] == "Error" and re.match("model.json isn't what", answer["error"])
+    else:
+        assert answer["card"]["format"] == 2
