@@ -198,8 +198,8 @@ def test_print_repeats_no_docstring_and_keeps_figures_whole(server: str, page: "
     page.goto(server + "labml_bert/mlm/")
     page.eval_on_selector(".fold", "one => (one.open = true)")
     page.emulate_media(media="print")
-    shown = "[...document.querySelectorAll('.fold .l')].filter(one => one.checkVisibility()).length"
-    assert page.evaluate(shown) == 0
+    visible_lines = "[...document.querySelectorAll('.fold .l')].filter(one => one.checkVisibility()).length"
+    assert page.evaluate(visible_lines) == 0
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for selector, name, value in (("h2", "breakAfter", "avoid"), ("figure", "breakInside", "avoid")):
         style = f"getComputedStyle(document.querySelector('#content {selector}')).{name}"
