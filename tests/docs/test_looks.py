@@ -44,7 +44,7 @@ def test_tables_and_samples_fit_on_a_phone(site: Path, server: str, page: "sync_
     page.set_viewport_size({"width": 390, "height": 844})
     cut = """[...document.querySelectorAll("#content :is(table, .highlight pre > code)")].filter((one) => {
       for (let at = one; at.id !== "content"; at = at.parentElement)
-        if (at.scrollWidth > at.clientWidth + 1 && getComputedStyle(at).overflowX !== "visible") return true;
+        if (at.scrollWidth > at.clientWidth + 3 && getComputedStyle(at).overflowX !== "visible") return true;
       return one.getBoundingClientRect().right > innerWidth;
     }).length"""
     chapters = [address for address in addresses(site) if not address.startswith("reference/")]
