@@ -10,6 +10,9 @@ to know about a GPU:
 
 Each part writes its own record, so an early end loses only the part that was running. The record of this
 script says how long each part took, and whether it succeeded.
+
+We had no GPU when we wrote this script. So the ten minutes are an estimate, and so far, only the tests have
+run it, on a CPU.
 """
 
 import sys

@@ -13,12 +13,11 @@ from nbformat.v4 import new_code_cell
 from docs.figures.course import course_notebook
 from docs.literate.page import chapter_notebook, notebook
 from docs.literate.samples import SAMPLE
-from docs.literate.site import read_sources, write_site
-from docs.project import PROJECT, ROOT, clone_cell, notebook_links
+from docs.literate.site import read_sources
+from docs.project import PROJECT, ROOT, clone_cell
 from docs.site import SITE, notebooks
 from labml_bert.course.source import read_reference, whole_function
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
-from tests.docs.test_tree import project as small_project
 from tests.support.runs import SIZES, SMALL, small_text
 
 SOURCES = {source.path: source for source in read_sources(ROOT, SITE.folders).values()}
@@ -52,29 +51,6 @@ def copy_project(folder: Path) -> None:
 
 def test_a_page_has_a_notebook_only_if_the_notebook_can_get_the_project() -> None:
     assert EXPERIMENTS and CHAPTERS and [*notebooks(replace(PROJECT, repo_url=""))] == STAND_ALONE
-
-
-def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:
-    github = replace(PROJECT, repo_url="https://github.com/me/bert")
-    for project in ("", "https://example.org/me/bert", "http://github.com/me/bert"):
-        assert notebook_links("a.ipynb", replace(PROJECT, repo_url=project)) == {}
-    links = {
-        "a": "https://colab.research.google.com/github/me/bert/blob/notebooks/pack/deep/x.ipynb",
-        "b": "https://kaggle.com/kernels/welcome?src=https://github.com/me/bert/blob/notebooks/index.ipynb",
-    }
-    site = small_project(tmp_path)
-    (tmp_path / "docs/pages/index.md").write_text("# Start\n\nText.\n\n```python\nprint(2)\n```\n")
-    files = {"pack/deep/x.py": "print(1)", "docs/pages/index.md": "print(3)"}
-    with_links = replace(site, notebooks=files, notebook_hosts=lambda path: notebook_links(path, github))
-    write_site(with_links, reference=False)
-    source_page, chapter = (site.out / name for name in ("pack/deep/x.md", "index.md"))
-    assert f'href="{links["a"]}"' in source_page.read_text() and "../x.ipynb" in source_page.read_text()
-    assert links["b"] in chapter.read_text() and "(index.ipynb)" in chapter.read_text()
-    book = nbformat.read(site.out / "index.ipynb", as_version=4)
-    assert [cell.source for cell in book.cells] == ["print(3)", "# Start", "print(2)"]
-    write_site(replace(site, notebooks={}), reference=False)
-    assert not list(site.out.rglob("*.ipynb"))
-    assert "Notebook" not in source_page.read_text() + chapter.read_text()
 
 
 @pytest.mark.parametrize("path", STAND_ALONE)

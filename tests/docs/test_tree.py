@@ -2,14 +2,17 @@
 
 import ast
 import graphlib
+from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 
 from docs.literate.rows import PageError
 from docs.literate.site import Contents, Site, read_sources, write_site
 from docs.literate.tree import flatten, module_table, navigation, with_module_table
+from docs.project import PROJECT, notebook_links
 from docs.site import SITE
 
 ROOT = SITE.root
@@ -150,3 +153,26 @@ def test_every_path_in_first_exists() -> None:
 def test_the_module_table_in_the_readme_is_up_to_date() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"
+
+
+def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:
+    github = replace(PROJECT, repo_url="https://github.com/me/bert")
+    for address in ("", "https://example.org/me/bert", "http://github.com/me/bert"):
+        assert notebook_links("a.ipynb", replace(PROJECT, repo_url=address)) == {}
+    links = {
+        "a": "https://colab.research.google.com/github/me/bert/blob/notebooks/pack/deep/x.ipynb",
+        "b": "https://kaggle.com/kernels/welcome?src=https://github.com/me/bert/blob/notebooks/index.ipynb",
+    }
+    site = project(tmp_path)
+    (tmp_path / "docs/pages/index.md").write_text("# Start\n\nText.\n\n```python\nprint(2)\n```\n")
+    files = {"pack/deep/x.py": "print(1)", "docs/pages/index.md": "print(3)"}
+    with_links = replace(site, notebooks=files, notebook_hosts=lambda path: notebook_links(path, github))
+    write_site(with_links, reference=False)
+    source_page, chapter = (site.out / name for name in ("pack/deep/x.md", "index.md"))
+    assert f'href="{links["a"]}"' in source_page.read_text() and "../x.ipynb" in source_page.read_text()
+    assert links["b"] in chapter.read_text() and "(index.ipynb)" in chapter.read_text()
+    book = nbformat.read(site.out / "index.ipynb", as_version=4)
+    assert [cell.source for cell in book.cells] == ["print(3)", "# Start", "print(2)"]
+    write_site(replace(site, notebooks={}), reference=False)
+    assert not list(site.out.rglob("*.ipynb"))
+    assert "Notebook" not in source_page.read_text() + chapter.read_text()
