@@ -1,8 +1,8 @@
 r"""
 # What is pretraining worth?
 
-Does an encoder that was pretrained on plain text need fewer labels than one from scratch? This experiment
-compares three ways to learn a task from the same labeled texts:
+Does an encoder that was pretrained on plain text need fewer labels than one trained from scratch? This
+experiment compares three ways to learn a task from the same labeled texts:
 
 - **pretrained**: fine-tune a model that this project pretrained, with a classifier on top.
 - **from scratch**: train the same network with the same tokenizer and recipe, but start from random weights.

@@ -65,7 +65,7 @@ class TokenMasker:
     max_predictions_per_seq: int | None = None
     """
     If set, the number of chosen tokens in a row is `mlm_probability` times that of ordinary tokens, rounded,
-    but at least one and at most this limit. (The original counts special tokens too.) `word_ids` lowers it.
+    but at least one and at most this limit. (The original counts special tokens too.) A word may not fit.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
@@ -81,7 +81,7 @@ class TokenMasker:
         """
         All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` gives
         each token the number of its word, from 0 to at most `T - 1`, or -1 if it must not be chosen. A word's
-        tokens are chosen together. Raises `ValueError` for ids outside the vocabulary or a negative mask.
+        tokens are chosen together. Raises `ValueError` if an id is outside the vocabulary or a mask is wrong.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():

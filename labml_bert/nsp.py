@@ -11,7 +11,7 @@ Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
-answer away. Tasks with two input texts still use such pairs. This file needs only PyTorch; you can copy it.
+answer away. Tasks with two texts still use its input format. This file needs only PyTorch; you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
 """
@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        A sentence of the document is in at most one A or one B labeled *next*. It can also be in random Bs of
-        other documents. If B is random, the next chunk starts with the sentences that B replaced.
+        Each sentence is used at most once, in an A or in a B labeled *next*, and maybe in random Bs of other
+        documents. If B is random, the next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2

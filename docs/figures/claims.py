@@ -177,9 +177,9 @@ def in_words(effect: Effect, metric: str) -> str:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
     if effect.at_least:
-        return f"at least {middle:.1f} times (95% confidence: {low:.1f} or more)"
+        return f"at least {low:.1f} times (95% confidence; {middle:.1f} or more on average)"
     if effect.at_most:
-        return f"at most {middle:.1f} times (95% confidence: {high:.1f} or less)"
+        return f"at most {high:.1f} times (95% confidence; {middle:.1f} or less on average)"
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
@@ -374,8 +374,9 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         "The primary endpoint of every claim",
         "; ".join(sentences) + ".",
         "The effect of every claim with its 98.2% confidence interval. To the right of the middle line, an "
-        "effect supports the claim. Between the dotted lines, it's too small to matter. Each claim has its "
-        "own unit and its own limit. An arrow means that the interval extends farther.",
+        "effect supports the claim. Between the dotted lines, it's too small to matter. The unit, and "
+        "the smallest effect that matters, differ from claim to claim. An arrow means that the interval "
+        "extends farther.",
         [],
         numbers(["claim", "verdict", "gain", "98.2% CI", "too small to matter", "seeds"], table),
     )
@@ -477,8 +478,9 @@ def arrivals(claim: Claim) -> str:
                 table += " no run |"
         table += "\n"
     return (
-        "The next table shows when each variant reached these losses, in tokens and seconds. Each entry is "
-        "the mean over the runs that got there. If some never did, the entry says how many did.\n\n"
+        "Each column of the next table is a loss below the unigram baseline. An entry says when a variant got "
+        "there, in tokens and seconds: the mean over the runs that did. If some never did, the entry says "
+        "how many did.\n\n"
         f"{wide(table)}\n"
     )
 
@@ -502,7 +504,7 @@ def cost(claim: Claim) -> str:
         # Claims have sections on one page; studies don't.
         template = "[{0}](#{0})" if "primary" in claim.entry else "`{0}`"
         links = ", ".join(template.format(name) for name in shared)
-        result += f", not counting the runs that it shares with {links}"
+        result += f", not counting the runs that are also part of {links}"
     return result
 
 

@@ -377,9 +377,15 @@ def gradient_step(t: Trace) -> Markup:
     ]
     caption = Markup(
         "One step of SGD with learning rate {:g} on this one masked token lowers the loss from {} to {} "
-        "nats. The second table shows the update of two of the {} parameters: the gradient of a bias of the "
-        "head is the probability of its token minus the target."
-    ).format(LEARNING_RATE, *results[0].cells, sum(parameter.numel() for parameter in t.model.parameters()))
+        "nats. The second table shows the update of two of the {} parameters, the head's biases for {} and "
+        "{}. The gradient of such a bias is the token's probability minus the target, 1 for {} and 0 "
+        "for all other tokens."
+    ).format(
+        LEARNING_RATE,
+        *results[0].cells,
+        sum(parameter.numel() for parameter in t.model.parameters()),
+        *(code(t.token(token)) for token in (t.target, t.best, t.target)),
+    )
     return figure(
         caption,
         Table("The prediction", ["measure", "before", "after"], results),

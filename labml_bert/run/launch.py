@@ -1,7 +1,7 @@
 """
 # From the command line to the end of a run
 
-The last line of every experiment is `launch(main, Options)`. It parses the options and calls `main(run,
+Each pretraining script ends with `launch(main, Options)`. It parses the options and calls `main(run,
 options)`. If the run ends early, `launch` prints the reason in one line. If the run writes a record, `launch`
 adds a fingerprint, so that you can check the record later."""
 

@@ -11,9 +11,9 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
-    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
+    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
-    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
+    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,6 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     rows = [{"arm": "short"}, {"arm": "long"}, {"arm": "shared", "from": "another claim"}]
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
-    assert describe_check(record) == "Reproduced with the code of 2026-11-22."
+    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
     del fingerprints["long"]
     assert describe_check(record) == "Not checked against later code."

@@ -220,8 +220,8 @@ def tied_head(d: Drawing) -> Words:
         "goes through a dense layer, GELU and LayerNorm. Its product with each row of E, plus a bias, "
         f"gives one logit for each of the V tokens. The logit of {TARGET} should be the largest. A dashed "
         "line connects the two tables: they are the same.",
-        "The model stores E once and uses it twice, as a lookup and as a matrix. In BERT base, E has "
-        f"V\u00a0=\u00a0{V:,} rows of D\u00a0=\u00a0{D} numbers.",
+        "The model stores E once and uses it twice: as the lookup table at the input and as the output "
+        f"matrix. In BERT base, E has V\u00a0=\u00a0{V:,} rows of D\u00a0=\u00a0{D} numbers.",
     )
 
 

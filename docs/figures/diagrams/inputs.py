@@ -122,7 +122,7 @@ def mean_pooling(d: Drawing) -> Words:
         f"The encoder reads the sentence {' '.join(TOKENS)} and gives each token a vector h. Lines lead from "
         "the vectors of the six words to a box with their mean, which is the vector of the text. The vectors "
         "of the special tokens [CLS] and [SEP] are left out.",
-        "Mean pooling: the vector of a text is the mean of the vectors of its words.",
+        "Mean pooling: the vector of a text is the mean of the vectors of its tokens.",
     )
 
 
