@@ -274,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Attention weights of each layer, `(B, H, T, T)`; the last may have fewer rows. `None` if not needed."""
+    """Attention weights by layer, `(B, H, T, T)`; the last may have fewer rows. `None` if not asked for."""
 
 
 class BertModel(nn.Module):
