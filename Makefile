@@ -13,7 +13,7 @@ train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
 
 # From a file of labels to the folder `classifier`. It starts from the BERT in the folder FROM, or else from one
-# that it pretrains for two minutes, once.
+# that it pretrains for two minutes, once. For a second classifier: make classifier ARGS="--output another"
 LABELS ?= labels.csv
 classifier: $(VENV)/.baselines
 	@$(BIN)/python -m labml_bert.classify check "$(LABELS)" >/dev/null

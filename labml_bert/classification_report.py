@@ -22,6 +22,9 @@ from labml_bert.baselines.tfidf import tune
 from labml_bert.labeled_text import Example, Score, confusion_matrix, score
 from labml_bert.stdout import console, printable
 
+# An accuracy from which on the test rows say nothing more about which method is better.
+NEARLY_PERFECT = 0.99
+
 
 def print_report(
     logits: Tensor, labels: Sequence[str], train: Sequence[Example], test: Sequence[Example]
@@ -47,7 +50,13 @@ def print_report(
     if gap > 0:
         console.print(
             f"\n  On these rows, the {best} is {gap} point{'s' * (gap > 1)} better than the model.\n"
-            "  Use it, or pretrain the encoder longer or on text of this kind."
+            "  Use it (docs/pages/heads.md shows how), or pretrain the encoder longer or on\n"
+            "  text of this kind."
+        )
+    if len(accuracies) > 2 and sorted(accuracies.values())[-2] >= NEARLY_PERFECT:
+        console.print(
+            "\n  Two methods are nearly perfect. Perhaps some test rows are near-copies of\n"
+            "  training rows: try a few texts that you write yourself."
         )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
     for line in confusion_lines(confusion_matrix(logits, numbers), labels):

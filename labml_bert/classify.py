@@ -25,8 +25,11 @@ if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
 import argparse
+import contextlib
 import copy
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +49,7 @@ from labml_bert.files import check_utf8, is_utf8
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_file import LabeledTexts, read_labeled_texts
+from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, quote_label, read_labeled_texts, some
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import write_classifier_card
 from labml_bert.model_folder import (
@@ -58,7 +61,6 @@ from labml_bert.model_folder import (
     read_tensors,
 )
 from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header
-from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 from labml_bert.training.device import choose_device
@@ -75,6 +77,8 @@ PATIENCE = 3
 # An epoch of 100 texts has only a few steps, too few to learn anything.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
+# A pretraining loss above this fraction of the unigram baseline is hardly better than counting tokens.
+HARDLY_BETTER = 0.95
 # In `tokenizer_config.json`: whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
 
@@ -87,8 +91,12 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
     in the format of `transformers`. Dropout is 0.1 as in the paper, even if the model was pretrained without
     dropout. If the folder has a classifier, its head was trained for other labels and isn't used.
 
-    Raises `ValueError` if the folder has no BERT, or if its files are damaged.
+    Raises `ValueError` if there is no such folder, if it has no BERT, or if its files are damaged.
     """
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no folder {folder}; name that of a run, or that of a BERT saved by transformers"
+        )
     path = folder / "model.safetensors"
     if (folder / "config.json").is_file() or path.is_file():
         check_architecture(folder, read_json(folder).get("model_type") == "modernbert")
@@ -187,9 +195,26 @@ def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
     }
 
 
+def describe_pretraining(folder: Path) -> dict[str, str]:
+    """A line if the model card says that pretraining has hardly beaten the unigram baseline, or nothing."""
+    for path in (folder / "model" / "README.md", folder / "README.md"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            card = path.read_text(encoding="utf-8")
+            losses = dict(re.findall(r"^\| (unigram|this model) \| (\d+\.\d+) \|", card, re.M))
+            if float(losses["this model"]) > HARDLY_BETTER * float(losses["unigram"]):
+                numbers = f"loss {losses['this model']}, unigram baseline {losses['unigram']}"
+                return {"pretrained": f"hardly ({numbers}); pretrain longer"}
+    return {}
+
+
 def check_command(options: argparse.Namespace) -> None:
     """Prints what a file of labels contains. Raises `ValueError` if `train` would refuse it."""
-    header("classify: this file is fine", describe_texts(options.file, read_labeled_texts(options.file)))
+    texts = read_labeled_texts(options.file)
+    counts = Counter(example.label for example in texts.examples).most_common()
+    names = some(
+        [f"{quote_label(texts.labels[label])} ({count:,})" for label, count in counts], longest=SHORT_LIST
+    )
+    header("classify: this file is fine", {**describe_texts(options.file, texts), "labels": names})
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -204,7 +229,10 @@ def train_command(options: argparse.Namespace) -> None:
     output: Path = options.output
     check_utf8(output)
     if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
-        raise ValueError(f"{output} exists and is not an empty folder; choose another with --output")
+        raise ValueError(
+            f"{output} exists and is not an empty folder; choose another with --output, or with make: "
+            'ARGS="--output another"'
+        )
     check_numbers(options)
     texts = read_labeled_texts(options.file)
     folder = options.source or newest_run(Path("logs"))
@@ -232,6 +260,7 @@ def train_command(options: argparse.Namespace) -> None:
         "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*sizes),
         "length": f"at most {max_length} tokens; {longer}",
         "model": display_path(folder),
+        **describe_pretraining(folder),
     }
     prepare_folder(output)
     header("classify: a classifier from your own labels", details)
@@ -279,24 +308,39 @@ def read_max_length(settings: dict[str, Any], positions: int) -> int:
         return positions
 
 
+def read_lines(data: bytes) -> list[str]:
+    """
+    Returns the lines of `data`. Keeps blank ones, so that the numbers of the lines are right. A byte that
+    isn't UTF-8 becomes a surrogate, as it does on the command line.
+
+    Raises `ValueError` if all lines are blank.
+    """
+    if not data.strip():
+        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
+    lines = data.decode("utf-8-sig", "surrogateescape").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
+
+
 def predict_command(options: argparse.Namespace) -> None:
     """
     ## Predicting
 
-    Prints the most probable label for each text, from the arguments or from the lines of standard input.
+    Prints the most probable label for each text, from the arguments or from the lines of standard input. A
+    blank line is an error: if it were skipped, the rows that are printed would no longer match the lines.
 
     Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
     was trained with pairs and there is no second text, or the other way round.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
-    texts = options.texts or read_texts(sys.stdin.buffer.read())
+    texts = options.texts or read_lines(sys.stdin.buffer.read())
+    kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
-        name = f"text {number}" if number <= len(texts) else "--pair"
+        name = f"{kind} {number:,}" if number <= len(texts) else "--pair"
         if not is_utf8(text):
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
         if not text.strip():
-            raise ValueError(f"{name} is empty; write some text")
+            raise ValueError(f"{name} is empty; write some text, or leave it out")
     settings = read_settings(options.model)
     has_pair = options.pair is not None
     if settings.get(PAIRS, has_pair) is not has_pair:

@@ -100,6 +100,18 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
+    """
+    Returns the error for a file that isn't UTF-8, with a command that converts it. `data` is the beginning of
+    the file, and `place` says where it isn't UTF-8. A file without a byte order mark is most often in the
+    encoding of Western European Windows.
+    """
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    command = f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
+    example = "" if is_utf16 else ", for example"
+    return ValueError(f"{path} is not UTF-8 ({place}); convert it{example} with: {command}")
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes the names in a folder to disk. Raises `OSError` if the disk fails."""
     try:

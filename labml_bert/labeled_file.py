@@ -21,11 +21,11 @@ So every problem is an error that names its line. Only if the same text has diff
 two annotators disagree, its rows are left out with a warning.
 """
 
+import contextlib
 import csv
 import io
 import json
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,10 +41,14 @@ FEWEST_PER_LABEL = 3
 FEWEST_ROWS = 20
 # In characters. A longer label is probably a text in the wrong column.
 LONGEST_LABEL = 100
-# A message lists this many labels or texts, and counts the others.
-MOST_LISTED = 10
+# A message lists as much as fits into this many characters, and counts the rest.
+LONGEST_LIST, SHORT_LIST = 80, 50
+# A message names this many lines for each label or text, and this many characters of a label.
+MOST_LINES, MOST_OF_A_LABEL = 3, 30
 # What separates the columns of a CSV file.
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
+# How Excel's files begin: the newer ones are zip archives.
+EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
 class LabeledRow(NamedTuple):
@@ -81,17 +85,47 @@ class LabeledTexts(NamedTuple):
     @property
     def conflict_warning(self) -> str:
         """Which texts have different labels, in one line. Empty if none has."""
-        lines = [" and ".join(map(str, conflict)) for conflict in self.conflicts]
+        lines = [some_lines(conflict, " and ") for conflict in self.conflicts]
         count = sum(map(len, self.conflicts))
-        return f"left out {count:,} rows: same text, different labels (lines {some(lines, '; ')})" * bool(
-            lines
+        return (
+            f"left out {count:,} rows: same text, different labels (lines {some(lines, '; ', SHORT_LIST)})"
+            * bool(lines)
         )
 
 
-def some(items: list[str], separator: str = ", ") -> str:
-    """Joins the first ten items, and says how many more there are."""
-    more = f"{separator}and {len(items) - MOST_LISTED:,} more" if len(items) > MOST_LISTED else ""
-    return separator.join(items[:MOST_LISTED]) + more
+def some(items: list[str], separator: str = ", ", longest: int = LONGEST_LIST) -> str:
+    """Joins the first items, at most `longest` characters, and says how many more there are."""
+    count = 1
+    while count < len(items) and len(separator.join(items[: count + 1])) <= longest:
+        count += 1
+    more = [f"and {len(items) - count:,} more"] if len(items) > count else []
+    return separator.join([*items[:count], *more])
+
+
+def some_lines(lines: list[int], separator: str = ", ") -> str:
+    """Joins the first numbers of lines, and says how many more there are."""
+    more = [f"{len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
+    return separator.join([*map(str, lines[:MOST_LINES]), *more])
+
+
+def quote_label(label: str) -> str:
+    """A label in quotes, cut if it's long."""
+    cut = label if len(label) <= MOST_OF_A_LABEL else label[:MOST_OF_A_LABEL] + "…"
+    return f"'{printable(cut)}'"
+
+
+def with_lines(label: str, lines: list[int]) -> str:
+    """A label and the lines of its rows."""
+    where = f"line{'s' * (len(lines) > 1)} {some_lines(lines)}" if lines else "no row left"
+    return f"{quote_label(label)} ({where})"
+
+
+def check_format(path: Path) -> None:
+    """Raises `ValueError` if the file belongs to a spreadsheet program, whatever its name is."""
+    # `read_utf8` explains why a file can't be read.
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(4) in EXCEL:
+            raise ValueError(f'{path} is an Excel file or an archive; save it as "CSV UTF-8" in Excel')
 
 
 def read_labeled_texts(path: Path) -> LabeledTexts:
@@ -111,6 +145,7 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
         raise ValueError(f"there is no file {path}; pass a CSV or JSONL file with texts and labels")
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file; save the rows in a file and pass that")
+    check_format(path)
     content = read_utf8(path)
     if not content.strip():
         raise ValueError(f"{path} is empty; put a header and rows with a text and a label into it")
@@ -125,20 +160,23 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
                 )
     except ValueError as error:
         raise ValueError(f"{path}, {error}") from None
+    check_columns(path, rows)
     labels = sorted({row.label for row in rows})
     numbers = {label: i for i, label in enumerate(labels)}
     copies: dict[tuple[str, str], list[LabeledRow]] = {}
     for row in rows:
         copies.setdefault(row.key, []).append(row)
     texts = LabeledTexts([], labels, 0, [])
+    lines: dict[str, list[int]] = {label: [] for label in labels}
     for first, *others in copies.values():
         if any(row.label != first.label for row in others):
             texts.conflicts.append([row.line for row in (first, *others)])
         else:
             texts.examples.append(Example(first.text, numbers[first.label], first.pair))
+            lines[first.label].append(first.line)
     repeats = len(rows) - len(texts.examples) - sum(map(len, texts.conflicts))
     texts = texts._replace(repeats=repeats)
-    check_counts(path, texts)
+    check_counts(path, texts, lines)
     return texts
 
 
@@ -170,15 +208,20 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
             check_header(header, line)
             continue
         if len(fields) != len(header):
+            name = DELIMITERS[delimiter]
+            remedy = f"put a text with {name}s or line ends between double quotes"
+            if len(fields) > len(header) and not any(fields[len(header) :]):
+                remedy = f"remove the extra {name} at the end of the line"
+            elif len(fields) < len(header) and not any(header[len(fields) :]):
+                remedy = f"remove the extra {name} at the end of the header"
             raise ValueError(
-                f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; put a text "
-                f"with {DELIMITERS[delimiter]} or line ends between double quotes"
+                f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; {remedy}"
             )
         yield line, dict(zip(header, fields, strict=True))
 
 
 def check_header(header: list[str], line: int) -> None:
-    """Raises `ValueError` if a column is missing or there twice."""
+    """Raises `ValueError` if a column is missing or there twice. Columns without a name don't matter."""
     for name in ("text", "label"):
         if name not in header:
             names = printable(", ".join(header))
@@ -187,8 +230,8 @@ def check_header(header: list[str], line: int) -> None:
                 f"text,label, and it is: {names[:60]}"
             )
     for name in header:
-        if header.count(name) > 1:
-            raise ValueError(f"line {line}: two columns are called '{printable(name)}'; rename or remove one")
+        if name and header.count(name) > 1:
+            raise ValueError(f"line {line}: two columns are called {quote_label(name)}; rename or remove one")
 
 
 def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -251,28 +294,57 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     label = values["label"].strip()
     if len(label) > LONGEST_LABEL:
         raise ValueError(
-            f"line {line}: the label has {len(label):,} characters; use at most {LONGEST_LABEL}, or swap the "
-            "columns"
+            f"line {line}: the label has {len(label):,} characters; use at most {LONGEST_LABEL}; are the "
+            "columns 'text' and 'label' swapped?"
         )
     if any(unicodedata.category(character) == "Cc" for character in label):
-        raise ValueError(f"line {line}: the label '{printable(label)}' has a control character; remove it")
+        raise ValueError(f"line {line}: the label {quote_label(label)} has a control character; remove it")
     return LabeledRow(line, values["text"], label, values.get("pair"))
 
 
-def check_counts(path: Path, texts: LabeledTexts) -> None:
-    """Raises `ValueError` if there are too few different rows or labels to train and test a classifier."""
-    labels = [printable(label) for label in texts.labels]
-    if len(labels) < 2:
-        only = f"all rows have the label '{labels[0]}'" if labels else "there are no rows"
-        raise ValueError(f"{path}: {only}; a classifier needs at least two labels")
-    counts = Counter(example.label for example in texts.examples)
-    rare = [f"'{label}' ({counts[i]})" for i, label in enumerate(labels) if counts[i] < FEWEST_PER_LABEL]
+def check_columns(path: Path, rows: list[LabeledRow]) -> None:
+    """
+    ## Checking the columns
+
+    Raises `ValueError` if most rows have a label of their own, which happens if the label is in another
+    column, or if labels differ only in case or spaces. With too few rows, `check_counts` says so instead.
+    """
+    if len(rows) < FEWEST_ROWS:
+        return
+    lines: dict[str, list[int]] = {}
+    for row in rows:
+        lines.setdefault(row.label, []).append(row.line)
+    if len(lines) > len(rows) / 2:
+        is_swapped = len({row.text for row in rows}) <= len(lines) / 2
+        question = "are the columns 'text' and 'label' swapped?" if is_swapped else "is it the right column?"
+        raise ValueError(
+            f"{path}: the column 'label' has {len(lines):,} different values in {len(rows):,} rows; "
+            f"{question}"
+        )
+    spellings: dict[str, list[str]] = {}
+    for label in lines:
+        spellings.setdefault(" ".join(label.split()).casefold(), []).append(label)
+    for same in spellings.values():
+        if len(same) > 1:
+            names = " and ".join(with_lines(label, lines[label]) for label in same[:3])
+            raise ValueError(f"{path}: labels that differ only in case or spaces: {names}; spell them alike")
+
+
+def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -> None:
+    """
+    Raises `ValueError` if there are too few different rows or labels to train and test a classifier. `lines`
+    has the lines of each label's examples.
+    """
     reason = f"; {texts.conflict_warning}" * bool(texts.conflicts)
+    count = len(texts.examples)
+    if count < FEWEST_ROWS:
+        raise ValueError(f"{path} has {count} different rows; add some, to at least {FEWEST_ROWS}{reason}")
+    if len(texts.labels) < 2:
+        only = quote_label(texts.labels[0])
+        raise ValueError(f"{path}: all rows have the label {only}; a classifier needs at least two labels")
+    rare = [with_lines(label, lines[label]) for label in texts.labels if len(lines[label]) < FEWEST_PER_LABEL]
     if rare:
         raise ValueError(
             f"{path}: labels with too few different rows: {some(rare)}; each needs at least "
-            f"{FEWEST_PER_LABEL}, one for each part; add rows, or remove these labels{reason}"
+            f"{FEWEST_PER_LABEL}; fix the spelling, add rows, or remove these labels{reason}"
         )
-    if len(texts.examples) < FEWEST_ROWS:
-        count = len(texts.examples)
-        raise ValueError(f"{path} has {count} different rows; add some, to at least {FEWEST_ROWS}{reason}")

@@ -58,6 +58,7 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     scores = print_report(wrong, ["a", "b"], examples, examples)
     out = capsys.readouterr().out
     assert "the bag of words (TF-IDF) is 50 points better than the model." in out
+    assert "docs/pages/heads.md shows how" in out
     model = scores["fine-tuned model"]
     assert model is not None and model.accuracy == 0.5
     print_report(right, ["a", "b"], examples, examples)
@@ -67,6 +68,17 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     logits[0] = logits[0].flip(0)
     print_report(logits, ["a", "b"], many, many)
     assert "is 1 point better than the model." in capsys.readouterr().out
+
+
+def test_test_rows_that_are_too_easy_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    """If two methods are nearly perfect, the test rows can't tell which one is better."""
+    examples = [Example(f"text {'no' if i % 2 else 'yes'}", i % 2) for i in range(40)]
+    labels = torch.tensor([example.label for example in examples])
+    logits = torch.nn.functional.one_hot(labels, 2).float()
+    print_report(logits, ["a", "b"], examples, examples)
+    assert "Two methods are nearly perfect." in capsys.readouterr().out
+    print_report(logits.flip(1), ["a", "b"], examples, examples)
+    assert "nearly perfect" not in capsys.readouterr().out
 
 
 def test_the_baselines_are_scored_on_the_test_rows() -> None:

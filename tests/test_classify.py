@@ -1,5 +1,6 @@
 """From a file of labels to a classifier: reading, splitting, training, saving, and what bad input gives."""
 
+import io
 import json
 import random
 import shutil
@@ -20,6 +21,7 @@ from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, word
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
+from labml_bert.model_card import write_pretraining_card
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, save_run, write_csv
@@ -298,6 +300,78 @@ def test_the_header_warns_of_a_text_with_two_labels(
     assert "left out 2 rows" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
+def test_check_prints_the_labels_with_their_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*ROWS, ("more", " a ")]
+    classify.main(["check", str(write_csv(tmp_path / "few.csv", rows))])
+    assert "\n  labels     'a' (11), 'b' (10)\n" in capsys.readouterr().out
+    many = [(f"text {i}", f"a label with a long name: {i % 40}") for i in range(400)]
+    classify.main(["check", str(write_csv(tmp_path / "many.csv", many))])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "labels   " in line]
+    assert line.endswith("'a label with a long name: 0' (10), and 39 more") and len(line) <= 80
+
+
+@pytest.mark.parametrize(("loss", "warns"), [(6.1, True), (5.0, False), (7.5, True)])
+def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: bool, tmp_path: Path) -> None:
+    facts = {
+        "configuration": {"model": {"max_position_embeddings": 24}},
+        "corpus": {"name": "text", "train_characters": 1, "valid_characters": 1, "sha256": "0"},
+        "parameters": 1,
+        "baselines": [
+            {"name": "uniform", "loss": 8.0, "accuracy": 0},
+            {"name": "unigram", "loss": 6.2, "accuracy": 0},
+        ],
+        "result": {"loss": loss, "accuracy": 0, "steps": 1, "training_seconds": 1},
+    }
+    assert classify.describe_pretraining(tmp_path) == {}
+    (tmp_path / "model").mkdir()
+    write_pretraining_card(tmp_path / "model", ["python"], facts)
+    line = f"hardly (loss {loss:.3f}, unigram baseline 6.200); pretrain longer"
+    expected = {"pretrained": line} if warns else {}
+    assert classify.describe_pretraining(tmp_path) == expected
+    assert classify.describe_pretraining(tmp_path / "model") == expected
+
+
+# From standard input
+
+
+class StandardInput:
+    """What `predict` reads."""
+
+    def __init__(self, data: bytes):
+        self.buffer = io.BytesIO(data)
+
+
+def test_each_line_of_standard_input_becomes_a_row(
+    bad_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", StandardInput(b"\xef\xbb\xbfone\r\ntwo\nthree\n"))
+    classify.main(["predict", str(bad_folder / "classifier")])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
+    assert [row[-1] for row in rows] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"one\n\ntwo\n", "line 2 is empty; write some text, or leave it out"),
+        (b"one\n\n", "line 2 is empty"),
+        (b"one\n\xff\n", "line 2 has bytes that are not UTF-8"),
+        (b" \n\n", "there is no text; pass one as an argument, or one per line"),
+    ],
+)
+def test_a_blank_line_of_standard_input_is_an_error(
+    data: bytes,
+    message: str,
+    bad_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", StandardInput(data))
+    assert_fails(bad_folder, ["predict", "classifier"], message, capsys)
+
+
 # Bad input
 
 # The arguments, and a part of the error message.
@@ -306,12 +380,14 @@ BAD_ARGUMENTS = {
     "check a missing file": (["check", "no.csv"], "there is no file no.csv"),
     "missing file": (["train", "no.csv", *OUT], "there is no file no.csv"),
     "folder": (["train", "full", *OUT], "full is a folder"),
-    "full output": ([*TRAIN, "--output", "full"], "full exists and is not an empty folder"),
+    "full output": ([*TRAIN, "--output", "full"], "choose another with --output, or with make: "
+                    'ARGS="--output another"'),
     "output that is a file": ([*TRAIN, "--output", "good.csv"], "is not an empty folder"),
     "output in a file": ([*TRAIN, "--from", "bert", "--output", "good.csv/a"], "cannot write to"),
     "no output": (["train", "good.csv"], "the following arguments are required: --output"),
     "no run": ([*TRAIN, *OUT], "no run under logs"),
-    "missing run": ([*TRAIN, "--from", "no", *OUT], "there is no run at no"),
+    "missing run": ([*TRAIN, "--from", "no", *OUT], "there is no folder no; name that of a run, "
+                    "or that of a BERT saved by transformers"),
     "folder without a run": ([*TRAIN, "--from", "full", *OUT], "no run at full"),
     "ModernBERT": ([*TRAIN, "--from", "modern", *OUT], "modern has a ModernBERT"),
     "modern run": ([*TRAIN, "--from", "modern-run", *OUT], "has a ModernBERT"),

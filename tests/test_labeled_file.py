@@ -95,14 +95,26 @@ def objects(*lines: str) -> str:
 BAD_FILES = {
     "empty": ("a.csv", "", "is empty"),
     "blank": ("a.csv", " \n\n", "is empty"),
-    "not UTF-8": ("a.csv", b"text,label\ncaf\xe9,a\n", "is not UTF-8 (byte 14)"),
-    "UTF-16": ("a.csv", (HEADER + GOOD).encode("utf-16"), "is not UTF-8 (byte 0)"),
+    "not UTF-8": ("a.csv", b"text,label\ncaf\xe9,a\n", "(line 2); convert it, for example with: "
+                  "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
+    "UTF-16": ("a.csv", (HEADER + GOOD).encode("utf-16"), "convert it with: iconv -f UTF-16 -t UTF-8 FILE"),
+    "Excel": ("a.csv", b"PK\x03\x04rest", 'is an Excel file or an archive; save it as "CSV UTF-8" in Excel'),
+    "old Excel": ("a.xls", b"\xd0\xcf\x11\xe0\xa1", "is an Excel file"),
+    "swapped columns": ("a.csv", "label,text\n" + GOOD, "the column 'label' has 20 different values in 20 "
+                        "rows; are the columns 'text' and 'label' swapped?"),
+    "identifiers": ("a.csv", HEADER + "\n".join(f"text {i % 30},{i}" for i in range(40)),
+                    "the column 'label' has 40 different values in 40 rows; is it the right column?"),
+    "labels in two spellings": ("a.csv", HEADER + GOOD + "\nx, B \ny,B", "labels that differ only in case "
+                                "or spaces: 'b' (lines 3, 5, 7, 7 more) and 'B' (lines 22, 23); spell"),
+    "extra comma": ("a.csv", HEADER + GOOD + "\nx,a,", "line 22: expected 2 fields as in the header, got 3; "
+                    "remove the extra comma at the end of the line"),
+    "extra semicolon in the header": ("a.csv", "text;label;\na;b\n", "extra semicolon at the end of the h"),
     "no header": ("a.csv", GOOD, "line 1: no column is called 'text'"),
     "no label column": ("a.csv", "text,kind\n" + GOOD, "no column is called 'label'"),
     "another separator": ("a.csv", (HEADER + GOOD).replace(",", "|"), "and it is: text|label"),
     "semicolons in a text": ("a.csv", "text;label\na;b;c\n", "text with semicolons or line ends between"),
     "duplicate column": ("a.csv", "text,label,text\n", "two columns are called 'text'"),
-    "only a header": ("a.csv", HEADER, "there are no rows; a classifier needs at least two labels"),
+    "only a header": ("a.csv", HEADER, "has 0 different rows; add some, to at least 20"),
     "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22: expected 2 fields as"),
     "too many fields": ("a.csv", HEADER + "one, two,a\n" + GOOD, "as in the header, got 3"),
     "after a row of two lines": ("a.csv", HEADER + '"a\nb",a\n\nx\n', "line 5: expected 2 fields"),
@@ -114,17 +126,20 @@ BAD_FILES = {
     "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
     "control character": ("a.csv", HEADER + GOOD + "\nx,\x1b[2Ja", "the label '?[2Ja' has a control"),
     "line end in a label": ("a.csv", HEADER + GOOD + '\nx,"a\nb"', "b' has a control character"),
-    "text as a label": ("a.csv", HEADER + GOOD + "\na," + "x" * 101, "the label has 101 characters"),
+    "text as a label": ("a.csv", HEADER + GOOD + "\na," + "x" * 101, "has 101 characters; use at most 100; "
+                        "are the columns 'text' and 'label' swapped?"),
     "some pairs": ("a.csv", "text,label,pair\nx,a,y\nz,b,\n", "line 3: some rows have a pair"),
     "one class": ("a.csv", HEADER + GOOD.replace(",b", ",a"), "all rows have the label 'a'"),
-    "class of one row": ("a.csv", HEADER + GOOD + "\nx,c", "too few different rows: 'c' (1); each needs"),
-    "copies of a row": ("a.csv", HEADER + GOOD + "\nx,c" * 5, "too few different rows: 'c' (1); each needs"),
-    "rare classes": ("a.csv", HEADER + GOOD + "\nx,c\ny,d\nz,d", "different rows: 'c' (1), 'd' (2); each"),
+    "class of one row": ("a.csv", HEADER + GOOD + "\nx,c", "different rows: 'c' (line 22); each needs at "
+                         "least 3; fix the spelling, add rows, or remove these labels"),
+    "copies of a row": ("a.csv", HEADER + GOOD + "\nx,c" * 5, "too few different rows: 'c' (line 22); each"),
+    "rare classes": ("a.csv", HEADER + GOOD + "\nx,c\ny,d\nz,d", "'c' (line 22), 'd' (lines 23, 24); each"),
     "many rare classes": ("a.csv", HEADER + GOOD + "".join(f"\nx{i},c{i:02}" for i in range(14)),
-                          "'c00' (1), 'c01' (1), 'c02' (1), 'c03' (1), 'c04' (1), 'c05' (1), 'c06' (1), "
-                          "'c07' (1), 'c08' (1), 'c09' (1), and 4 more; each needs"),
-    "class only in conflicts": ("a.csv", HEADER + GOOD + "\ntext 3,c", "these labels; left out 2 rows: "
-                                "same text, different labels (lines 5 and 22)"),
+                          "'c00' (line 22), 'c01' (line 23), 'c02' (line 24), 'c03' (line 25), and 10 more"),
+    "class only in conflicts": ("a.csv", HEADER + GOOD + "\nx,a\ntext 3,c", "'c' (no row left); each needs "
+                                "at least 3; fix the spelling, add rows, or remove these labels; left out 2 "
+                                "rows: same text, different labels (lines 5 and 23)"),
+    "few rows of one label": ("a.csv", HEADER + "x,a\ny,a", "has 2 different rows; add some, to at least 20"),
     "too few rows": ("a.csv", HEADER + GOOD[: GOOD.index("text 19") - 1], "has 19 different rows"),
     "broken JSON": ("a.jsonl", objects('{"text": "x"'), "line 21 is not JSON (Expecting"),
     "JSON that is a list": ("a.jsonl", objects('["x", "a"]'), "line 21 is not a JSON object"),
@@ -146,3 +161,25 @@ def test_a_bad_file_is_named_with_its_line(
     file, content, message = BAD_FILES[name]
     (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     assert_fails(tmp_path, ["train", file, "--output", "out"], message, capsys)
+
+
+def test_messages_about_large_files_stay_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text with thousands of rows, and hundreds of long labels."""
+    rows = [*ROWS, *[("the same text", "a"), ("the same text", "b")] * 3000]
+    path = write_csv(tmp_path / "labels.csv", rows)
+    warning = "left out 6,000 rows: same text, different labels (lines 22 and 23 and 24 and 5,997 more)"
+    assert read_labeled_texts(path).conflict_warning == warning
+    rows += [(f"another {i}", f"{i} " + "x" * 90) for i in range(300)]
+    write_csv(path, rows)
+    with pytest.raises(
+        ValueError, match=r"'0 x{28}…' .line 6022.*and 299 more; each.*and 5,997 more"
+    ) as info:
+        read_labeled_texts(path)
+    assert len(str(info.value).removeprefix(str(path))) <= 300
+
+
+def test_columns_without_a_name_are_ignored(tmp_path: Path) -> None:
+    """Some spreadsheets write a comma for each empty column."""
+    rows = [(*row, "", "") for row in ROWS]
+    path = write_csv(tmp_path / "labels.csv", rows, ("text", "label", "", ""))
+    assert read_labeled_texts(path) == read_labeled_texts(write_csv(tmp_path / "plain.csv", ROWS))

@@ -32,7 +32,7 @@ from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
-from labml_bert.files import make_folder, whole_file
+from labml_bert.files import encoding_error, make_folder, whole_file
 from labml_bert.stdout import console, display_path
 
 TINY_SHAKESPEARE_URL = (
@@ -156,9 +156,8 @@ def read_utf8(path: Path) -> str:
         # This encoding drops a byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start}); convert it, for example with iconv -t UTF-8"
-        ) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise encoding_error(path, error.object, f"line {line:,}") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from labml_bert.data.corpora import visible_files
+from labml_bert.files import encoding_error
 
 # The size of a chunk, in bytes.
 CHUNK_SIZE = 4_000_000
@@ -124,9 +125,8 @@ def decode(data: bytes, path: Path, offset: int) -> str:
     try:
         text = data.decode("utf-8" if offset else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 (byte {offset + error.start}); convert it, for example with iconv -t UTF-8"
-        ) from None
+        beginning = b"" if offset else data
+        raise encoding_error(path, beginning, f"byte {offset + error.start}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

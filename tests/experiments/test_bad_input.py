@@ -83,7 +83,7 @@ BAD_INPUT = {
     "file shorter than a sequence": (["--corpus", "short.txt"], "shorter than one sequence of 128"),
     "held-out tenth too short": (["--corpus", "good.txt", "--schedule", "1024", "--max-position-embeddings",
                                   "1024"], "the held-out tenth of the text has"),
-    "not UTF-8": (["--corpus", "latin1.txt"], "latin1.txt is not UTF-8 (byte 0)"),
+    "not UTF-8": (["--corpus", "latin1.txt"], "latin1.txt is not UTF-8 (line 1)"),
     "length above the positions": (["--corpus", "good.txt", "--schedule", "16,256"],
                                    "max_position_embeddings is 128"),
     "indivisible hidden size": (["--corpus", "good.txt", "--hidden-size", "130"], "not divisible by"),
