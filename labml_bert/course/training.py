@@ -322,7 +322,8 @@ STEPS = (
         chapter="cost",
         hints=(
             "PyTorch adds gradients up by itself: call `backward` and don't set them to zero. DDP divides by "
-            "`world_size()`, so multiply the loss by it first. A loss of `None` is a mistake of the caller.",
+            "`world_size()`, so multiply the loss by it first. A loss of `None` is a mistake of the caller. "
+            "`self.trainer.scaler.scale` scales the loss for float16.",
             "`self.metrics` holds the sums of the loss and of the other metrics over the micro-batches.",
             "Detach each value before you keep it. Otherwise you keep the whole graph in memory.",
         ),
@@ -342,15 +343,15 @@ STEPS = (
             ),
             Mistake(
                 "world size ignored",
-                "(world_size() * loss).backward()",
-                "loss.backward()",
+                "self.trainer.scaler.scale(world_size() * loss).backward()",
+                "self.trainer.scaler.scale(loss).backward()",
                 "DDP averages the gradients of all processes, but you need their sum. Multiply the loss by "
                 "`world_size()`.",
             ),
             Mistake(
                 "metric scaled",
-                "(world_size() * loss).backward()",
-                "loss = world_size() * loss\n        loss.backward()",
+                "self.trainer.scaler.scale(world_size() * loss).backward()",
+                "loss = world_size() * loss\n        self.trainer.scaler.scale(loss).backward()",
                 "The loss in `self.metrics` is multiplied by `world_size()`. Multiply it only for the "
                 "gradient.",
             ),
@@ -361,8 +362,15 @@ STEPS = (
                 "The loss is missing from `self.metrics`.",
             ),
             Mistake(
-                "no gradient",
+                "scaler ignored",
+                "self.trainer.scaler.scale(world_size() * loss).backward()",
                 "(world_size() * loss).backward()",
+                "You don't scale the loss, so in float16, small gradients become 0. Call `backward` on the "
+                "result of `self.trainer.scaler.scale`.",
+            ),
+            Mistake(
+                "no gradient",
+                "self.trainer.scaler.scale(world_size() * loss).backward()",
                 "pass",
                 "There are no gradients. Call `backward` on the loss.",
             ),

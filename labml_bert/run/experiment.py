@@ -306,11 +306,10 @@ class Run:
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
         # `fill_mask` takes the newest run under logs/ by default. That's this one, unless it is elsewhere.
         is_default = self.path.parent.parent == Path("logs")
-        words = [] if is_default else ["--run", display_path(self.path)]
+        options_of_run = [] if is_default else [f"--run {quote(display_path(self.path))}"]
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
-        again = command("-m", "labml_bert.fill_mask", *words)
-        new_line = " " if IS_WINDOWS else " \\\n  "
-        console.print(f"{again}{new_line}{quote(printable(example))}\n")
+        words = [command("-m", "labml_bert.fill_mask"), *options_of_run, quote(printable(example))]
+        console.print((" " if IS_WINDOWS else " \\\n  ").join(words) + "\n")
 
     def record(self, result: dict[str, float]) -> dict[str, Any]:
         """

@@ -360,7 +360,7 @@ class Step:
         """
         Adds the gradient of a micro-batch's `loss`, a scalar. The gradients of all processes are summed too,
         although DDP averages them. `metrics` are other scalars to track. Like the loss, they are summed over
-        the micro-batches.
+        the micro-batches. In float16, `trainer.scaler` scales the loss; otherwise, it returns the same loss.
         """
         assert loss is not None, "the batch has no labels"
         # DDP averages the gradients of the processes, but we need their sum.

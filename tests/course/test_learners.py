@@ -30,7 +30,7 @@ RIGHT = {
     "training/trainer.py:Step.backward": """
         if loss is None:
             raise ValueError("no loss")
-        (loss * world_size()).backward()
+        self.trainer.scaler.scale(loss * world_size()).backward()
         for key, value in [("loss", loss), *metrics.items()]:
             self.metrics[key] = self.metrics.get(key, 0) + value.detach()
     """,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
@@ -166,6 +167,8 @@ def test_bad_input_gets_one_line_and_changes_no_file(
 ) -> None:
     damage, arguments, message = BAD_INPUT[case]
     if damage:
+        # As if somebody had edited the files and followed the message about the checksum.
+        (folder / "model" / SUMS).unlink(missing_ok=True)
         damage(folder)
     before = contents(folder)
     with pytest.raises(SystemExit) as exit_info:

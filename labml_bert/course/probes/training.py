@@ -115,10 +115,12 @@ def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     m.world_size = lambda: 2
-    step = m.Step(SimpleNamespace(step=0, progress=0.0))
+    # Like a gradient scaler for float16.
+    scaler = SimpleNamespace(scale=lambda loss: 4 * loss)
+    step = m.Step(SimpleNamespace(step=0, progress=0.0, scaler=scaler))
     step.backward((weight * 3).sum(), accuracy=torch.tensor(0.25))
     yield (
-        "the gradient after one micro-batch, if world_size() is 2",
+        "the gradient after one micro-batch, if world_size() is 2 and the scaler multiplies by 4",
         0.0 if weight.grad is None else weight.grad.clone(),
     )
     step.backward((weight * 5).sum(), accuracy=torch.tensor(0.5))
