@@ -417,7 +417,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer computes only these."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. For the queries of the last layer."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 

@@ -2,7 +2,7 @@ r"""
 # Next sentence prediction
 
 Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. It does in about half of the pairs. In the others, the second piece
+whether the second follows the first. It does follow in about half of the pairs. In the others, the second piece
 comes from another document. The loss of a pair is its cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
@@ -11,7 +11,7 @@ Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
-answer away. Tasks with two texts still use its input format. This file needs only PyTorch; you can copy it.
+answer away. Tasks with two texts still use NSP's input format. This file needs only PyTorch; you can copy it.
 
 Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
 """

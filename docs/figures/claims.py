@@ -428,7 +428,7 @@ def variants(claim: Claim) -> str:
         )
         search = "every seed is run with each of" if entry.get("over_grid") else "searched over"
         tokens = f"{entry['options']['tokens']:,} tokens per run"
-        budget = f"{entry['seeds']} seeds per variant, {tokens}; {search} {grid}"
+        budget = f"{entry['seeds']} pilot seeds per variant, {tokens}; {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
     metrics = [metric for metric in metrics if " - " not in metric]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)

@@ -198,7 +198,7 @@ def dense_layer(record: Record) -> Markup:
     caption = (
         f"{title}. “Without” compares the embeddings with the vector that leaves the last layer, and “with” "
         "compares them with the same vector after the dense layer and the LayerNorm of the head. The "
-        f"accuracy is {accuracies[0]} without them and {accuracies[1]} with them."
+        f"accuracy is {accuracies[0]} without these two parts and {accuracies[1]} with them."
     )
     return bar_chart(bars, title, caption, numbers(["measure", "without", "with"], rows))
 

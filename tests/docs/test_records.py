@@ -11,9 +11,13 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
-    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
+    assert (
+        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+    )
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
-    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
+    assert (
+        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     rows = [{"arm": "short"}, {"arm": "long"}, {"arm": "shared", "from": "another claim"}]
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
-    assert describe_check(record) == "A short run with the code of 2026-11-22 gave the same losses."
+    assert (
+        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+    )
     del fingerprints["long"]
     assert describe_check(record) == "Not checked against later code."
