@@ -2,7 +2,7 @@ r"""
 # Next sentence prediction
 
 Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. It does follow in about half of the pairs. In the others, the second piece
+whether the second follows the first. It does so in about half of the pairs. In the others, the second piece
 comes from another document. The loss of a pair is its cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
