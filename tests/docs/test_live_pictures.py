@@ -98,7 +98,9 @@ def test_what_the_dense_layer_does() -> None:
     assert len(bars) == 8
     lengths = [float(re.search(r"h([\d.]+)v", bar["d"])[1]) for bar in bars]
     assert lengths[1] / lengths[0] == pytest.approx(80 / 25, rel=0.01)
-    assert "The accuracy is 25% without these two parts and 80% with them." in page.find("figcaption").get_text()
+    assert (
+        "The accuracy is 25% without these two parts and 80% with them." in page.find("figcaption").get_text()
+    )
     assert ["accuracy of the best guess", "25.0%", "80.0%"] in cells(page)
 
 

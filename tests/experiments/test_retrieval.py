@@ -34,7 +34,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [*docstrings(0, 80, False), *docstrings(80, 12, True)]
-    monkeypatch.setitem(main.__globals__, "distinct_docstrings", lambda: texts)
+    monkeypatch.setitem(script["split_pairs"].__globals__, "distinct_docstrings", lambda: texts)
 
 
 def test_pairs_that_give_the_answer_away_are_left_out() -> None:
@@ -139,7 +139,7 @@ def test_a_run_on_the_docstrings_of_another_python_is_refused(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = {"configuration": {"corpus": "python-docs", "corpus_sha256": "0"}}
-    monkeypatch.setitem(main.__globals__, "load_checkpoint", lambda path: (state, {}))
+    monkeypatch.setitem(script["split_pairs"].__globals__, "load_checkpoint", lambda path: (state, {}))
     assert_fails(main, ["--run", str(run_folder)], "the docstrings of another Python", capsys)
 
 

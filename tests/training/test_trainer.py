@@ -1,5 +1,6 @@
 """The training loop: learning rate, parameter groups, atomic checkpoints, and readable metrics."""
 
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from labml_bert import files
-from labml_bert.files import write_tensors
+from labml_bert.files import bytes_of, write_tensors
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -213,13 +214,17 @@ def test_an_incompletely_written_checkpoint_is_not_loaded(
     trainer = train_to_end(tmp_path / "run")
     intact = (tmp_path / "run" / CHECKPOINT).read_bytes()
 
-    def write_half(tensors, path, metadata) -> None:
-        Path(path).write_bytes(intact[: len(intact) // 2])
-        raise OSError(28, "No space left on device")
+    calls, tensors = itertools.count(), len(load_checkpoint(tmp_path / "run")[1])
 
-    monkeypatch.setattr(files, "save_file", write_half)
+    def fill_the_disk(tensor: torch.Tensor) -> memoryview:
+        # The checksum reads all tensors. Then they are written, and the disk is full after the first.
+        if next(calls) > tensors:
+            raise OSError(28, "No space left on device")
+        return bytes_of(tensor)
+
     trainer.step = 31
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(files, "bytes_of", fill_the_disk)
         trainer.save()
     assert (tmp_path / "run" / CHECKPOINT).read_bytes() == intact
     assert load_checkpoint(tmp_path / "run")[0]["step"] == 30
