@@ -47,7 +47,7 @@ LONGEST_LIST, SHORT_LIST = 80, 50
 MOST_LINES, MOST_OF_A_LABEL = 3, 30
 # What separates the columns of a CSV file.
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
-# How Excel's files begin: the newer ones are zip archives.
+# The first bytes of an Excel file. The newer format is a zip archive.
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
@@ -269,7 +269,7 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     ## Checking a row
 
     Returns the row, with no spaces around the label. A label in JSONL can also be an integer. An empty pair
-    is the same as none.
+    counts as no pair.
 
     Raises `ValueError` if something is missing, or isn't text that a tokenizer or a terminal can handle.
     """
