@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -272,9 +273,14 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     for name in (".run", ".baselines"):
         (tmp_path / ".venv" / name).touch()
 
+    # Without the arguments of a `make test` that runs this.
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+
     def make(*arguments: str) -> list[str]:
         (tmp_path / "calls").unlink(missing_ok=True)
-        subprocess.run(["make", "classifier", *arguments], cwd=tmp_path, capture_output=True, check=False)
+        subprocess.run(
+            ["make", "classifier", *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
+        )
         return (tmp_path / "calls").read_text().splitlines()
 
     check = "-m labml_bert.classify check labels.csv"

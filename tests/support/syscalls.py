@@ -51,10 +51,10 @@ OPENAT, CREAT, PWRITE, WRITEV, UNLINKAT = 257, 85, 18, 20, 263
 # The places of registers in what `ptrace` returns: the number of the call, its result, and its arguments.
 NUMBER, RESULT, ARGUMENTS = 15, 10, (14, 13, 12, 7, 9, 8)
 AT_FDCWD, AT_REMOVEDIR = -100, 0x200
-TRACEME, CONTINUE, GET_REGISTERS, SET_REGISTERS, SET_OPTIONS = 0, 7, 12, 13, 0x4200
+TRACEME, CONTINUE, GET_REGISTERS, SET_REGISTERS, SET_OPTIONS, GET_EVENT = 0, 7, 12, 13, 0x4200, 0x4201
 # Follow forks, threads and new programs, report the filter's calls, and kill all of it if we end.
 OPTIONS = 0x2 | 0x4 | 0x8 | 0x10 | 0x80 | 0x100000
-SECCOMP_EVENT = 7
+FORK_EVENTS, EXEC_EVENT, SECCOMP_EVENT = (1, 2, 3), 4, 7
 WAIT_ALL = 0x40000000
 
 # The answer of `on_call` that halves a write.
@@ -107,7 +107,7 @@ def trace(run: Callable[[], None], folder: Path, on_call: OnCall) -> int:
     `folder`, asks `on_call` what to do: `None` lets it happen, an error number makes it fail with this error,
     and `SHORT` makes it write only half.
 
-    This process must have no other children, and no threads whose locks the fork could need.
+    This process must have no threads whose locks the fork could need.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -120,20 +120,32 @@ def trace(run: Callable[[], None], folder: Path, on_call: OnCall) -> int:
     os.waitpid(child, WAIT_ALL)
     libc.ptrace(SET_OPTIONS, child, None, OPTIONS)
     libc.ptrace(CONTINUE, child, None, None)
-    result = -1
-    while True:
-        try:
-            pid, status = os.waitpid(-1, WAIT_ALL)
-        except ChildProcessError:
-            return result
+    result, started, ended = -1, {child}, set[int]()
+    while started - ended:
+        pid, status = os.waitpid(-1, WAIT_ALL)
         if not os.WIFSTOPPED(status):
             result = status if pid == child else result
+            ended.add(pid)
             continue
         number, event = os.WSTOPSIG(status), status >> 16
         if event == SECCOMP_EVENT:
             handle(pid, folder, on_call)
+        elif event in FORK_EVENTS:
+            started.add(event_message(pid))
+        elif event == EXEC_EVENT:
+            # A thread that runs a new program gets the number of its process.
+            ended.add(event_message(pid))
+            ended.discard(pid)
         is_ours = event or number in (signal.SIGSTOP, signal.SIGTRAP)
         libc.ptrace(CONTINUE, pid, None, None if is_ours else number)
+    return result
+
+
+def event_message(pid: int) -> int:
+    """The process or thread that an event is about."""
+    number = ctypes.c_ulong()
+    libc.ptrace(GET_EVENT, pid, None, ctypes.cast(ctypes.pointer(number), ctypes.c_void_p))
+    return number.value
 
 
 def handle(pid: int, folder: Path, on_call: OnCall) -> None:
