@@ -39,7 +39,7 @@ live: $(VENV)/.run
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: $(VENV)/.test
-	$(PYTEST) --ignore tests/docs $(ARGS)
+	$(PYTEST) --ignore tests/docs -m "not long" $(ARGS)
 
 # The tests that start no process, in less than a minute. Property tests get 10 examples each instead of 100.
 test-fast: $(VENV)/.test
@@ -66,7 +66,7 @@ faults: $(VENV)/.test
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test
 	$(BIN)/coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --ignore tests/docs $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest --numprocesses 2 --dist worksteal --ignore tests/docs -m "not long" $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=98
 
@@ -77,9 +77,9 @@ site: $(VENV)/.site
 serve: $(VENV)/.site
 	$(MKDOCS) serve --dirty $(ARGS)
 
-# Checks that today's code reproduces each recorded run.
-records: $(VENV)/.run
-	$(BIN)/python -m labml_bert.run.fingerprint $(ARGS)
+# Checks that today's code reproduces each recorded run, in ten minutes or so.
+records: $(VENV)/.test
+	$(PYTEST) tests/run/test_fingerprint.py $(ARGS)
 
 # Runs the claims that are not recorded yet and goes on where it was stopped. All of them take hours.
 claims: $(VENV)/.run

@@ -279,7 +279,11 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     def make(*arguments: str) -> list[str]:
         (tmp_path / "calls").unlink(missing_ok=True)
         subprocess.run(
-            ["make", "classifier", *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
+            ["make", "classifier", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
         return (tmp_path / "calls").read_text().splitlines()
 
