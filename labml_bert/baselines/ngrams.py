@@ -126,7 +126,8 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     at = ordinary[valid[1:-1]]
     left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
     if len(word) == 0:
-        raise ValueError("the held-out text is shorter than three tokens; use more text")
+        reason = "shorter than three tokens" if len(valid) < 3 else "almost nothing but special tokens"
+        raise ValueError(f"the held-out text is {reason}; use more text, or text that the tokenizer knows")
     p_w, p_both = model.p_w[word], model.probabilities(left, word, right)  # (M)
     is_most_frequent, is_predicted = word == model.p_w.argmax(), word == model.predict(left, right)  # (M)
 

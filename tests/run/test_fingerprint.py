@@ -33,8 +33,10 @@ def fingerprints() -> Iterator[Any]:
     for path in sorted(RUNS.rglob("*.json"), key=lambda path: (len(path.name), path)):
         record = json.loads(path.read_text("utf-8"))
         for part in record.get("fingerprints", {}):
-            marks = [pytest.mark.long] if record["experiment"] in experiments else []
-            yield pytest.param(path, part, marks=marks, id=f"{path.stem} {part}".rstrip())
+            is_first = record["experiment"] not in experiments
+            yield pytest.param(
+                path, part, marks=[] if is_first else [pytest.mark.long], id=f"{path.stem} {part}".rstrip()
+            )
             experiments.add(record["experiment"])
 
 
