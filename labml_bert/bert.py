@@ -405,7 +405,7 @@ class Dropout(nn.Dropout):
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Computes every `layer(x)` in one large matmul, so the backward pass needn't add up gradients of `x`."""
+    """Computes every `layer(x)` in one large matmul, so `x` gets one gradient instead of a sum of several."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)

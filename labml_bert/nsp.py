@@ -2,7 +2,7 @@ r"""
 # Next sentence prediction
 
 Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. It does so in about half of the pairs. In the others, the second piece
+whether the second follows the first. In about half of the pairs, it does. In the others, the second piece
 comes from another document. The loss of a pair is its cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        Each sentence is used at most once, in an A or in a B labeled *next*, and maybe in random Bs of other
-        documents. If B is random, the next chunk starts with the sentences that B replaced.
+        Each sentence is used at most once in an A or in a B labeled *next*. It can also be in random Bs of
+        pairs of other documents. If B is random, the next chunk starts with the sentences that B replaced.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -179,7 +179,7 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     ## The loss
 
     Returns the mean cross-entropy of the labeled pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`.
-    As in `transformers`, pairs labeled -100 don't count; if no others are left, the loss is 0, not 0/0.
+    As in `transformers`, pairs labeled -100 don't count. Without any other pair, the loss is 0, not NaN.
     (Label 0 means *next*, not padding, so it counts.) For a micro-batch, pass the number of labeled pairs in
     the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """

@@ -147,6 +147,6 @@ def two_processes(d: Drawing) -> Words:
         "all-reduce spans both columns and adds the gradients of both ranks. (PyTorch would take their "
         "mean; the trainer multiplies each loss by the world size, so the result is the sum.) Each rank "
         "does an optimizer step with the sum, so both have the same new weights.",
-        "One step with DistributedDataParallel. The ranks exchange only gradients: the same weights and "
+        "One step with DistributedDataParallel. The processes exchange only gradients: the same weights and "
         "the same gradients give the same new weights.",
     )
