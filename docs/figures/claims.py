@@ -478,9 +478,9 @@ def arrivals(claim: Claim) -> str:
                 table += " no run |"
         table += "\n"
     return (
-        "Each column of the next table is a loss below the unigram baseline. An entry says when the variant "
-        "got there, in tokens and seconds: the mean over the runs that did. If some never did, it says "
-        "how many did.\n\n"
+        "Each column of the next table stands for a loss: the given number of nats below the unigram "
+        "baseline. An entry says when the variant got there, in tokens and seconds: the mean over the runs "
+        "that did. If some never did, it says how many did.\n\n"
         f"{wide(table)}\n"
     )
 

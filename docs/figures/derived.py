@@ -166,7 +166,7 @@ def accuracy_chart(record: Record, task: str) -> Markup:
         for arm in dict.fromkeys(row["arm"] for row in rows)
     ]
     seeds = len({row["seed"] for row in rows})
-    title = f"Accuracy on held-out texts, in percent, over the number of labeled texts; mean of {seeds} seeds"
+    title = f"Accuracy on held-out texts (percent) by number of labeled texts; mean of {seeds} seeds"
     levels = [("always the largest class", 100 * record.data["tasks"][task]["chance"])]
     return line_chart(lines, title, "labeled texts", "accuracy, percent", levels)
 

@@ -1,9 +1,9 @@
 """
 # The same run with one thing changed
 
-A claim compares two runs that differ in one thing. Mostly this is a plain option, such as a learning rate.
-The other changes are here. You wouldn't want them in your own training code: each one is what another kind of
-model does, or a bad idea that a claim warns against.
+A test of a claim compares two variants of a run that differ in one thing. Mostly this is a plain option, such
+as a learning rate. The other changes are here. You wouldn't want them in your own training code: each one is
+what another kind of model does, or a bad idea that a claim warns against.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions in a sequence,
 `M` masked positions in the whole batch, `D` hidden size, `V` vocabulary.

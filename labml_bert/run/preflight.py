@@ -1,9 +1,9 @@
 """
 # Before PyTorch is loaded
 
-Every experiment imports this module first. It needs only Python, so it can tell you in one line which
-packages are missing and how to install them. PyTorch takes seconds to load, and Ctrl-C during that time also
-prints one line instead of a traceback.
+What if a package is missing? Every experiment imports this module first, and it tells you in one line which
+packages are missing and how to install them. It needs only Python. PyTorch takes seconds to load, and Ctrl-C
+during that time also prints one line instead of a traceback.
 """
 
 import os

@@ -1,9 +1,9 @@
 """
 # How many threads?
 
-On an idle machine, several threads train faster than one. If other programs use the same cores, each step
-waits for the slowest thread, and one thread can be faster. Small models lose too: distributing a short matmul
-takes longer than computing it. The only way to know is to try, so `--threads auto` times a few steps.
+On an idle machine, several threads usually train faster than one. If other programs use the same cores, each
+step waits for the slowest thread, and one thread can be faster. Small models lose too: distributing a short
+matmul takes longer than computing it. The only way to know is to try, so `--threads auto` times a few steps.
 
 The same numbers added in another order give other last bits. That's why checkpoints contain the number of
 threads, and a resumed run keeps it.

@@ -12,11 +12,13 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
     assert (
-        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+        describe_check(record)
+        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
     )
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
     assert (
-        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+        describe_check(record)
+        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
     )
 
 
@@ -37,7 +39,8 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
     assert (
-        describe_check(record) == "Its short test run was last repeated on 2026-11-22, with the same losses."
+        describe_check(record)
+        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
     )
     del fingerprints["long"]
     assert describe_check(record) == "Not checked against later code."
