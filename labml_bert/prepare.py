@@ -73,7 +73,7 @@ def report_progress(files: list[Path]) -> Callable[[Block], None]:
             part = sum(sizes[:number]) + min(offset, sizes[number] if number < len(sizes) else 0)
             read, speed = characters / 1e6, characters / 1e6 / (last - start)
             console.print(
-                f"  {part / sum(sizes):4.0%}  {read:,.0f} million characters, {speed:.1f} per second"
+                f"  {part / sum(sizes):4.0%}  {read:,.0f} million characters, {speed:.1f} million per second"
             )
 
     return report
