@@ -192,6 +192,13 @@ STEPS = (
                 "You take all tokens of the first sequence. Take the first token of each sequence.",
             ),
             Mistake(
+                "input detached",
+                "hidden_states[:, 0]",
+                "hidden_states[:, 0].detach()",
+                "You detach the vector of `[CLS]`, so the encoder learns nothing from losses of the pooled "
+                "vector.",
+            ),
+            Mistake(
                 "no tanh",
                 "torch.tanh(self.dense(hidden_states[:, 0]))",
                 "self.dense(hidden_states[:, 0])",

@@ -142,6 +142,13 @@ STEPS = (
                 "`ordinary_ids` is a matrix with one column. It must have one dimension, because it's "
                 "indexed with random numbers.",
             ),
+            Mistake(
+                "a single ordinary token",
+                ".nonzero().flatten()",
+                ".nonzero().squeeze()",
+                "With a single ordinary token, your `ordinary_ids` has no dimension, because `squeeze` "
+                "removes every dimension of size 1. Remove only the last one.",
+            ),
         ),
     ),
     Step(
@@ -180,6 +187,13 @@ STEPS = (
                 "draw",
                 "You choose some tokens of a word and not the others. With `word_ids`, all tokens of a word "
                 "must use the same random number.",
+            ),
+            Mistake(
+                "words chosen by their length",
+                "word_ids, draw, count)",
+                "word_ids, self.rand(is_candidate), count)",
+                "With a limit, you choose long words more often than short ones. All tokens of a word must "
+                "have the same number in `draw` when you call `choose_words`.",
             ),
             Mistake(
                 "no limit at all",
@@ -327,6 +341,13 @@ STEPS = (
                 "input_ids.masked_fill(is_masked",
                 "input_ids.masked_fill_(is_masked",
                 "You write into `input_ids`, so the caller's text is masked too. Make a new tensor.",
+            ),
+            Mistake(
+                "empty batch refused",
+                "not is_token.all()",
+                "input_ids.min() < 0 or input_ids.max() >= self.vocab_size",
+                "Your code fails on a batch without rows, because `min` and `max` need at least one number. "
+                "`any` and `all` don't.",
             ),
             Mistake(
                 "tokens outside of words are chosen",

@@ -425,6 +425,12 @@ STEPS = (
                 "Without any label, your loss is 0/0, which is NaN. It must be 0.",
             ),
             Mistake(
+                "encoder detached",
+                "self.head(x[is_labeled])",
+                "self.head(x[is_labeled].detach())",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
+            ),
+            Mistake(
                 "no head",
                 "self.decoder(self.head(x[is_labeled]))",
                 "self.decoder(x[is_labeled])",

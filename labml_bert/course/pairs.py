@@ -35,6 +35,13 @@ STEPS = (
                 "that follows.",
             ),
             Mistake(
+                "next document twice as likely",
+                "other + (other >= index)",
+                "other + (other == index)",
+                "You move only the number `index` up by one. Then the document after it is drawn twice as "
+                "often as the others, and the last document never.",
+            ),
+            Mistake(
                 "always the beginning",
                 "document[generator.randrange(len(document)) :]",
                 "document",
@@ -207,6 +214,13 @@ STEPS = (
                 "Your attention mask is 1 at padding. It must be 0.",
             ),
             Mistake(
+                "mask of the ids",
+                "pad([[1] * len(pair.input_ids) for pair in pairs], 0)",
+                "(pad([pair.input_ids for pair in pairs], pad_token_id) != pad_token_id).long()",
+                "Your attention mask is 0 at every `pad_token_id`, but a text can contain this id, too. The "
+                "length of a pair says where its padding begins.",
+            ),
+            Mistake(
                 "padded with 0",
                 "pad([pair.input_ids for pair in pairs], pad_token_id)",
                 "pad([pair.input_ids for pair in pairs], 0)",
@@ -304,6 +318,12 @@ STEPS = (
             ),
             INPUTS_DROPPED,
             Mistake(
+                "pooled vector detached",
+                "self.dropout(pooled)",
+                "self.dropout(pooled.detach())",
+                "You detach the pooled vector, so the encoder learns nothing from the loss.",
+            ),
+            Mistake(
                 "no float32",
                 ".float()",
                 "",
@@ -335,6 +355,12 @@ STEPS = (
                 "The dropout before the classifier is missing.",
             ),
             INPUTS_DROPPED,
+            Mistake(
+                "encoder detached",
+                "self.dropout(hidden)",
+                "self.dropout(hidden.detach())",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
+            ),
             Mistake(
                 "labels shifted",
                 "labels.flatten())",

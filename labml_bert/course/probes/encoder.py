@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import SIZES, FixedDropout, gradients, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -87,7 +87,9 @@ def probe_stack(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_pooler(m: Any) -> Iterator[tuple[str, Any]]:
-    yield "the result", set_weights(m.BertPooler(config(m)))(numbers(2, 5, 12))
+    pooler, x = set_weights(m.BertPooler(config(m))), numbers(2, 5, 12).requires_grad_()
+    yield "the result", pooler(x)
+    yield "the gradients", gradients(pooler(x), {"hidden_states": x, **dict(pooler.named_parameters())})
 
 
 def probe_model(m: Any) -> Iterator[tuple[str, Any]]:

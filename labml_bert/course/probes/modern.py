@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import SIZES, FixedDropout, gradients, numbers, raises, set_weights
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -124,6 +124,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output without labels, with a mask", model(ids, attention_mask=mask)
     yield "the output with labels", model(ids, labels)
     yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
+    yield "the gradients", gradients(model(ids, labels).logits, dict(model.named_parameters()))
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
     yield "the loss with a single label", model(ids[:, :2], labels[:, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss
