@@ -79,9 +79,9 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        Inputs are `(B, T)`; B can be 0. `attention_mask` is 0 at padding, which is never chosen. `word_ids` are
-        the numbers of words, up to `T - 1`, or -1 for a token not to choose; a word is chosen as a whole. Raises
-        `ValueError` if an id isn't in the vocabulary, or the mask has another shape or a negative number.
+        Inputs are `(B, T)`; B can be 0. `attention_mask` is 0 at padding, which is never chosen. `word_ids`
+        number the words from 0 to at most `T - 1`, with -1 for no word. A word's tokens are chosen together.
+        Raises `ValueError` if an id isn't in the vocabulary, or the mask is negative or has another shape.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -137,8 +137,8 @@ class TokenMasker:
         ### Which words
 
         Goes through the words of each row, the lowest `draw` first, and chooses a word if all of its tokens
-        still fit within the row's `count`. The tokens of a word must have the same draw. Otherwise, long words
-        would be chosen more often. A row can end up with fewer tokens than its count, but never with more.
+        still fit within the row's `count`. The tokens of a word must share one draw, or long words would be
+        chosen more often. A row can end up with fewer tokens than its count, but never with more.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
