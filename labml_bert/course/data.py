@@ -29,6 +29,13 @@ STEPS = (
                 "when the sequences get longer. Draw an offset for each row.",
             ),
             Mistake(
+                "positions in the text",
+                "offset + t)",
+                "start + t)",
+                "Your positions are those of the tokens in the text. The positions of a row start at a "
+                "random offset, which is independent of where its window starts.",
+            ),
+            Mistake(
                 "one offset for all rows",
                 "torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)",
                 "torch.randint(max_position_embeddings - T + 1, (1, 1), generator=generator).expand(B, 1)",

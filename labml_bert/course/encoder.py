@@ -98,6 +98,13 @@ STEPS = (
                 "part, as in the second equation.",
             ),
             Mistake(
+                "first residual from the hidden states",
+                '["output"](context, x)',
+                '["output"](context, hidden_states)',
+                "Your first residual is `hidden_states`. It must be `query_states` if they are given, "
+                "because the attention computes only their positions.",
+            ),
+            Mistake(
                 "mask dropped",
                 "(x, hidden_states, attention_mask, output_attentions)",
                 "(x, hidden_states, None, output_attentions)",
@@ -141,6 +148,12 @@ STEPS = (
                 "hidden_states, weights = layer(hidden_states",
                 "result, weights = layer(hidden_states",
                 "The output of a block isn't the input of the next one.",
+            ),
+            Mistake(
+                "always the first block",
+                "hidden_states, weights = layer(hidden_states",
+                "hidden_states, weights = self.layer[0](hidden_states",
+                "You call the first block each time. Every block has weights of its own.",
             ),
             Mistake(
                 "positions selected in the first block",
@@ -235,10 +248,31 @@ STEPS = (
                 "You accept a mask with another shape than `input_ids`. Raise `ValueError`.",
             ),
             Mistake(
+                "additive mask for the blocks",
+                "attention_mask.bool()[:, None, None, :]",
+                "(1.0 - attention_mask[:, None, None, :].float()) * -10000.0",
+                "Your attention mask is additive. The blocks take a boolean mask, true for the keys to "
+                "attend to.",
+            ),
+            Mistake(
+                "mask of integers for the blocks",
+                "attention_mask.bool()[:, None, None, :]",
+                "attention_mask[:, None, None, :]",
+                "The blocks get a mask of integers. They take a boolean mask, true for the keys to attend "
+                "to.",
+            ),
+            Mistake(
                 "mask ignored",
                 "cast_once(x), attention_mask,",
                 "cast_once(x), None,",
                 "Your encoder ignores the attention mask, so tokens attend to padding.",
+            ),
+            Mistake(
+                "mask of the queries",
+                "attention_mask.bool()[:, None, None, :]",
+                "attention_mask.bool()[:, None, :, None]",
+                "You mask the queries. The mask says which keys to attend to, and keys are the last "
+                "dimension of the scores.",
             ),
             Mistake(
                 "positions dropped",

@@ -146,6 +146,13 @@ STEPS = (
                 "The encoder may return a tuple. Its first element holds the hidden states.",
             ),
             Mistake(
+                "last element of the tuple",
+                "output[0]",
+                "output[-1]",
+                "You take the last element of the tuple that the encoder returns. Its first element holds "
+                "the hidden states.",
+            ),
+            Mistake(
                 "embedding detached",
                 "self._embedding[0].weight",
                 "self._embedding[0].weight.detach()",

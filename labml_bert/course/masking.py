@@ -214,6 +214,12 @@ STEPS = (
                 "In a row with few candidates, 15% rounds to 0 tokens. Choose at least one.",
             ),
             Mistake(
+                "rounded down",
+                "count.round()",
+                "count.floor()",
+                "You round the number of tokens to choose down. Round it to the nearest whole number.",
+            ),
+            Mistake(
                 "limit ignored",
                 "clamp(1, self.max_predictions_per_seq)",
                 "clamp(min=1)",
@@ -283,6 +289,21 @@ STEPS = (
                 "        is_masked = is_chosen & ~is_random & (self.rand(input_ids) < 0.9)",
                 "You get 81% masks, 10% random tokens and 9% unchanged ones: two independent draws overlap. "
                 "Let a single draw decide between the three cases.",
+            ),
+            Mistake(
+                "second draw for the rest",
+                "~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)",
+                "~is_masked & (self.rand(input_ids) < self.random_replace_prob)",
+                "You get 80% masks, 2% random tokens and 18% unchanged ones, because your second draw is "
+                "only for the tokens that the first one left. Let a single draw decide between the three "
+                "cases.",
+            ),
+            Mistake(
+                "second draw below the sum",
+                "~is_masked & (fate <",
+                "~is_masked & (self.rand(input_ids) <",
+                "You get 80% masks, 18% random tokens and 2% unchanged ones, because you draw a second time."
+                " Let a single draw decide between the three cases.",
             ),
             Mistake(
                 "masks and random tokens overlap",

@@ -31,6 +31,19 @@ STEPS = (
                 "You don't multiply by the second half.",
             ),
             Mistake(
+                "sigmoid instead of the GELU",
+                "F.gelu(value) * gate",
+                "value * gate.sigmoid()",
+                "You use a sigmoid, as in the GLU of 2016. GeGLU has a GELU, and it's of the first half.",
+            ),
+            Mistake(
+                "sigmoid of the second half",
+                "F.gelu(value) * gate",
+                "F.gelu(value) * gate.sigmoid()",
+                "You apply a sigmoid to the second half. It stays as it is; only the first half has a "
+                "nonlinearity.",
+            ),
+            Mistake(
                 "no GELU",
                 "F.gelu(value) * gate",
                 "value * gate",
@@ -72,6 +85,12 @@ STEPS = (
                 "self.attn(self.attn_norm(x),",
                 "self.attn(x,",
                 "The LayerNorm before the attention is missing.",
+            ),
+            Mistake(
+                "no LayerNorm before the feed-forward network",
+                "self.mlp(self.mlp_norm(x))",
+                "self.mlp(x)",
+                "The LayerNorm before the feed-forward network is missing.",
             ),
             Mistake(
                 "no residual around the attention",

@@ -176,6 +176,12 @@ STEPS = (
                 "You always shorten B. Shorten the longer of the two.",
             ),
             Mistake(
+                "random text cut",
+                "first if len(first) > len(second) else second",
+                "first if generator.random() < 0.5 else second",
+                "You shorten either text at random. Shorten the longer of the two.",
+            ),
+            Mistake(
                 "first [SEP] has type 1",
                 "[0] * len(first) + [1] * len(second)",
                 "[0] * (len(first) - 1) + [1] * (len(second) + 1)",
@@ -257,6 +263,18 @@ STEPS = (
                 'F.cross_entropy(logits.float(), labels.masked_fill(labels == 0, -100), reduction="sum")',
                 "You ignore the label 0, so the model never learns to recognize the next sentence. 0 is a "
                 "class like 1.",
+            ),
+            Mistake(
+                "label 0 not counted",
+                "(labels != -100).sum()",
+                "(labels > 0).sum()",
+                "You divide by the number of labels above 0. The label 0 counts, too; only -100 doesn't.",
+            ),
+            Mistake(
+                "only pairs with the label 1",
+                "if num_pairs_in_batch is None:",
+                "logits, labels = logits[labels > 0], labels[labels > 0]\n    if num_pairs_in_batch is None:",
+                "You select the labels above 0, but 0 is a class like 1. Only -100 is ignored.",
             ),
             Mistake(
                 "0/0 without labels",

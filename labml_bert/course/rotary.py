@@ -83,6 +83,13 @@ STEPS = (
                 "You pair each element with its neighbor. Its partner is d/2 elements away.",
             ),
             Mistake(
+                "reversed",
+                "x.roll(x.size(-1) // 2, dims=-1)",
+                "x.flip(-1)",
+                "You reverse the elements, so the first is paired with the last. The partner of an element "
+                "is d/2 elements away.",
+            ),
+            Mistake(
                 "rolled over the positions",
                 "x.roll(x.size(-1) // 2, dims=-1)",
                 "x.roll(x.size(-1) // 2, dims=-2)",
@@ -162,6 +169,20 @@ STEPS = (
                 "q, k = rotate(qk, cos, sin).unbind(1)",
                 "q, k = qk.unbind(1)",
                 "You don't rotate queries and keys, so the model can't tell positions apart.",
+            ),
+            Mistake(
+                "only keys rotated",
+                "q, k = rotate(qk, cos, sin).unbind(1)",
+                "q, k = qk[:, 0], rotate(qk, cos, sin)[:, 1]",
+                "You rotate only the keys. Then a score depends on the position of the key, and not on its "
+                "distance from the query.",
+            ),
+            Mistake(
+                "only queries rotated",
+                "q, k = rotate(qk, cos, sin).unbind(1)",
+                "q, k = rotate(qk, cos, sin)[:, 0], qk[:, 1]",
+                "You rotate only the queries. Then a score depends on the position of the query, and not on "
+                "its distance from the key.",
             ),
             Mistake(
                 "dropout in eval mode",

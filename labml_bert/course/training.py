@@ -115,6 +115,12 @@ STEPS = (
                 "twice.",
             ),
             Mistake(
+                "tensors compared with in",
+                "id(p) not in excluded_ids",
+                "p not in exclude",
+                "`in` compares tensors element by element. Compare identities, such as `id(p)`.",
+            ),
+            Mistake(
                 "groups swapped",
                 '{"params": matrices, "weight_decay": weight_decay, "has_decay": True},\n'
                 '        {"params": vectors, "weight_decay": 0.0, "has_decay": False}',
@@ -255,6 +261,13 @@ STEPS = (
                 "`world_size()`.",
             ),
             Mistake(
+                "divided by the number of micro-batches",
+                "scale(world_size() * loss)",
+                "scale(world_size() * loss / self.trainer.arguments.gradient_accumulation_steps)",
+                "You divide by the number of micro-batches. Their losses are already divided by the number "
+                "of labels in the whole batch, so you only have to add up the gradients.",
+            ),
+            Mistake(
                 "metric scaled",
                 "self.trainer.scaler.scale(world_size() * loss).backward()",
                 "loss = world_size() * loss\n        self.trainer.scaler.scale(loss).backward()",
@@ -322,6 +335,13 @@ STEPS = (
                 "number = 1",
                 "You average over batches, so a label in a batch with few labels counts more than "
                 "others. Divide the sum over all labels by their number.",
+            ),
+            Mistake(
+                "means added up",
+                "loss += output.loss.item() * number",
+                "loss += output.loss.item()",
+                "You add up the losses of the batches, but each is the mean over the labels of its batch. "
+                "Multiply it by their number first.",
             ),
             Mistake(
                 "limit ignored",

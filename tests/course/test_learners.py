@@ -70,6 +70,14 @@ def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
     assert verdict.mistake == "mean over batches", verdict
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("total", ["sum(losses)", "sum(losses) / (held_out.labels[:N] != -100).sum()"])
+def test_a_sum_over_batches_is_found_with_any_batch_size(rows: int, total: str) -> None:
+    body = EVALUATION.format(rows=rows).replace("(sum(losses) / len(losses))", f"({total})")
+    verdict = check_body("training/evaluation.py:evaluate_masked_lm", body)
+    assert verdict.mistake == "means added up", verdict
+
+
 @pytest.mark.parametrize(
     ("name", "body", "message"),
     [
