@@ -262,7 +262,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`TokenMasker` makes `input_ids` and `labels`, `(B, T)`. The encoder also gets `encoder_inputs`."""
+        """`labels` are `(B, T)`, or `(B, P)` if `encoder_inputs` limit the encoder to `P` positions."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)

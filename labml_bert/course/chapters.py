@@ -143,10 +143,10 @@ STEPS = (
                 "You number the words from 1. The first word has the number 0.",
             ),
             Mistake(
-                "positions of the tokens",
-                "words - 1",
-                "len(word_ids)",
-                "Your word ids are the positions of the tokens. Count words instead.",
+                "positions of the first tokens",
+                'words += not is_special and not token.startswith("##")',
+                'words = words if token.startswith("##") else len(word_ids) + 1',
+                "Your word ids are the positions of the words' first tokens. Count words instead.",
             ),
             Mistake(
                 "special tokens are words",
