@@ -126,7 +126,8 @@ def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, messa
         ((5, 9), (9,), ["(5, 9)", "(9,)"]),
         ((1, 1, 8), (1, 1, 16), ["(1, 1, 8)", "(1, 1, 16)"]),
         (["a"], ["a", "b"], ["['a']", "['a', 'b']"]),
-        ([*range(99)], [], ["list of length 99", "[]"]),
+        ([*range(99)], [], ["list of length 99", "list of length 0"]),
+        ([1], [*range(99)], ["list of length 1", "list of length 99"]),
         ({"lr": 1}, {"lr": 1, "eps": 2}, ["the keys lr", "lr, eps"]),
     ],
 )
