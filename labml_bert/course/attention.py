@@ -190,6 +190,12 @@ STEPS = (
                 "them by the values.",
             ),
             Mistake(
+                "weights detached",
+                "self.dropout(weights) @ v",
+                "self.dropout(weights.detach()) @ v",
+                "You detach the attention weights, so queries and keys learn nothing.",
+            ),
+            Mistake(
                 "heads not joined in order",
                 "context.transpose(1, 2).flatten(2)",
                 "context.reshape(context.size(0), context.size(2), -1)",

@@ -103,7 +103,10 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
 
 
 def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
-    """Compares shapes, then types, then values, and describes the first number that differs most."""
+    """
+    Compares shapes, then types, then values, and describes the first number that differs most. At last,
+    compares whether a loss computed from the tensor would have a gradient.
+    """
     if expected.shape != actual.shape:
         return pair(f"shape {tuple(expected.shape)}", f"shape {tuple(actual.shape)}")
     if expected.dtype != actual.dtype:
@@ -111,7 +114,9 @@ def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
     a, b = expected.detach().double(), actual.detach().double()
     is_equal = torch.isclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
     if is_equal.all():
-        return []
+        words = ("a tensor without a gradient", "a tensor with a gradient")
+        has_same = expected.requires_grad == actual.requires_grad
+        return [] if has_same else pair(words[expected.requires_grad], words[actual.requires_grad])
     if a.dim() == 0:
         return pair(describe(expected), describe(actual))
     gap = (a - b).abs().nan_to_num(nan=float("inf")).masked_fill(is_equal, -1.0)

@@ -287,6 +287,12 @@ STEPS = (
                 "You don't pass `token_type_ids` to the embeddings.",
             ),
             Mistake(
+                "embeddings detached",
+                "cast_once(x),",
+                "cast_once(x.detach()),",
+                "You detach the output of the embeddings, so they learn nothing.",
+            ),
+            Mistake(
                 "pooler reads the wrong token",
                 "output_positions = F.pad(output_positions, (1, 0))",
                 "output_positions = F.pad(output_positions, (1, 0), value=1)",

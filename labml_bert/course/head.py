@@ -36,6 +36,12 @@ STEPS = (
                 "labels",
                 "You return all labels. Return those at the same positions as the hidden states.",
             ),
+            Mistake(
+                "hidden states detached",
+                "hidden_states[is_labeled]",
+                "hidden_states[is_labeled].detach()",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
+            ),
         ),
     ),
     Step(

@@ -176,6 +176,12 @@ STEPS = (
                 "You ignore `position_ids`.",
             ),
             Mistake(
+                "layers detached",
+                "x = layer(x,",
+                "x = layer(x.detach(),",
+                "You detach the input of each layer, so only the last layer learns from the loss.",
+            ),
+            Mistake(
                 "additive mask accepted",
                 "if is_additive or attention_mask.shape",
                 "if attention_mask.shape",

@@ -128,6 +128,11 @@ def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, messa
         (["a"], ["a", "b"], ["['a']", "['a', 'b']"]),
         ([*range(99)], [], ["list of length 99", "list of length 0"]),
         ([1], [*range(99)], ["list of length 1", "list of length 99"]),
+        (
+            torch.ones(2, requires_grad=True),
+            torch.ones(2),
+            ["a tensor with a gradient", "a tensor without a gradient"],
+        ),
         ({"lr": 1}, {"lr": 1, "eps": 2}, ["the keys lr", "lr, eps"]),
     ],
 )

@@ -50,6 +50,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the context vectors without output_attentions", module(x, x, mask)
     yield "the result for two query states", module(queries, x, mask, True)
     yield "the result for two query states without output_attentions", module(queries, x, mask)
+    context = module(x.requires_grad_(), x, mask, True)[0]
+    yield "the gradients", gradients(context, {"hidden_states": x, **dict(module.named_parameters())})
     module.dropout = FixedDropout()
     yield "the context vectors with dropout", module(x, x, mask, True)[0]
 
@@ -109,6 +111,8 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result with token types", module(ids, mask, types)
     yield "the result with positions", module(ids, mask, types, torch.arange(5)[None] + 3)
     yield "the result with attention weights", module(ids, mask, output_attentions=True)
+    parameters = dict(module.named_parameters())
+    yield "the gradients", gradients(module(ids, mask, types).last_hidden_state, parameters)
     positions = torch.tensor([[1, 3], [2, 1]])
     yield "the pooled vector with output positions", module(ids, mask, output_positions=positions)[1]
     yield "the vectors at the output positions", module(ids, mask, output_positions=positions)[0]

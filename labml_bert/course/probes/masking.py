@@ -168,6 +168,8 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_select(m: Any) -> Iterator[tuple[str, Any]]:
     states, labels = numbers(2, 3, 4), torch.tensor([[-100, 0, -100], [5, -100, 1]])
     yield "the selected hidden states and labels", m.select_labeled(states, labels)
+    states.requires_grad_()
+    yield "the selected hidden states, with a gradient", m.select_labeled(states, labels)[0]
     yield "the result without labels", m.select_labeled(states, None)
 
 

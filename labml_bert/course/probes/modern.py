@@ -106,6 +106,7 @@ def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the vectors of the tokens with a mask of floats, 0 and 1", model(ids, mask.float())[is_token]
     yield "the vectors of the tokens of a short sequence", model(ids[:, 4:7], mask[:, 4:7])[is_token[:, 4:7]]
     yield "the vectors of the tokens with positions", model(ids, mask, torch.arange(0, 18, 2)[None])[is_token]
+    yield "the gradients", gradients(model(ids, mask)[is_token], dict(model.named_parameters()))
     yield "the result at two output positions", model(ids, mask, None, torch.tensor([[0, 3], [4, 1]]))
     yield "the answer to an additive mask", raises(model, ids, (1.0 - mask) * -1e9)
     yield "the answer to a mask of shape (B, 1, 1, T)", raises(model, ids, mask[:, None, None])
