@@ -154,7 +154,7 @@ def test_the_original_solves_itself(course: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.processes
 def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step before the next one is in the same file, and its hint would be out of place."""
+    """Without a syntax tree, all steps of a file look undone, and a hint for the first one would be wrong."""
     text = remove_bodies(read_reference("mlm.py"), [STEPS[4]])
     (course / "mlm.py").write_text(text, "utf-8")
     assert "Three fates" in output(capsys, "hint")
