@@ -187,6 +187,13 @@ STEPS = (
                 "if attention_mask.shape",
                 "You accept an additive mask, which means the opposite as a boolean. Raise `ValueError`.",
             ),
+            Mistake(
+                "additive mask for the layers",
+                "attention_mask.bool()[:, None, None, :]",
+                "(1.0 - attention_mask[:, None, None, :].float()) * -10000.0",
+                "Your attention mask is additive. The layers take a boolean mask, true for the keys to "
+                "attend to.",
+            ),
         ),
     ),
     Step(

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, gradients, numbers, raises, set_weights
+from labml_bert.course.probes.tools import (
+    SIZES,
+    FixedDropout,
+    gradients,
+    mask_type,
+    numbers,
+    raises,
+    set_weights,
+)
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -99,13 +107,8 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     ids = torch.tensor([[1, 2, 3, 4, 5], [5, 6, 1, 0, 0]])
     mask, types = (ids != 0).long(), (torch.arange(5) > 2).long().expand(2, 5)
     yield "the result without a mask", module(ids)
-    masks: list[Any] = []
     attention = module.encoder.layer[0].attention["self"]
-    hook = attention.register_forward_pre_hook(lambda _, arguments: masks.append(arguments[2]))
-    raises(module, ids, mask)
-    hook.remove()
-    if masks and isinstance(masks[0], Tensor):
-        yield "the type of the attention mask that the blocks get", str(masks[0].dtype)
+    yield "the type of the attention mask that the blocks get", mask_type(attention, module, ids, mask)
     yield "the result with a mask", module(ids, mask)
     yield "the result with a mask of floats, 0 and 1", module(ids, mask.float())
     yield "the result with token types", module(ids, mask, types)

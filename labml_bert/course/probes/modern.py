@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, gradients, numbers, raises, set_weights
+from labml_bert.course.probes.tools import (
+    SIZES,
+    FixedDropout,
+    gradients,
+    mask_type,
+    numbers,
+    raises,
+    set_weights,
+)
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -102,6 +110,8 @@ def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result", model(ids)
     # What the vectors at padding are doesn't matter.
     is_token = mask.bool()
+    attention = model.layers[0].attn
+    yield "the type of the attention mask that the layers get", mask_type(attention, model, ids, mask)
     yield "the vectors of the tokens with a mask", model(ids, mask)[is_token]
     yield "the vectors of the tokens with a mask of floats, 0 and 1", model(ids, mask.float())[is_token]
     yield "the vectors of the tokens of a short sequence", model(ids[:, 4:7], mask[:, 4:7])[is_token[:, 4:7]]

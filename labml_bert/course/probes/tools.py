@@ -38,6 +38,15 @@ def gradients(output: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]
     return dict(zip(inputs, results, strict=True))
 
 
+def mask_type(attention: nn.Module, model: nn.Module, *inputs: Tensor) -> str:
+    """The type of the mask, its third argument, that `attention` gets if `model` gets `inputs`."""
+    masks: list[Tensor | None] = []
+    hook = attention.register_forward_pre_hook(lambda _, arguments: masks.append(arguments[2]))
+    raises(model, *inputs)
+    hook.remove()
+    return str(getattr(masks[0], "dtype", None)) if masks else "no call"
+
+
 class FixedDropout(nn.Module):
     """A stand-in for dropout. It isn't random, so a check can tell whether and where it was applied."""
 
