@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`; keys and values come from `hidden_states`, which is usually the same
-        tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns
-        vectors, `(B, P, D)`, and attention weights, `(B, H, P, T)`, or `None` without `output_attentions`.
+        Queries come from `query_states`, keys and values from `hidden_states`, usually the same tensor. The
+        boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns `(B, P, D)`, and
+        the attention weights before dropout, `(B, H, P, T)`, or `None` without `output_attentions`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)

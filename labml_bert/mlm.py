@@ -79,9 +79,9 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` gives
-        each token the number of its word, from 0 to at most `T - 1`, or -1 if it must not be chosen. A word's
-        tokens are chosen together. Raises `ValueError` if an id is outside the vocabulary or a mask is wrong.
+        Inputs are `(B, T)`; B can be 0. `attention_mask` is 0 at padding, which is never chosen. `word_ids`
+        number the words from 0 to at most `T - 1`, with -1 for no word. A word's tokens are chosen together.
+        Raises `ValueError` if an id isn't in the vocabulary, or the mask is negative or has another shape.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
@@ -136,9 +136,9 @@ class TokenMasker:
         """
         ### Which words
 
-        Goes through the words of each row in random order and chooses a word if all of its tokens still fit
-        within the row's `count`. If a word doesn't fit, a shorter one may still fit later. A row can end up
-        with fewer chosen tokens than its count, but never with more.
+        Goes through the words of each row, the lowest `draw` first, and chooses a word if all of its tokens
+        still fit within the row's `count`. The tokens of a word must share one draw, or long words would be
+        chosen more often. A row can end up with fewer tokens than its count, but never with more.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
@@ -262,7 +262,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`TokenMasker` makes `input_ids` and `labels`, `(B, T)`. The encoder also gets `encoder_inputs`."""
+        """`labels` are `(B, T)`, or `(B, P)` if `encoder_inputs` limit the encoder to `P` positions."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)

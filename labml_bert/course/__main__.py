@@ -28,9 +28,9 @@ from typing import NoReturn
 
 from rich.text import Text
 
-from labml_bert.course.check import check_folder, next_step
+from labml_bert.course.check import check_folder, next_step, read_problem
 from labml_bert.course.folder import FILES, read_files, read_progress, write_exercises, write_progress
-from labml_bert.course.report import COMMAND, heading, number, print_report, read_step, say
+from labml_bert.course.report import COMMAND, heading, number, print_failure, print_report, read_step, say
 from labml_bert.course.source import PACKAGE, function_lines, read_reference
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
@@ -71,11 +71,22 @@ def check_command(options: argparse.Namespace) -> bool:
 
 
 def current(options: argparse.Namespace) -> Step:
-    """The step of the command line, or the next one. Raises `ValueError` if all are done."""
-    step: Step | None = options.step or next_step(options.folder)
-    if step is None:
-        raise ValueError(f"all {len(STEPS)} steps are done; choose one with --step, from 1 to {len(STEPS)}")
-    return step
+    """
+    The step of the command line, or the next one. Ends the program if all are done, or if a syntax error
+    hides which one is next.
+    """
+    if options.step is not None:
+        step: Step = options.step
+        return step
+    upcoming = next_step(options.folder)
+    if upcoming is None:
+        say(f"All {len(STEPS)} steps are done. Choose one with --step, from 1 to {len(STEPS)}.")
+        raise SystemExit(0)
+    problem = read_problem(upcoming, read_files(options.folder)[upcoming.file])
+    if problem is not None and problem.mistake == "syntax error":
+        print_failure(upcoming, problem, options.folder)
+        raise SystemExit(1)
+    return upcoming
 
 
 def hint_command(options: argparse.Namespace) -> None:

@@ -27,6 +27,12 @@ STEPS = (
                 "positions are 0, 1, 2, …",
             ),
             Mistake(
+                "positions from 1",
+                "torch.arange(input_ids.size(1), device=input_ids.device)",
+                "torch.arange(1, input_ids.size(1) + 1, device=input_ids.device)",
+                "Your default positions begin at 1. They begin at 0.",
+            ),
+            Mistake(
                 "position_ids ignored",
                 "if position_ids is None:",
                 "if True:",
@@ -156,6 +162,13 @@ STEPS = (
                 "The weight of a masked key must be 0.",
             ),
             Mistake(
+                "mask multiplied",
+                "scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)",
+                "scores * attention_mask",
+                "You multiply the scores by the mask, so masked keys have the score 0, which the softmax "
+                "turns into a positive weight. The weight of a masked key must be 0.",
+            ),
+            Mistake(
                 "mask inverted",
                 "masked_fill(~attention_mask",
                 "masked_fill(attention_mask",
@@ -175,6 +188,12 @@ STEPS = (
                 "weights @ v",
                 "The attention weights have no dropout. Apply `self.dropout` to them before you multiply "
                 "them by the values.",
+            ),
+            Mistake(
+                "weights detached",
+                "self.dropout(weights) @ v",
+                "self.dropout(weights.detach()) @ v",
+                "You detach the attention weights, so queries and keys learn nothing.",
             ),
             Mistake(
                 "heads not joined in order",

@@ -143,6 +143,12 @@ STEPS = (
                 "You number the words from 1. The first word has the number 0.",
             ),
             Mistake(
+                "positions of the first tokens",
+                'words += not is_special and not token.startswith("##")',
+                'words = words if token.startswith("##") else len(word_ids) + 1',
+                "Your word ids are the positions of the words' first tokens. Count words instead.",
+            ),
+            Mistake(
                 "special tokens are words",
                 'token in ("[CLS]", "[SEP]", "[PAD]")',
                 "False",
@@ -431,8 +437,7 @@ STEPS = (
                 "negative loss",
                 "log(batch_size)",
                 "-log(batch_size)",
-                "Your loss is negative. The logarithm of a probability is negative, and the loss is "
-                "minus it.",
+                "Your loss is negative. It's minus the logarithm of a probability, so it's positive.",
             ),
             Mistake(
                 "the sentence itself left out",

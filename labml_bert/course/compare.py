@@ -78,7 +78,8 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
         return describe_tensors(expected, actual)
     if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
         if len(expected) != len(actual):
-            return pair(describe(expected), describe(actual))
+            words = summarize if is_long(expected) or is_long(actual) else describe
+            return pair(words(expected), words(actual))
         parts = [describe_difference(a, b) for a, b in zip(expected, actual, strict=True)]
         if any(parts) and len(parts) < 20 and all(isinstance(value, int) for value in expected):
             return pair(describe(expected), describe(actual))
@@ -102,7 +103,10 @@ def describe_difference(expected: Any, actual: Any) -> list[str]:
 
 
 def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
-    """Compares shapes, then types, then values, and describes the first number that differs most."""
+    """
+    Compares shapes, then types, then values, and describes the first number that differs most. At last,
+    compares whether a loss computed from the tensor would have a gradient.
+    """
     if expected.shape != actual.shape:
         return pair(f"shape {tuple(expected.shape)}", f"shape {tuple(actual.shape)}")
     if expected.dtype != actual.dtype:
@@ -110,7 +114,9 @@ def describe_tensors(expected: Tensor, actual: Tensor) -> list[str]:
     a, b = expected.detach().double(), actual.detach().double()
     is_equal = torch.isclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
     if is_equal.all():
-        return []
+        words = ("a tensor without a gradient", "a tensor with a gradient")
+        has_same = expected.requires_grad == actual.requires_grad
+        return [] if has_same else pair(words[expected.requires_grad], words[actual.requires_grad])
     if a.dim() == 0:
         return pair(describe(expected), describe(actual))
     gap = (a - b).abs().nan_to_num(nan=float("inf")).masked_fill(is_equal, -1.0)
@@ -133,9 +139,19 @@ def describe(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, tuple) and value and all(isinstance(part, float) for part in value):
         return f"({', '.join(map(describe, value))})"
-    if isinstance(value, list | tuple | dict) and ("tensor(" in repr(value) or len(repr(value)) > 200):
-        return f"{type(value).__name__} of length {len(value)}"
+    if isinstance(value, list | tuple | dict) and is_long(value):
+        return summarize(value)
     return repr(value) if isinstance(value, str | int | list | tuple | dict | None) else str(value)
+
+
+def is_long(value: Any) -> bool:
+    """Whether a collection is too long to print, or holds tensors."""
+    return "tensor(" in repr(value) or len(repr(value)) > 200
+
+
+def summarize(value: Any) -> str:
+    """The type and the length of a collection."""
+    return f"{type(value).__name__} of length {len(value)}"
 
 
 def pair(expected: str, actual: str) -> list[str]:

@@ -98,6 +98,13 @@ STEPS = (
                 "part, as in the second equation.",
             ),
             Mistake(
+                "first residual from the hidden states",
+                '["output"](context, x)',
+                '["output"](context, hidden_states)',
+                "Your first residual is `hidden_states`. It must be `query_states` if they are given, "
+                "because the attention computes only their positions.",
+            ),
+            Mistake(
                 "mask dropped",
                 "(x, hidden_states, attention_mask, output_attentions)",
                 "(x, hidden_states, None, output_attentions)",
@@ -141,6 +148,12 @@ STEPS = (
                 "hidden_states, weights = layer(hidden_states",
                 "result, weights = layer(hidden_states",
                 "The output of a block isn't the input of the next one.",
+            ),
+            Mistake(
+                "always the first block",
+                "hidden_states, weights = layer(hidden_states",
+                "hidden_states, weights = self.layer[0](hidden_states",
+                "You call the first block each time. Every block has weights of its own.",
             ),
             Mistake(
                 "positions selected in the first block",
@@ -192,6 +205,13 @@ STEPS = (
                 "You take all tokens of the first sequence. Take the first token of each sequence.",
             ),
             Mistake(
+                "input detached",
+                "hidden_states[:, 0]",
+                "hidden_states[:, 0].detach()",
+                "You detach the vector of `[CLS]`, so the encoder learns nothing from losses of the pooled "
+                "vector.",
+            ),
+            Mistake(
                 "no tanh",
                 "torch.tanh(self.dense(hidden_states[:, 0]))",
                 "self.dense(hidden_states[:, 0])",
@@ -228,10 +248,31 @@ STEPS = (
                 "You accept a mask with another shape than `input_ids`. Raise `ValueError`.",
             ),
             Mistake(
+                "additive mask for the blocks",
+                "attention_mask.bool()[:, None, None, :]",
+                "(1.0 - attention_mask[:, None, None, :].float()) * -10000.0",
+                "Your attention mask is additive. The blocks take a boolean mask, true for the keys to "
+                "attend to.",
+            ),
+            Mistake(
+                "mask of integers for the blocks",
+                "attention_mask.bool()[:, None, None, :]",
+                "attention_mask[:, None, None, :]",
+                "The blocks get a mask of integers. They take a boolean mask, true for the keys to attend "
+                "to.",
+            ),
+            Mistake(
                 "mask ignored",
                 "cast_once(x), attention_mask,",
                 "cast_once(x), None,",
                 "Your encoder ignores the attention mask, so tokens attend to padding.",
+            ),
+            Mistake(
+                "mask of the queries",
+                "attention_mask.bool()[:, None, None, :]",
+                "attention_mask.bool()[:, None, :, None]",
+                "You mask the queries. The mask says which keys to attend to, and keys are the last "
+                "dimension of the scores.",
             ),
             Mistake(
                 "positions dropped",
@@ -244,6 +285,12 @@ STEPS = (
                 "self.embeddings(input_ids, token_type_ids, position_ids)",
                 "self.embeddings(input_ids, None, position_ids)",
                 "You don't pass `token_type_ids` to the embeddings.",
+            ),
+            Mistake(
+                "embeddings detached",
+                "cast_once(x),",
+                "cast_once(x.detach()),",
+                "You detach the output of the embeddings, so they learn nothing.",
             ),
             Mistake(
                 "pooler reads the wrong token",

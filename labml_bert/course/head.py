@@ -36,6 +36,12 @@ STEPS = (
                 "labels",
                 "You return all labels. Return those at the same positions as the hidden states.",
             ),
+            Mistake(
+                "hidden states detached",
+                "hidden_states[is_labeled]",
+                "hidden_states[is_labeled].detach()",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
+            ),
         ),
     ),
     Step(
@@ -100,6 +106,12 @@ STEPS = (
                 "You compare the embeddings with the hidden states themselves. Call `self.transform` first.",
             ),
             Mistake(
+                "embedding detached",
+                "embedding, self.bias)",
+                "embedding.detach(), self.bias)",
+                "You detach the embedding, so it learns nothing from its use as the output matrix.",
+            ),
+            Mistake(
                 "log-probabilities",
                 "F.linear(self.transform(hidden_states), embedding, self.bias)",
                 "F.linear(self.transform(hidden_states), embedding, self.bias).log_softmax(-1)",
@@ -138,6 +150,25 @@ STEPS = (
                 "output if isinstance(output, Tensor) else output[0]",
                 "output",
                 "The encoder may return a tuple. Its first element holds the hidden states.",
+            ),
+            Mistake(
+                "last element of the tuple",
+                "output[0]",
+                "output[-1]",
+                "You take the last element of the tuple that the encoder returns. Its first element holds "
+                "the hidden states.",
+            ),
+            Mistake(
+                "embedding detached",
+                "self._embedding[0].weight",
+                "self._embedding[0].weight.detach()",
+                "You detach the embedding, so it learns nothing from its use as the output matrix.",
+            ),
+            Mistake(
+                "encoder detached",
+                "self.head(hidden_states,",
+                "self.head(hidden_states.detach(),",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
             ),
             Mistake(
                 "no loss in the output",

@@ -142,6 +142,13 @@ STEPS = (
                 "`ordinary_ids` is a matrix with one column. It must have one dimension, because it's "
                 "indexed with random numbers.",
             ),
+            Mistake(
+                "a single ordinary token",
+                ".nonzero().flatten()",
+                ".nonzero().squeeze()",
+                "With a single ordinary token, your `ordinary_ids` has no dimension, because `squeeze` "
+                "removes every dimension of size 1. Remove only the last one.",
+            ),
         ),
     ),
     Step(
@@ -182,6 +189,13 @@ STEPS = (
                 "must use the same random number.",
             ),
             Mistake(
+                "words chosen by their length",
+                "word_ids, draw, count)",
+                "word_ids, self.rand(is_candidate), count)",
+                "With a limit, you choose long words more often than short ones. All tokens of a word must "
+                "have the same number in `draw` when you call `choose_words`.",
+            ),
+            Mistake(
                 "no limit at all",
                 "if self.max_predictions_per_seq is None:",
                 "if self.max_predictions_per_seq is None or word_ids is None:",
@@ -198,6 +212,12 @@ STEPS = (
                 "clamp(1, self.max_predictions_per_seq)",
                 "clamp(0, self.max_predictions_per_seq)",
                 "In a row with few candidates, 15% rounds to 0 tokens. Choose at least one.",
+            ),
+            Mistake(
+                "rounded down",
+                "count.round()",
+                "count.floor()",
+                "You round the number of tokens to choose down. Round it to the nearest whole number.",
             ),
             Mistake(
                 "limit ignored",
@@ -271,6 +291,21 @@ STEPS = (
                 "Let a single draw decide between the three cases.",
             ),
             Mistake(
+                "second draw for the rest",
+                "~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)",
+                "~is_masked & (self.rand(input_ids) < self.random_replace_prob)",
+                "You get 80% masks, 2% random tokens and 18% unchanged ones, because your second draw is "
+                "only for the tokens that the first one left. Let a single draw decide between the three "
+                "cases.",
+            ),
+            Mistake(
+                "second draw below the sum",
+                "~is_masked & (fate <",
+                "~is_masked & (self.rand(input_ids) <",
+                "You get 80% masks, 18% random tokens and 2% unchanged ones, because you draw a second time."
+                " Let a single draw decide between the three cases.",
+            ),
+            Mistake(
                 "masks and random tokens overlap",
                 "is_chosen & ~is_masked & (fate",
                 "is_chosen & (fate",
@@ -327,6 +362,13 @@ STEPS = (
                 "input_ids.masked_fill(is_masked",
                 "input_ids.masked_fill_(is_masked",
                 "You write into `input_ids`, so the caller's text is masked too. Make a new tensor.",
+            ),
+            Mistake(
+                "empty batch refused",
+                "not is_token.all()",
+                "input_ids.min() < 0 or input_ids.max() >= self.vocab_size",
+                "Your code fails on a batch without rows, because `min` and `max` need at least one number. "
+                "`any` and `all` don't.",
             ),
             Mistake(
                 "tokens outside of words are chosen",

@@ -35,6 +35,13 @@ STEPS = (
                 "that follows.",
             ),
             Mistake(
+                "next document twice as likely",
+                "other + (other >= index)",
+                "other + (other == index)",
+                "You move only the number `index` up by one. Then the document after it is drawn twice as "
+                "often as the others, and the last document never.",
+            ),
+            Mistake(
                 "always the beginning",
                 "document[generator.randrange(len(document)) :]",
                 "document",
@@ -169,6 +176,12 @@ STEPS = (
                 "You always shorten B. Shorten the longer of the two.",
             ),
             Mistake(
+                "random text cut",
+                "first if len(first) > len(second) else second",
+                "first if generator.random() < 0.5 else second",
+                "You shorten either text at random. Shorten the longer of the two.",
+            ),
+            Mistake(
                 "first [SEP] has type 1",
                 "[0] * len(first) + [1] * len(second)",
                 "[0] * (len(first) - 1) + [1] * (len(second) + 1)",
@@ -207,6 +220,13 @@ STEPS = (
                 "Your attention mask is 1 at padding. It must be 0.",
             ),
             Mistake(
+                "mask of the ids",
+                "pad([[1] * len(pair.input_ids) for pair in pairs], 0)",
+                "(pad([pair.input_ids for pair in pairs], pad_token_id) != pad_token_id).long()",
+                "Your attention mask is 0 at every `pad_token_id`, but a text can contain this id, too. The "
+                "length of a pair says where its padding begins.",
+            ),
+            Mistake(
                 "padded with 0",
                 "pad([pair.input_ids for pair in pairs], pad_token_id)",
                 "pad([pair.input_ids for pair in pairs], 0)",
@@ -243,6 +263,18 @@ STEPS = (
                 'F.cross_entropy(logits.float(), labels.masked_fill(labels == 0, -100), reduction="sum")',
                 "You ignore the label 0, so the model never learns to recognize the next sentence. 0 is a "
                 "class like 1.",
+            ),
+            Mistake(
+                "label 0 not counted",
+                "(labels != -100).sum()",
+                "(labels > 0).sum()",
+                "You divide by the number of labels above 0. The label 0 counts, too; only -100 doesn't.",
+            ),
+            Mistake(
+                "only pairs with the label 1",
+                "if num_pairs_in_batch is None:",
+                "logits, labels = logits[labels > 0], labels[labels > 0]\n    if num_pairs_in_batch is None:",
+                "You select the labels above 0, but 0 is a class like 1. Only -100 is ignored.",
             ),
             Mistake(
                 "0/0 without labels",
@@ -304,6 +336,12 @@ STEPS = (
             ),
             INPUTS_DROPPED,
             Mistake(
+                "pooled vector detached",
+                "self.dropout(pooled)",
+                "self.dropout(pooled.detach())",
+                "You detach the pooled vector, so the encoder learns nothing from the loss.",
+            ),
+            Mistake(
                 "no float32",
                 ".float()",
                 "",
@@ -335,6 +373,12 @@ STEPS = (
                 "The dropout before the classifier is missing.",
             ),
             INPUTS_DROPPED,
+            Mistake(
+                "encoder detached",
+                "self.dropout(hidden)",
+                "self.dropout(hidden.detach())",
+                "You detach the hidden states, so the encoder learns nothing from the loss.",
+            ),
             Mistake(
                 "labels shifted",
                 "labels.flatten())",

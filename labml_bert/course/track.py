@@ -4,7 +4,18 @@
 All steps, in the order in which you write them.
 """
 
-from labml_bert.course import attention, chapters, encoder, head, masking, modern, pairs, training
+from labml_bert.course import (
+    attention,
+    chapters,
+    data,
+    encoder,
+    head,
+    masking,
+    modern,
+    pairs,
+    rotary,
+    training,
+)
 from labml_bert.course.step import Step
 
 # With these steps, you can train your own model. The others aren't part of it.
@@ -13,6 +24,7 @@ STEPS_TO_TRAIN: tuple[Step, ...] = (
     *head.STEPS,
     *attention.STEPS,
     *encoder.STEPS,
+    *data.STEPS,
     *training.STEPS,
 )
-STEPS: tuple[Step, ...] = (*STEPS_TO_TRAIN, *pairs.STEPS, *modern.STEPS, *chapters.STEPS)
+STEPS: tuple[Step, ...] = (*STEPS_TO_TRAIN, *pairs.STEPS, *rotary.STEPS, *modern.STEPS, *chapters.STEPS)

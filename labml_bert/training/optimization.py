@@ -92,9 +92,9 @@ def parameter_groups(
     ## What decays
 
     Weight decay pulls parameters toward zero. That makes sense for matrices. The original exempts biases and
-    LayerNorms, which are exactly the parameters with one dimension. Every parameter must be in exactly one
-    group. Old ports selected parameters by names that never occurred, and so decayed everything. Parameters
-    in `exclude` are left out: another optimizer trains them.
+    LayerNorms, which are exactly the parameters with one dimension. Old ports selected parameters by names
+    that never occurred, and so decayed everything. Every trainable parameter must be in exactly one group,
+    except for those in `exclude`, which another optimizer trains.
 
     Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, a group has
     the key `has_decay`, true for matrices. `set_learning_rate` reads it.

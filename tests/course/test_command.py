@@ -152,6 +152,34 @@ def test_the_original_solves_itself(course: Path, capsys: pytest.CaptureFixture[
     assert "mlm.py isn't valid Python (line 1); mend it first" in capsys.readouterr().err
 
 
+@pytest.mark.processes
+def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a syntax tree, all steps of a file look undone, and a hint for the first one would be wrong."""
+    text = remove_bodies(read_reference("mlm.py"), [STEPS[4]])
+    (course / "mlm.py").write_text(text, "utf-8")
+    assert "Three fates" in output(capsys, "hint")
+    (course / "mlm.py").write_text(text + "def (", "utf-8")
+    texts = []
+    for command in ("check", "hint", "show"):
+        with pytest.raises(SystemExit) as end:
+            main([command])
+        assert end.value.code == 1
+        texts.append(capsys.readouterr().out)
+    assert "mlm.py isn't valid Python." in texts[0] and "Hint" not in texts[0]
+    assert texts[0] == texts[1] == texts[2]
+    assert "Hint 1 of" in output(capsys, "hint", "--step", "7")
+
+
+@pytest.mark.processes
+def test_hint_after_the_last_step(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in STEPS:
+        (course / step.file).write_text(read_reference(step.file), "utf-8")
+    with pytest.raises(SystemExit) as end:
+        main(["hint"])
+    words = f"  All {len(STEPS)} steps are done. Choose one with --step, from 1 to {len(STEPS)}.\n"
+    assert (end.value.code, *capsys.readouterr()) == (0, words, "")
+
+
 def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train"])

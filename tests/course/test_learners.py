@@ -70,6 +70,14 @@ def test_a_mean_over_batches_is_found_with_any_batch_size(rows: int) -> None:
     assert verdict.mistake == "mean over batches", verdict
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("total", ["sum(losses)", "sum(losses) / (held_out.labels[:N] != -100).sum()"])
+def test_a_sum_over_batches_is_found_with_any_batch_size(rows: int, total: str) -> None:
+    body = EVALUATION.format(rows=rows).replace("(sum(losses) / len(losses))", f"({total})")
+    verdict = check_body("training/evaluation.py:evaluate_masked_lm", body)
+    assert verdict.mistake == "means added up", verdict
+
+
 @pytest.mark.parametrize(
     ("name", "body", "message"),
     [
@@ -118,7 +126,13 @@ def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, messa
         ((5, 9), (9,), ["(5, 9)", "(9,)"]),
         ((1, 1, 8), (1, 1, 16), ["(1, 1, 8)", "(1, 1, 16)"]),
         (["a"], ["a", "b"], ["['a']", "['a', 'b']"]),
-        ([*range(99)], [], ["list of length 99", "[]"]),
+        ([*range(99)], [], ["list of length 99", "list of length 0"]),
+        ([1], [*range(99)], ["list of length 1", "list of length 99"]),
+        (
+            torch.ones(2, requires_grad=True),
+            torch.ones(2),
+            ["a tensor with a gradient", "a tensor without a gradient"],
+        ),
         ({"lr": 1}, {"lr": 1, "eps": 2}, ["the keys lr", "lr, eps"]),
     ],
 )

@@ -40,14 +40,12 @@ SOLUTIONS = {
         return result
     """,
     "mlm.py:TokenMasker.__call__": """
-        if input_ids.min() < 0 or input_ids.max() >= self.vocab_size:
+        if not all(0 <= i < self.vocab_size for row in input_ids.tolist() for i in row):
             raise ValueError("ids")
         if attention_mask is not None and (attention_mask < 0).any():
             raise ValueError("mask")
         a, b = self.mask_replace_prob, self.random_replace_prob
-        p = torch.tensor([a, b, 1 - a - b])
-        case = torch.multinomial(p, input_ids.numel(), True, generator=self.generator)
-        case = case.view_as(input_ids)
+        case = torch.bucketize(self.rand(input_ids), torch.tensor([a, a + b]))
         random = self.ordinary_ids[
             (self.rand(input_ids) * len(self.ordinary_ids)).long()
         ].to(input_ids.dtype)

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import (
+    SIZES,
+    FixedDropout,
+    gradients,
+    mask_type,
+    numbers,
+    raises,
+    set_weights,
+)
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -50,6 +58,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the context vectors without output_attentions", module(x, x, mask)
     yield "the result for two query states", module(queries, x, mask, True)
     yield "the result for two query states without output_attentions", module(queries, x, mask)
+    context = module(x.requires_grad_(), x, mask, True)[0]
+    yield "the gradients", gradients(context, {"hidden_states": x, **dict(module.named_parameters())})
     module.dropout = FixedDropout()
     yield "the context vectors with dropout", module(x, x, mask, True)[0]
 
@@ -87,7 +97,9 @@ def probe_stack(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_pooler(m: Any) -> Iterator[tuple[str, Any]]:
-    yield "the result", set_weights(m.BertPooler(config(m)))(numbers(2, 5, 12))
+    pooler, x = set_weights(m.BertPooler(config(m))), numbers(2, 5, 12).requires_grad_()
+    yield "the result", pooler(x)
+    yield "the gradients", gradients(pooler(x), {"hidden_states": x, **dict(pooler.named_parameters())})
 
 
 def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
@@ -95,11 +107,15 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     ids = torch.tensor([[1, 2, 3, 4, 5], [5, 6, 1, 0, 0]])
     mask, types = (ids != 0).long(), (torch.arange(5) > 2).long().expand(2, 5)
     yield "the result without a mask", module(ids)
+    attention = module.encoder.layer[0].attention["self"]
+    yield "the type of the attention mask that the blocks get", mask_type(attention, module, ids, mask)
     yield "the result with a mask", module(ids, mask)
     yield "the result with a mask of floats, 0 and 1", module(ids, mask.float())
     yield "the result with token types", module(ids, mask, types)
     yield "the result with positions", module(ids, mask, types, torch.arange(5)[None] + 3)
     yield "the result with attention weights", module(ids, mask, output_attentions=True)
+    parameters = dict(module.named_parameters())
+    yield "the gradients", gradients(module(ids, mask, types).last_hidden_state, parameters)
     positions = torch.tensor([[1, 3], [2, 1]])
     yield "the pooled vector with output positions", module(ids, mask, output_positions=positions)[1]
     yield "the vectors at the output positions", module(ids, mask, output_positions=positions)[0]

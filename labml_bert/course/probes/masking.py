@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import numbers, raises, set_weights
+from labml_bert.course.probes.tools import gradients, numbers, raises, set_weights
 
 V, MASK, SPECIAL = 40, 4, range(4)
 
@@ -54,6 +54,7 @@ def probe_ordinary_ids(m: Any) -> Iterator[tuple[str, Any]]:
     small = m.TokenMasker(8, 4, [0, 2])
     yield "is_special, with the special tokens 0 and 2 and the mask token 4", small.is_special.tolist()
     yield "ordinary_ids", small.ordinary_ids
+    yield "ordinary_ids with a single ordinary token", m.TokenMasker(3, 2, [0]).ordinary_ids
 
 
 def fraction(part: Tensor, whole: Tensor, tolerance: float) -> Near:
@@ -100,6 +101,13 @@ def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the number of chosen tokens, with a limit of 15 and words of 2 tokens", result.sum(1).unique()
     halves = result[:, ::2] != result[:, 1::2]
     yield "the number of words chosen only in part, with a limit", int(halves.sum())
+    # Words of four tokens and of one token take turns.
+    words = torch.arange(200) // 5 * 2 + (torch.arange(200) % 5 == 4)
+    some = masker(m, mlm_probability=0.5, max_predictions_per_seq=100)
+    result = some.choose(all_tokens, words.expand(200, 200))
+    for name, index in (("four tokens", slice(0, None, 5)), ("one token", slice(4, None, 5))):
+        part = fraction(result[:, index], all_tokens[:, index], 0.05)
+        yield f"the fraction of words of {name} that are chosen, with a limit of half of the tokens", part
 
 
 def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
@@ -147,6 +155,11 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
     yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
     yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))
+    empty = masker(m)(original[:0])
+    yield (
+        "the shapes if the batch is empty",
+        {"input_ids": tuple(empty[0].shape), "labels": tuple(empty[1].shape)},
+    )
     yield "the answer to labels as input", raises(masker(m), torch.tensor([[-100]]))
     additive = torch.zeros(1, 4).index_fill(1, torch.tensor([3]), -1e9)
     yield "the answer to an additive mask", raises(masker(m), torch.full((1, 4), 7), additive)
@@ -155,6 +168,8 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_select(m: Any) -> Iterator[tuple[str, Any]]:
     states, labels = numbers(2, 3, 4), torch.tensor([[-100, 0, -100], [5, -100, 1]])
     yield "the selected hidden states and labels", m.select_labeled(states, labels)
+    states.requires_grad_()
+    yield "the selected hidden states, with a gradient", m.select_labeled(states, labels)[0]
     yield "the result without labels", m.select_labeled(states, None)
 
 
@@ -166,6 +181,9 @@ def probe_head(m: Any) -> Iterator[tuple[str, Any]]:
     head = set_weights(m.BertLMPredictionHead(6, 9))
     yield "the logits of M positions", head(numbers(4, 6), numbers(9, 6, seed=1))
     yield "the logits of (B, T) positions", head(numbers(2, 3, 6), numbers(9, 6, seed=1))
+    inputs = {"hidden_states": numbers(4, 6), "embedding": numbers(9, 6, seed=1)}
+    logits = head(*[x.requires_grad_() for x in inputs.values()])
+    yield "the gradients", gradients(logits, inputs | dict(head.named_parameters()))
 
 
 class Encoder(nn.Module):
@@ -191,6 +209,9 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output for a micro-batch", model(ids, labels, torch.tensor(6))
     model.encoder.returns_tuple = True
     yield "the output if the encoder returns a tuple", model(ids, labels)
+    model = set_weights(m.MaskedLM(Encoder(nn.Embedding(9, 6), False), embedding))
+    parameters = {"embedding": embedding.weight, **dict(model.named_parameters())}
+    yield "the gradients", gradients(model(ids, labels).logits, parameters)
 
 
 PROBES: dict[str, Probe] = {

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import SIZES, FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import (
+    SIZES,
+    FixedDropout,
+    gradients,
+    mask_type,
+    numbers,
+    raises,
+    set_weights,
+)
 
 
 def config(m: Any, **options: Any) -> Any:
@@ -102,10 +110,13 @@ def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result", model(ids)
     # What the vectors at padding are doesn't matter.
     is_token = mask.bool()
+    attention = model.layers[0].attn
+    yield "the type of the attention mask that the layers get", mask_type(attention, model, ids, mask)
     yield "the vectors of the tokens with a mask", model(ids, mask)[is_token]
     yield "the vectors of the tokens with a mask of floats, 0 and 1", model(ids, mask.float())[is_token]
     yield "the vectors of the tokens of a short sequence", model(ids[:, 4:7], mask[:, 4:7])[is_token[:, 4:7]]
     yield "the vectors of the tokens with positions", model(ids, mask, torch.arange(0, 18, 2)[None])[is_token]
+    yield "the gradients", gradients(model(ids, mask)[is_token], dict(model.named_parameters()))
     yield "the result at two output positions", model(ids, mask, None, torch.tensor([[0, 3], [4, 1]]))
     yield "the answer to an additive mask", raises(model, ids, (1.0 - mask) * -1e9)
     yield "the answer to a mask of shape (B, 1, 1, T)", raises(model, ids, mask[:, None, None])
@@ -124,6 +135,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output without labels, with a mask", model(ids, attention_mask=mask)
     yield "the output with labels", model(ids, labels)
     yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
+    yield "the gradients", gradients(model(ids, labels).logits, dict(model.named_parameters()))
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
     yield "the loss with a single label", model(ids[:, :2], labels[:, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss

@@ -13,7 +13,7 @@ import torch
 
 from labml_bert.bert import BertConfig
 from labml_bert.course.compare import Near, Probe
-from labml_bert.course.probes.tools import FixedDropout, numbers, raises, set_weights
+from labml_bert.course.probes.tools import FixedDropout, gradients, numbers, raises, set_weights
 
 # Token 100 * d + 10 * s + i is the i-th token of sentence s of document d.
 DOCUMENTS = [
@@ -36,6 +36,12 @@ def probe_elsewhere(m: Any) -> Iterator[tuple[str, Any]]:
         "the number of results from the document of the first text",
         sum(tokens[0] // 100 == index + 1 for index, tokens in results),
     )
+    for index in (0, 1):
+        documents = [tokens[0] // 100 for i, tokens in results if i == index]
+        words = f"if the first text is from document {index + 1} of 4"
+        yield f"the documents of the results, {words}", sorted({*documents})
+        fractions = {number: Near(documents.count(number) / 300, 0.15) for number in sorted({*documents})}
+        yield f"the fraction of the results from each document, {words}", fractions
     yield "the first tokens that occur", sorted({tokens[0] for _, tokens in results})
     yield "the results that occur", sorted({tuple(tokens) for _, tokens in results})
     short = [pairs.elsewhere(0, length, generator) for length in (0, -3) for _ in range(9)]
@@ -105,6 +111,8 @@ def probe_collate(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the names of the tensors", sorted(batch)
     for name in ("input_ids", "attention_mask", "token_type_ids", "next_sentence_label"):
         yield name, batch[name]
+    rows = [m.SentencePair([0, 5, 2, 0, 2], [0, 0, 0, 1, 1], 1), m.SentencePair([0, 5, 2], [0, 0, 0], 0)]
+    yield "the attention mask if the texts contain pad_token_id", m.collate(rows)["attention_mask"]
 
 
 def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
@@ -138,6 +146,7 @@ def probe_texts(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output with a mask", model(IDS, torch.tensor([2, 0]), attention_mask=MASK)
     with torch.autocast("cpu", torch.bfloat16):
         yield "the type of the logits under autocast", str(model(IDS).logits.dtype)
+    yield "the gradients", gradients(model(IDS).logits, dict(model.named_parameters()))
     model.dropout = FixedDropout()
     yield "the output with dropout", model(IDS)
 
@@ -152,6 +161,7 @@ def probe_tokens(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the answer to labels of texts", raises(model, IDS, torch.tensor([1, 2]))
     with torch.autocast("cpu", torch.bfloat16):
         yield "the type of the logits under autocast", str(model(IDS).logits.dtype)
+    yield "the gradients", gradients(model(IDS).logits, dict(model.named_parameters()))
     model.dropout = FixedDropout()
     yield "the output with dropout", model(IDS)
 

@@ -4,7 +4,7 @@
 Every check runs on the learner's module and on the reference, so both need the same weights and inputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,25 @@ def set_weights(module: ModuleType, scale: float = 0.5) -> ModuleType:
         for i, parameter in enumerate(module.parameters()):
             parameter.copy_(scale * numbers(*parameter.shape, seed=i))
     return module.eval()
+
+
+def gradients(output: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient of a weighted sum of `output` for each input; it's 0 for one that `output` ignores."""
+    total = (output * numbers(*output.shape, seed=99)).sum()
+    if not total.requires_grad:
+        return {name: torch.zeros_like(x) for name, x in inputs.items()}
+    # The result of `grad` is in the order of the inputs.
+    results = torch.autograd.grad(total, [*inputs.values()], allow_unused=True, materialize_grads=True)
+    return dict(zip(inputs, results, strict=True))
+
+
+def mask_type(attention: nn.Module, model: nn.Module, *inputs: Tensor) -> str:
+    """The type of the mask, its third argument, that `attention` gets if `model` gets `inputs`."""
+    masks: list[Tensor | None] = []
+    hook = attention.register_forward_pre_hook(lambda _, arguments: masks.append(arguments[2]))
+    raises(model, *inputs)
+    hook.remove()
+    return str(getattr(masks[0], "dtype", None)) if masks else "no call"
 
 
 class FixedDropout(nn.Module):

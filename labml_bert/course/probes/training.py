@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from labml_bert.course.compare import Probe
 from labml_bert.course.probes.tools import numbers, raises
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
+from labml_bert.training.optimization import TrainingArguments
 
 
 def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
@@ -24,9 +25,11 @@ def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
     ids, positions = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
     yield "the shapes", {"input_ids": tuple(ids.shape), "position_ids": tuple(positions.shape)}
     yield "whether every row is a window of the text", bool((ids.diff(dim=1) == 1).all())
+    yield "the number of different tokens that occur", len(ids.unique())
     yield "the tokens that occur", ids.unique()
     yield "whether every row starts at position 0", not positions[:, 0].any()
     yield "whether rows start at different positions", len(positions[:, 0].unique()) > 1
+    yield "the number of different positions that occur", len(positions.unique())
     yield "the positions that occur", positions.unique()
     yield "whether every row has consecutive positions", bool((positions.diff(dim=1) == 1).all())
     pairs = torch.stack((ids[:, 0], positions[:, 0])).unique(dim=1).size(1)
@@ -117,7 +120,8 @@ def probe_backward(m: Any) -> Iterator[tuple[str, Any]]:
     m.world_size = lambda: 2
     # Like a gradient scaler for float16.
     scaler = SimpleNamespace(scale=lambda loss: 4 * loss)
-    step = m.Step(SimpleNamespace(step=0, progress=0.0, scaler=scaler))
+    arguments = TrainingArguments(steps=10, gradient_accumulation_steps=3)
+    step = m.Step(SimpleNamespace(step=0, progress=0.0, scaler=scaler, arguments=arguments))
     step.backward((weight * 3).sum(), accuracy=torch.tensor(0.25))
     yield (
         "the gradient after one micro-batch, if world_size() is 2 and the scaler multiplies by 4",
@@ -144,24 +148,33 @@ class Scorer(nn.Module):
         return MaskedLMOutput(loss, logits, labels)
 
 
-def is_mean_over_batches(result: dict[str, float], model: nn.Module, held_out: MaskedTokens) -> bool:
-    """Whether a result is what you get if each batch counts the same, for any number of rows per batch."""
+def batch_means(model: nn.Module, held_out: MaskedTokens) -> list[Tensor]:
+    """The loss and the accuracy of each batch, for batches of 1 row, of 2 rows, …, and of all rows."""
     sums = []  # For each window, the sums of the loss and of the correct tokens, and the number of labels.
     for ids, labels in zip(*held_out, strict=True):
         loss, logits, labels = model.eval()(ids, labels)
         sums.append(len(labels) * torch.tensor([loss, (logits.argmax(-1) == labels).float().mean(), 1.0]))
     model.train()
     table = torch.stack(sums).double()
+    batches = [torch.stack([b.sum(0) for b in table.split(rows)]) for rows in range(1, len(table) + 1)]
+    return [sums[:, :2] / sums[:, 2:] for sums in batches]
 
-    def mean(rows: int) -> list[float]:
-        batches = torch.stack([batch.sum(0) for batch in table.split(rows)])
-        return (batches[:, :2] / batches[:, 2:]).mean(0).tolist()
 
-    def is_found(values: list[float]) -> list[bool]:
-        pairs = zip(values, (result["loss"], result["accuracy"]), strict=True)
+def is_mean_over_batches(result: dict[str, float], batches: list[Tensor]) -> bool:
+    """Whether a result is what you get if each batch counts the same, for any number of rows per batch."""
+
+    def is_found(means: Tensor) -> list[bool]:
+        pairs = zip(means.mean(0).tolist(), (result["loss"], result["accuracy"]), strict=True)
         return [math.isclose(a, b, rel_tol=1e-5) for a, b in pairs]
 
-    return not all(is_found(mean(len(table)))) and any(any(is_found(mean(b))) for b in range(1, len(table)))
+    *some, all_rows = batches
+    return not all(is_found(all_rows)) and any(any(is_found(means)) for means in some)
+
+
+def is_sum_over_batches(result: dict[str, float], batches: list[Tensor], labels: int) -> bool:
+    """Whether the loss is the sum of the batches' losses, divided by the number of labels or not."""
+    sums = [means[:, 0].sum().item() for means in batches[:-1]]
+    return any(math.isclose(s / n, result["loss"], rel_tol=1e-5) for s in sums for n in (1, labels))
 
 
 def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
@@ -177,7 +190,9 @@ def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     held_out = MaskedTokens(ids, labels)
     result = m.evaluate_masked_lm(trainer, held_out)
     is_training = model.training
-    yield "whether batches with few labels count too much", is_mean_over_batches(result, model, held_out)
+    batches, count = batch_means(model, held_out), int((labels != -100).sum())
+    yield "whether the means of the batches are added up", is_sum_over_batches(result, batches, count)
+    yield "whether batches with few labels count too much", is_mean_over_batches(result, batches)
     yield "the result", result
     yield "whether the model is in train mode afterwards", is_training
     model.train()
