@@ -61,7 +61,14 @@ def test_every_page_is_accessible_and_has_no_errors(
 
 
 def type_in_search(page: "sync_api.Page", words: str) -> None:
-    page.keyboard.press("/")
+    # On a busy machine, the browser drops keys that are pressed before it has drawn the new page.
+    field = page.locator("[data-md-component=search-query]")
+    for _ in range(100):
+        page.keyboard.press("/")
+        page.wait_for_timeout(50)
+        if field.evaluate("field => field === document.activeElement"):
+            break
+    field.clear()
     page.keyboard.type(words)
     page.wait_for_selector(".md-search-result__link")
     # The results lag behind the typing.
@@ -152,6 +159,7 @@ def test_search_on_a_phone(server: str, page: "sync_api.Page") -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(server)
     page.click(".masthead nav > label[for=__search]")
+    sync_api.expect(page.locator("[data-md-component=search-query]")).to_be_focused()
     page.keyboard.type("plateau")
     page.wait_for_selector(".md-search-result__link")
     page.wait_for_timeout(500)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_browser import type_in_search
+
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
@@ -229,10 +231,7 @@ def test_no_seam_shows_between_two_rows(server: str, page: "sync_api.Page") -> N
 def test_three_search_results_fit_on_a_screen(server: str, page: "sync_api.Page", width: int) -> None:
     page.goto(server, wait_until="networkidle")
     page.set_viewport_size({"width": width, "height": 844})
-    page.evaluate("document.getElementById('__search').click()")
-    page.keyboard.type("attention")
-    page.wait_for_selector(".md-search-result__link")
-    page.wait_for_timeout(1000)
+    type_in_search(page, "attention")
     bottoms = page.eval_on_selector_all(
         ".md-search-result__item", "all => all.map(one => one.getBoundingClientRect().bottom)"
     )
@@ -259,10 +258,7 @@ def test_search_knows_the_words_that_people_type(server: str, page: "sync_api.Pa
     first_results = {}
     for words in SYNONYMS:
         page.goto(server, wait_until="networkidle")
-        page.keyboard.press("/")
-        page.keyboard.type(words)
-        page.wait_for_selector(".md-search-result__link")
-        page.wait_for_timeout(1000)
+        type_in_search(page, words)
         link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
         first_results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(server))
     assert first_results == SYNONYMS
