@@ -161,6 +161,7 @@ def test_parameter_counts(build, sizes: dict[str, int], count: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == count
 
 
+@pytest.mark.slow("builds six models")
 @torch.no_grad()
 def test_the_initial_loss_is_ln_v() -> None:
     """

@@ -162,6 +162,7 @@ def test_the_loss_is_the_formula() -> None:
     assert simcse_loss(torch.ones(8, 3), torch.ones(8, 3)).item() == pytest.approx(math.log(8))
 
 
+@pytest.mark.slow("trains a model")
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_pulls_the_views_of_a_text_together(kind: str) -> None:
     tokenizer = subword_tokenizer()

@@ -118,6 +118,7 @@ def test_the_last_piece_and_whole_words_keep_their_scores() -> None:
     assert not torch.isclose(plain[~is_last], strict[~is_last], atol=1e-3).any()
 
 
+@pytest.mark.slow("trains a model")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_memorized_text_scores_higher_than_its_shuffled_tokens(kind: str) -> None:
     text = "every good model knows which word belongs at which position of this text"

@@ -34,6 +34,7 @@ def slow_features(training_texts: list[str], texts: list[str]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+@pytest.mark.slow("3,000 steps of gradient descent")
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("penalty", [1e-2, 1e-1])
 def test_predictions_match_plain_gradient_descent(penalty: float, classes: int) -> None:

@@ -131,6 +131,7 @@ def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest
     assert "bert.py is missing; write the exercises into a new folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow("runs four commands for each of the 48 steps")
 def test_each_step_can_be_read_about(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, step in enumerate(STEPS, 1):
         text = output(capsys, "show", "--step", str(number))

@@ -223,6 +223,7 @@ def test_the_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert corpus.name == "tokens"
 
 
+@pytest.mark.slow("builds a vocabulary of 70,000 tokens and encodes it 30 times")
 def test_a_large_vocabulary_gets_wider_ids(tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(70_000)]
     tokenizer = Tokenizer.from_str(wordpiece_tokenizer(["a b"], 20).to_str())

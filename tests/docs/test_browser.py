@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.serving import type_in_search
+
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
@@ -58,21 +60,6 @@ def test_every_page_is_accessible_and_has_no_errors(
         ]
     context.close()
     assert not problems, "\n".join(problems)
-
-
-def type_in_search(page: "sync_api.Page", words: str) -> None:
-    # On a busy machine, the browser drops keys that are pressed before it has drawn the new page.
-    field = page.locator("[data-md-component=search-query]")
-    for _ in range(100):
-        page.keyboard.press("/")
-        page.wait_for_timeout(50)
-        if field.evaluate("field => field === document.activeElement"):
-            break
-    field.clear()
-    page.keyboard.type(words)
-    page.wait_for_selector(".md-search-result__link")
-    # The results lag behind the typing.
-    page.wait_for_timeout(1000)
 
 
 @pytest.mark.parametrize("keys", [["Enter"], ["ArrowDown", "Enter"]], ids=" ".join)

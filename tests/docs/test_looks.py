@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_browser import type_in_search
+from tests.support.serving import type_in_search
 
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]

@@ -356,6 +356,7 @@ def poison(run: Run, last_good_step: int) -> Callable[[int, Any], None]:
     return on_step
 
 
+@pytest.mark.slow("trains a model")
 def test_a_run_that_diverges_is_recorded_as_failed(options: dict[str, Any]) -> None:
     """From that step on the weights stay the same, so the loss of an evaluation would look like a result."""
     run = prepare("masked", {**options, "tokens": 64 * 400}, 0, CPU)
@@ -364,6 +365,7 @@ def test_a_run_that_diverges_is_recorded_as_failed(options: dict[str, Any]) -> N
     assert result["curve"][-1] == [250, None] and all(loss for _, loss in result["curve"][:-1])
 
 
+@pytest.mark.slow("trains a model")
 def test_a_failed_run_ends_at_the_next_evaluation(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

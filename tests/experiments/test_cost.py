@@ -40,6 +40,7 @@ def test_fitting_both_exponents(module: types.ModuleType) -> None:
     assert set(module.fit_exponents([{**point, "memory": None} for point in points])) == {"seconds"}
 
 
+@pytest.mark.slow("reads all docstrings of the standard library")
 def test_text_of_a_chosen_size(module: types.ModuleType) -> None:
     texts = list(module.repeat_documents(123_456))
     assert sum(map(len, texts)) == 123_456 and len(texts) > 1

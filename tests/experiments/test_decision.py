@@ -36,6 +36,7 @@ def test_the_interval_agrees_with_scipy() -> None:
     assert difference(x, y, RULE_LEVEL)[1:] == pytest.approx((theirs.low, theirs.high))
 
 
+@pytest.mark.slow("draws thousands of samples")
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     r = random.Random(0)
     samples = [([r.gauss(1, 1) for _ in range(3)], [r.gauss(0, 2) for _ in range(3)]) for _ in range(4000)]

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `logs/` and in it a run with an untrained model."""
     folder = tmp_path_factory.mktemp("work")
     model = folder / "logs" / "bert_tiny" / "20260101-000000" / "model"
-    documents = [text for _, text in python_documents()][:100]
+    documents = [text for _, text in islice(python_documents(), 100)]
     tokenizer = wordpiece_tokenizer(documents, 600)
     torch.manual_seed(0)
     config = BertConfig(
@@ -102,6 +103,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.slow("reads all docstrings of the standard library")
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gets_one_line_and_exit_code_2(
     case: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, main

@@ -83,6 +83,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
     return Backbone(folder, config, tokenizer, read_tensors(folder), torch.device("cpu"))
 
 
+@pytest.mark.slow("reads all docstrings of the standard library")
 def test_signatures_of_the_standard_library() -> None:
     signatures = read_signatures()
     assert signatures[inspect.cleandoc(shutil.copymode.__doc__ or "")] == {
@@ -157,6 +158,7 @@ def test_a_smaller_draw_is_the_start_of_a_larger_one() -> None:
     assert draw(FUNCTIONS, 10, 3) == draw(FUNCTIONS, 50, 3)[:10] != draw(FUNCTIONS, 10, 4)
 
 
+@pytest.mark.slow("trains until both tasks are learned")
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_method_learns_both_tasks(backbone: Backbone, task: str, arm: str) -> None:

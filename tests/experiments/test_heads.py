@@ -67,6 +67,7 @@ def test_other_numbers_of_heads_are_rejected() -> None:
         attend_to_neighbors(build(), 3)
 
 
+@pytest.mark.slow("trains a model")
 def test_the_order_helps_only_a_model_that_uses_it() -> None:
     """In a text of runs of equal tokens, a masked token is the same as its left neighbor."""
     generator = torch.Generator().manual_seed(1)

@@ -109,6 +109,7 @@ def test_bfloat16_is_really_used() -> None:
     assert step() != pytest.approx(losses(TRICKS[0])[0], abs=1e-6)
 
 
+@pytest.mark.slow("times every trick")
 def test_each_trick_has_a_positive_speedup() -> None:
     results = measure_tricks(SHAPE, CPU, rounds=1, repeats=1)
     assert [row["name"] for row in results["rows"]] == [trick.name for trick in TRICKS]

@@ -3,6 +3,10 @@
 import http.server
 import os
 import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright import sync_api
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
@@ -14,3 +18,18 @@ FLAGS = (
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def type_in_search(page: "sync_api.Page", words: str) -> None:
+    # On a busy machine, the browser drops keys that are pressed before it has drawn the new page.
+    field = page.locator("[data-md-component=search-query]")
+    for _ in range(100):
+        page.keyboard.press("/")
+        page.wait_for_timeout(50)
+        if field.evaluate("field => field === document.activeElement"):
+            break
+    field.clear()
+    page.keyboard.type(words)
+    page.wait_for_selector(".md-search-result__link")
+    # The results lag behind the typing.
+    page.wait_for_timeout(1000)
