@@ -1,7 +1,7 @@
 r"""
 # The same three minutes with a modern encoder
 
-How much better is a modern encoder after the same time that `mlm_tiny.py` takes? This script trains on the
+How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? This script trains on the
 same text, with the same mask rate and for the same time. The model comes from `modern.py`, and the optimizer
 for its matrices is Muon.
 

@@ -126,8 +126,8 @@ class BertSelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """
         Queries come from `query_states`, keys and values from `hidden_states`, usually the same tensor. The
-        boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns `(B, P, D)`, and
-        the attention weights before dropout, `(B, H, P, T)`, or `None` without `output_attentions`.
+        boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns `(B, P, D)` and,
+        if `output_attentions`, the attention weights before dropout, `(B, H, P, T)`, otherwise `None`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies, and a tenth of the others match by chance, so the baseline is 55%.
+        # Half of the pairs are copies, and a tenth of the others match, so "always equal" is right for 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -388,7 +388,7 @@ class Dropout(nn.Dropout):
     Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
     preserves the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits are
     enough, so one 64-bit draw serves four elements. The actual probability then differs from $p$ by at most
-    $2^{-17}$. The scale uses the actual probability, so the mean is still preserved.
+    $2^{-16}$. The scale uses the actual probability, so the mean is still preserved.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -400,7 +400,7 @@ class Dropout(nn.Dropout):
         # Rounding must not turn a small p into 0 or a large p into 1.
         threshold = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= threshold - 2**15
-        # A boolean is one byte, 0 or 1. Conversion to float is five times faster from uint8 than from bool.
+        # A boolean is one byte, 0 or 1. On a CPU, conversion to float is faster from uint8 than from bool.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - threshold))
 
 
@@ -417,7 +417,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. For the queries of the last layer."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer's queries are these."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 

@@ -80,7 +80,7 @@ class TokenMasker:
     ) -> MaskedTokens:
         """
         Inputs are `(B, T)`; B can be 0. `attention_mask` is 0 at padding, which is never chosen. `word_ids`
-        number the words from 0 to at most `T - 1`, with -1 for no word. A word's tokens are chosen together.
+        holds each token's word number, 0 to `T - 1`, or -1 for none. A word's tokens are chosen together.
         Raises `ValueError` if an id isn't in the vocabulary, or the mask is negative or has another shape.
         """
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
@@ -187,7 +187,7 @@ class BertLMPredictionHead(nn.Module):
     Using $E$ both as input embedding and as output matrix is called weight tying. The output layer isn't the
     inverse of the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
     parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the dense layer
-    has 590,592 and the LayerNorm 1,536. The "decoder" in `transformers` is $E$ and $b_2$, not a Transformer.
+    has 590,592 and the LayerNorm 1,536. What `transformers` calls the "decoder" is just $E$ and $b_2$.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
     """
@@ -209,8 +209,8 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     r"""
     ## The loss
 
-    Returns the mean of $-\log p$ over the labeled positions, in nats and float32. `logits` is `(M, V)` and
-    `labels` is `(M)`; positions whose label is -100 don't count. If no position is labeled, the loss and its
+    Returns the mean of $-\log p$ over the labeled positions, in nats and float32. `logits` is `(N, V)` and
+    `labels` is `(N)`; positions labeled -100 don't count. If no position is labeled, the loss and its
     gradients are 0. A plain mean would be 0/0, and the NaN from one batch without labels could ruin a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
@@ -317,9 +317,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. Unlabeled positions fill up the
-    rows that have fewer. Pass them as `output_positions` to one of our encoders, and its last layer computes
-    only these. Otherwise, a step takes 1.20 times as long with a vocabulary of 100, measured as above.
+    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than P
+    are filled up with unlabeled ones. Pass them as `output_positions` to our encoders, whose last layer then
+    skips the others. Otherwise, a step takes 1.20 times as long (vocabulary of 100, measured as above).
     """
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

@@ -60,8 +60,8 @@ class PairMaker:
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    If `True`, as in the original, a chunk can be a single sentence. That sentence becomes A, so B is always
-    random, and the fraction of random pairs exceeds `random_next_prob`. If `False`, every chunk has at least
+    If `True`, as in the original, a chunk can be a single sentence. It becomes A, and its B is random, so
+    over all pairs, more than the fraction `random_next_prob` are random. If `False`, every chunk has at least
     two sentences, and a single sentence left at the end of a document isn't used.
     """
 
@@ -179,8 +179,8 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     ## The loss
 
     Returns the mean cross-entropy of the labeled pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`.
-    As in `transformers`, pairs labeled -100 don't count. Without any other pair, the loss is 0, not NaN.
-    (Label 0 means *next*, not padding, so it counts.) For a micro-batch, pass the number of labeled pairs in
+    As in `transformers`, pairs labeled -100 don't count. (Label 0 means *next*, not padding, so it counts.)
+    Without any labeled pair, the loss is 0, not NaN. For a micro-batch, pass the number of labeled pairs in
     the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """
     if num_pairs_in_batch is None:

@@ -424,10 +424,12 @@ def variants(claim: Claim) -> str:
     else:
         command = f"python experiments/claims/claims.py {entry['name']}"
         grid = "; ".join(
-            f"`{key}` {', '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
+            f"`{key}` of {', '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
         )
-        search = "every seed is run with each of" if entry.get("over_grid") else "searched over"
-        tokens = f"{entry['options']['tokens']:,} tokens per run"
+        search = "every seed is run with each" if entry.get("over_grid") else "searched over"
+        exceptions = any("tokens" in options for options in entry["arms"].values())
+        unless = ", unless the table says otherwise" if exceptions else ""
+        tokens = f"{entry['options']['tokens']:,} tokens per run{unless}"
         budget = f"{entry['seeds']} pilot seeds per variant, {tokens}; {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
     metrics = [metric for metric in metrics if " - " not in metric]

@@ -99,4 +99,4 @@ def describe_check(record: Record) -> str:
     dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():
         return NOT_CHECKED
-    return f"Checked on {cell(min(dates))}: a short run with the same settings still has the same losses."
+    return f"Checked on {cell(min(dates))}: that day's code repeated the losses of a short run."

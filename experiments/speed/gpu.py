@@ -1,8 +1,8 @@
 """
-# Everything about a GPU in ten minutes
+# All GPU measurements in ten minutes
 
-You have a GPU for a short time. What should you run on it? `make gpu` runs everything that this project wants
-to know about a GPU:
+What should you run if you have a GPU for only a short time? `make gpu` runs all of our tests and measurements
+that need one:
 
 1. the tests that compare the GPU with the CPU: the same losses and gradients, and a run that resumes;
 2. the [speed comparison](speed.py) of training steps, with BERT base at lengths 128 and 512;
@@ -71,7 +71,7 @@ def choose_gpu(name: str) -> torch.device:
 
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line, runs all parts, and writes a record."""
-    parser = OneLineParser(description="Run everything about a GPU in ten minutes.")
+    parser = OneLineParser(description="Run all GPU measurements in ten minutes.")
     parser.add_argument("--minutes", type=float, default=3.0, help="minutes per training run (default: 3)")
     parser.add_argument("--quick", action="store_true", help="take seconds, to test this script")
     parser.add_argument("--device", default="auto", help="auto, the first CUDA GPU, or a device such as cpu")
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> bool:
     parts = list_parts(str(device), options.minutes, options.quick, options.records.resolve())
     # At the start, because later another program could use the GPU too.
     record = describe_run("speed/gpu", words, device)
-    header("gpu: everything about a GPU in ten minutes", {"GPU": str(record["hardware"]["name"])})
+    header("gpu: all GPU measurements in ten minutes", {"GPU": str(record["hardware"]["name"])})
     rows: list[dict[str, Any]] = []
     for name, command in parts.items():
         console.print(f"  {name}")

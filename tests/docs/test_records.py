@@ -12,13 +12,11 @@ def new_fingerprint(date: str = "2026-11-22") -> dict:
 def test_a_checked_fingerprint_is_reported_with_its_date() -> None:
     record = Record("x", {"fingerprint": new_fingerprint()})
     assert (
-        describe_check(record)
-        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
+        describe_check(record) == "Checked on 2026-11-22: that day's code repeated the losses of a short run."
     )
     record = Record("x", {"fingerprints": {"": new_fingerprint()}})
     assert (
-        describe_check(record)
-        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
+        describe_check(record) == "Checked on 2026-11-22: that day's code repeated the losses of a short run."
     )
 
 
@@ -39,8 +37,7 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     fingerprints = {"short": new_fingerprint("2026-11-23"), "long": new_fingerprint("2026-11-22")}
     record = Record("x", {"claim": {}, "table": rows, "fingerprints": fingerprints})
     assert (
-        describe_check(record)
-        == "Checked on 2026-11-22: a short run with the same settings still has the same losses."
+        describe_check(record) == "Checked on 2026-11-22: that day's code repeated the losses of a short run."
     )
     del fingerprints["long"]
     assert describe_check(record) == "Not checked against later code."

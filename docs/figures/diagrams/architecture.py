@@ -163,7 +163,7 @@ def block(d: Drawing) -> Words:
         "residual path, after each sum. Pre-norm, as in later models: at the beginning of each branch, so "
         "that the residual path has only the two sums on it.",
         "The same parts in two orders. BERT normalizes on the residual path (the thick line), after each "
-        "sum; later models normalize in the branches, so the path from input to output stays clear.",
+        "sum; pre-norm models normalize in the branches, so the path from input to output stays clear.",
     )
 
 
