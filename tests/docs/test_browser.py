@@ -51,6 +51,7 @@ def test_every_page_is_accessible_and_has_no_errors(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address} scrolls"
         assert paper(page) == PAPER[scheme]
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        page.evaluate("reachable()")
         # Evaluate axe rather than adding a script tag, which the page's Content Security Policy would block.
         page.evaluate(axe)
         violations = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")

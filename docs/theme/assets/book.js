@@ -77,9 +77,12 @@ function walk(event) {
   event.preventDefault();
 }
 
-// Elements that are too wide for their column scroll sideways, so they must be reachable by keyboard.
-function reachable() {
-  for (const box of document.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code")) {
+// Elements that are too wide for their column scroll sideways, so they must be reachable by keyboard. Measuring an
+// element off-screen makes the browser lay it out, so pause after every few of them.
+async function reachable(part = document) {
+  const boxes = part.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code");
+  for (const [i, box] of boxes.entries()) {
+    if (i % 4 === 0) await new Promise((resume) => setTimeout(resume));
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }
@@ -197,9 +200,9 @@ document.addEventListener("keydown", (event) => {
   walk(event);
 });
 addEventListener("hashchange", unfold);
-addEventListener("load", reachable);
-addEventListener("resize", reachable);
+addEventListener("load", () => reachable());
+addEventListener("resize", () => reachable());
 // Folded elements have no width until they are opened.
-addEventListener("toggle", reachable, true);
+addEventListener("toggle", (event) => reachable(event.target), true);
 unfold();
 highlight();
