@@ -8,9 +8,9 @@ The position embeddings are easy to forget. If short sequences always used posit
 of the other positions would still be random when the sequences get longer. So each window also gets a random
 offset $o$, and all positions are trained from the first step:
 
-$$p_t = o + t, \qquad o \sim \operatorname{Uniform}\{0, \dots, T_{\max} - T\}$$
+$$p_t = o + t, \qquad o \sim \operatorname{Uniform}\{0, \dots, T_{\text{max}} - T\}$$
 
-Here $T_{\max}$ is the number of positions that the model has.
+Here $T_{\text{max}}$ is the number of positions that the model has.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence.
 """

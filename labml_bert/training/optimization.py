@@ -4,7 +4,7 @@ r"""
 How far should each step move the weights? The learning rate depends on the fraction $\tau$ of the budget that
 is spent. It warms up to its peak until $\tau = w$, and then decays linearly to zero:
 
-$$\eta(\tau) = \eta_{\max} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
+$$\eta(\tau) = \eta_{\text{max}} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
 The optimizer is AdamW. Two details of the original recipe are easy to get wrong: which parameters decay, and
 a bias correction that the original leaves out. Muon is a newer choice for the matrices of the blocks.
