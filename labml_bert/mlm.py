@@ -2,18 +2,19 @@ r"""
 # Masked language modeling
 
 How can a model learn to predict words if it sees the whole text, answers included? We mask some tokens, and
-the model predicts the original ones. The loss is their mean negative log-probability:
+the model predicts the original ones. The loss is the mean negative log-probability of these tokens:
 
 $$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $\tilde w$ is the masked text, and $\mathcal M$ is the set of the $M$ masked positions. BERT masks 15%.
+Here $w$ is the original text, $\tilde w$ is the masked text, and $\mathcal M$ is the set of the $M$ masked
+positions. BERT masks 15% of the tokens.
 
-This file has the masking, the head that turns a hidden state into a distribution over the vocabulary, the
-loss, and the model that connects an encoder to the head. The encoder can come from `bert.py` or
-`transformers`, or be your own. The file needs only PyTorch. Code that only makes training faster comes last.
+This file contains the masking, the head that turns a hidden state into a score for each token in the
+vocabulary, the loss, and a model that connects an encoder to the head. The encoder can come from `bert.py`,
+`transformers` or your own code. The file needs only PyTorch. Code that only makes training faster comes last.
 
-Sizes: `B` sequences in the batch, `T` tokens in each, `D` hidden size, `V` vocabulary, `M` labeled positions
-in the whole batch, `P` positions in a sequence for which the last layer computes a vector.
+Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary size,
+`M` labeled positions in the whole batch, `P` positions per sequence at which the last layer computes vectors.
 """
 
 from collections.abc import Collection
@@ -41,7 +42,8 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    The masker chooses about 15% of the ordinary tokens, and each chosen token meets one of three fates:
+    The masker chooses about 15% of the ordinary tokens (all but special tokens and padding). Each chosen
+    token meets one of three fates:
 
     | fraction | what the model sees | why |
     |---|---|---|
@@ -52,8 +54,7 @@ class TokenMasker:
     Only the chosen tokens have a label and count toward the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
-    `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert).
-    """
+    `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert)."""
 
     vocab_size: int
     mask_token_id: int
@@ -64,11 +65,12 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, the number of chosen tokens in a row is `mlm_probability` times that of ordinary tokens, rounded,
-    but at least one and at most this limit. (The original counts special tokens too.) A word may not fit.
+    If set, each row gets a fixed number of chosen tokens: `mlm_probability` times its number of ordinary
+    tokens, rounded, but at least one and at most this limit. (The original code counts special tokens too.)
+    With `word_ids`, a row can get fewer, because a word's tokens are chosen all together or not at all.
     """
     generator: torch.Generator | None = None
-    """Keeps the masks independent of the program's other random draws. Must be on the batch's device."""
+    """Keeps the masks independent of other random draws. It must be on the batch's device."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)
@@ -79,10 +81,10 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        Inputs are `(B, T)`; B can be 0. `attention_mask` is 0 at padding, which is never chosen. `word_ids`
-        holds each token's word number, 0 to `T - 1`, or -1 for none. A word's tokens are chosen together.
-        Raises `ValueError` if an id isn't in the vocabulary, or the mask is negative or has another shape.
-        """
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` holds the
+        number of each token's word, from 0 to `T - 1`. A word's tokens are chosen together, and tokens with a
+        word number of -1 are never chosen. Raises `ValueError` if `input_ids` isn't a `(B, T)` tensor of ids
+        from the vocabulary, or if `attention_mask` has another shape or a negative value."""
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
         if input_ids.dtype not in (torch.int32, torch.int64) or input_ids.dim() != 2 or not is_token.all():
             raise ValueError(f"input_ids must be (B, T), ids from 0 to {self.vocab_size - 1}, and not labels")
@@ -96,9 +98,9 @@ class TokenMasker:
         is_chosen = self.choose(is_candidate, word_ids)  # (B, T)
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
-        # A single draw decides a token's fate, so the fates can't overlap. If we masked 80% and then replaced
-        # 10% of all chosen tokens, masks included, we would get 72% masked, 10% random and 18% kept. With
-        # independent draws for random and for kept tokens, as in labml-nn's `MLM`, it would be 81/10/9.
+        # One draw decides each token's fate, so the fates can't overlap. If we first masked 80% and then made
+        # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept. Two
+        # independent draws of 10%, for random and for kept tokens, would give 81/10/9, as in labml-nn.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -116,8 +118,9 @@ class TokenMasker:
         """
         ### Which tokens
 
-        Draws a random number for every token and chooses the candidates with low numbers: either all below
-        `mlm_probability` or a fixed count of the lowest. Returns a boolean `(B, T)`, true where chosen.
+        Draws a random number for each token and chooses candidates with low numbers: all those below
+        `mlm_probability` or, if `max_predictions_per_seq` is set, the lowest few in each row. Returns a
+        boolean tensor, `(B, T)`, that is true for chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
@@ -136,13 +139,13 @@ class TokenMasker:
         """
         ### Which words
 
-        Goes through the words of each row, the lowest `draw` first, and chooses a word if all of its tokens
-        still fit within the row's `count`. The tokens of a word must share one draw, or long words would be
-        chosen more often. A row can end up with fewer tokens than its count, but never with more.
+        Goes through the words of each row, lowest `draw` first, and chooses a word if all of its tokens still
+        fit within the row's `count`. So a row can end up with fewer chosen tokens, but never with more. A
+        word's tokens must share a draw: the code takes the lowest, so separate draws favor long words.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # `size` and `word_draw` are indexed by word. An index without a word has size 0, so it's harmless.
+        # `size` and `word_draw` are indexed by word number. An unused number has size 0, so it's harmless.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -159,9 +162,8 @@ class BertPredictionHeadTransform(nn.Module):
     ## From the encoder's space to that of the embeddings
 
     The head compares hidden states with token embeddings. This transform maps hidden states to the space of
-    the embeddings, so the encoder's last layer doesn't have to. Most fine-tuning drops the head and uses the
-    encoder's hidden states.
-    """
+    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning usually drops the head, transform
+    included, and uses the encoder's hidden states."""
 
     def __init__(self, hidden_size: int, layer_norm_eps: float = 1e-12):
         super().__init__()
@@ -179,18 +181,18 @@ class BertLMPredictionHead(nn.Module):
     r"""
     ## The head
 
-    The head turns $D$ numbers into $V$ scores, one for each token in the vocabulary. The token embedding $E$
-    is $(V, D)$. A token's score is the dot product of its embedding and the transformed state, plus a bias:
+    The head turns a hidden state $h$ of $D$ numbers into $V$ scores, one for each token in the vocabulary.
+    The matrix of token embeddings, $E$, is $(V, D)$. A token's score is the dot product of its embedding and
+    the transformed state, plus a bias:
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
     Using $E$ both as input embedding and as output matrix is called weight tying. The output layer isn't the
     inverse of the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
     parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the dense layer
-    has 590,592 and the LayerNorm 1,536. What `transformers` calls the "decoder" is just $E$ and $b_2$.
+    has 590,592 parameters and the LayerNorm 1,536. The "decoder" in `transformers` consists of $E$ and $b_2$.
 
-    Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert).
-    """
+    Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert)."""
 
     def __init__(self, hidden_size: int, vocab_size: int, layer_norm_eps: float = 1e-12):
         super().__init__()
@@ -209,9 +211,9 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     r"""
     ## The loss
 
-    Returns the mean of $-\log p$ over the labeled positions, in nats and float32. `logits` is `(N, V)` and
-    `labels` is `(N)`; positions labeled -100 don't count. If no position is labeled, the loss and its
-    gradients are 0. A plain mean would be 0/0, and the NaN from one batch without labels could ruin a run.
+    Returns the mean of $-\log p$ over the labeled positions, in nats, as float32. `logits` is `(N, V)`, and
+    `labels` is `(N)`, with -100 at positions that don't count. If no position is labeled, the loss and its
+    gradients are 0. A plain mean would be 0/0, which is NaN, and one NaN in the gradients can ruin a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
@@ -223,7 +225,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
 
 
 def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
-    """The fraction of labeled positions predicted correctly. See `masked_lm_loss` for the arguments."""
+    """Returns the fraction of labeled positions at which the true token has the highest logit."""
     is_right = (logits.argmax(-1) == labels) & (labels != IGNORE)
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
     return is_right.sum() / count.clamp(min=1)
@@ -244,8 +246,8 @@ class MaskedLM(nn.Module):
     """
     ## Encoder and head
 
-    `encoder(input_ids, ...)` returns a tensor `(B, T, D)` or a tuple that begins with that tensor.
-    `embedding` is the encoder's token embedding, which the head reuses as the output matrix.
+    `encoder(input_ids, ...)` must return hidden states, `(B, T, D)`, or a tuple that begins with them.
+    `embedding` is the encoder's token embedding, which the head reuses as its output matrix.
     """
 
     def __init__(self, encoder: nn.Module, embedding: nn.Embedding, layer_norm_eps: float = 1e-12):
@@ -262,7 +264,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`labels` are `(B, T)`, or `(B, P)` if `encoder_inputs` limit the encoder to `P` positions."""
+        """`labels` is `(B, T)`, or `(B, P)` if the encoder returns only `P` positions per sequence."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)
@@ -275,14 +277,14 @@ def main() -> None:
     """
     ## Try it
 
-    `python mlm.py` trains on rows that count up from a random number, so a visible neighbor usually gives a
-    masked number away. The encoder is a recurrent network, but any model works as an encoder if it returns
-    one vector per token, with as many elements as an embedding.
+    `python mlm.py` trains a model on rows of numbers that count up from a random start, so a visible neighbor
+    usually gives a masked number away. The encoder is a recurrent network, but any model will do if it
+    returns one vector per token, as wide as a token embedding.
     """
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
     embedding = nn.Embedding(V, 64)
-    # The embedding is also the output layer. With a std of 1, the first loss would be far above ln V.
+    # The embedding is also the output layer. With PyTorch's std of 1, the first loss would be far above ln V.
     nn.init.normal_(embedding.weight, std=0.02)
     encoder = nn.Sequential(embedding, nn.GRU(64, 32, batch_first=True, bidirectional=True))
     model = MaskedLM(encoder, embedding)
@@ -303,12 +305,11 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     """
     ## Code that only makes training faster
 
-    Keeps only the labeled positions, `(M, D)` and `(M)`. With a large vocabulary, the head does much of the
-    model's work. With 15% masked, skipping the other positions saves 85% of the head's work. If the head
-    computed all positions, a training step would take 2.01 times as long with a vocabulary of 8,192, and 1.24
-    times as long with 100 tokens. We measured these times with 4 layers of width 256 and 32 sequences of 128
-    tokens, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
-    """
+    Keeps only the hidden states, `(M, D)`, and labels, `(M)`, at the labeled positions. With a large
+    vocabulary, the head does much of the model's work. With 15% masked, skipping all other positions saves
+    85% of the head's work. If the head computed every position, a training step would take 2.01 times as long
+    with a vocabulary of 8,192 tokens, and 1.24 times as long with 100. We measured this with 4 layers of
+    width 256 and 32 sequences of 128 tokens, in bfloat16 on 2 CPU cores (`docs/runs/speed_ablation.json`)."""
     if labels is None:
         return hidden_states, None
     is_labeled = labels != IGNORE  # (B, T)
@@ -317,10 +318,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than P
-    are filled up with unlabeled ones. Pass them as `output_positions` to our encoders, whose last layer then
-    skips the others. Otherwise, a step takes 1.20 times as long (vocabulary of 100, measured as above).
-    """
+    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than `P` labels are
+    filled up with unlabeled ones. Pass the result to our encoders as `output_positions`, so the last layer
+    skips all others. Otherwise, a step takes 1.20 times as long (vocabulary of 100, measured as above)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)
