@@ -1,8 +1,8 @@
 """
 # The encoder that an experiment fine-tunes
 
-Experiments that compare ways to fine-tune a model start all of them from the same pretrained encoder. This
-file finds it, and describes where it comes from.
+Experiments that compare ways to fine-tune a model all start from the same pretrained encoder. This file finds
+that encoder, and describes where it comes from.
 """
 
 from dataclasses import replace
