@@ -2,8 +2,8 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) combines changes that have become common since 2018. ModernBERT is
-still a stack of blocks in which every token sees tokens on both sides, but nearly every part is different:
+2024](https://arxiv.org/abs/2412.13663)) combines changes that have become common since 2018. It's still a
+stack of blocks in which every token sees tokens on both sides, but nearly every part is different:
 
 | part | BERT (2018) | ModernBERT |
 |---|---|---|
@@ -27,8 +27,8 @@ This file needs only PyTorch, so you can copy it into your own project. The para
 in `transformers`, so you can load the same checkpoints.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
-`d` width of a head, `I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those whose
-vectors you need, usually all `T`), `M` labeled positions in the whole batch.
+`d` width of a head, `I` intermediate size, `V` vocabulary size, `P` output positions per sequence (those
+whose vectors you need, usually all `T`), `M` labeled positions in the whole batch.
 """
 
 import math
@@ -46,7 +46,7 @@ class ModernBertConfig:
 
     vocab_size: int = 50368  # a multiple of 64 makes the matmuls faster on GPUs
     hidden_size: int = 768  # a multiple of the number of heads
-    num_hidden_layers: int = 22  # more than BERT base, with narrower feed-forward networks
+    num_hidden_layers: int = 22  # BERT base has 12, with wider feed-forward networks
     num_attention_heads: int = 12
     intermediate_size: int = 1152  # the gate and the values each have this width
     max_position_embeddings: int = 8192  # the longest training sequence; no parameter has this size
@@ -70,7 +70,7 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    ModernBERT has one embedding table, where BERT has three: positions enter in the attention layers, and
+    ModernBERT has one embedding table, and BERT has three. Here, positions enter in the attention layers, and
     there are no segments. The LayerNorm gives all token vectors a similar length before the first block."""
 
     def __init__(self, config: ModernBertConfig):
@@ -89,10 +89,10 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     r"""
     ## Rotary position embeddings (RoPE)
 
-    BERT adds a position's vector to a token's vector, so the model has to pull the two apart again. RoPE adds
-    nothing to the token's vector. It splits each query into pairs of numbers, treats each pair as a point in
-    the plane, and rotates the point by an angle that grows with the position $p$. RoPE rotates keys in the
-    same way. If $R_p$ is the rotation at position $p$, then:
+    BERT adds a position's vector to a token's vector, so the two are mixed from the start. RoPE adds nothing
+    to the token's vector. It splits each query into pairs of numbers, treats each pair as a point in the
+    plane, and rotates the point by an angle that grows with the position. RoPE rotates keys in the same way.
+    If $R_p$ is the rotation at position $p$, then for a query $q$ at position $p$ and a key $k$ at $s$:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
@@ -116,8 +116,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
-    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighboring elements; permuting the
-    weights converts between the two layouts."""
+    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighboring elements. To convert
+    weights from one layout to the other, permute their rows."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
@@ -127,8 +127,8 @@ class ModernBertAttention(nn.Module):
 
     ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated, there are no
     biases, one matrix computes queries, keys and values, and most layers are local. In a local layer, a token
-    sees only tokens up to 64 positions away, which saves work on long sequences. Every third layer is global:
-    a token sees the whole sequence.
+    sees only tokens up to 64 positions away. That can save work on long sequences, but not in this file: it
+    computes all scores before masking. Every third layer is global: a token sees the whole sequence.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -175,15 +175,15 @@ class ModernBertMLP(nn.Module):
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    At the same $I$, this network has $3DI$ parameters instead of $2DI$. ModernBERT base has an $I$ of only
-    $1.5 D$ instead of BERT's $4 D$, and spends the parameters that it saves on more layers.
+    At the same $I$, this network has $3DI$ parameters instead of $2DI$. But ModernBERT base has an $I$ of
+    only $1.5 D$ instead of BERT's $4 D$, and spends the parameters that it saves on more layers.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        # Both projections share a matrix, because one large matmul is faster than two small ones.
+        # Both projections share a matrix, because one large matmul is usually faster than two small ones.
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.drop = nn.Dropout(config.mlp_dropout)
@@ -261,7 +261,7 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        A local window counts tokens of the row, whatever their `position_ids`. `output_positions`, `(B, P)`,
+        Local windows depend on the index in the row, not on `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need, by default all. Returns `(B, T, D)` or `(B, P, D)`.
 
         Raises `ValueError` if the mask is additive or has the wrong shape.
@@ -283,7 +283,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # One cast here saves one in front of every layer.
+        if torch.is_autocast_enabled(x.device.type):  # One cast here saves a cast in every layer.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
@@ -393,8 +393,8 @@ def main() -> None:
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
     trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, and an offset of two occurs at
-    every length, so what the encoder learns at length 16 still works at length 64. In BERT's position
-    table, the rows beyond 16 would stay untrained."""
+    both lengths, so what the encoder learns at length 16 still works at length 64. In a BERT, training at
+    length 16 would leave the embeddings of all later positions untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -421,8 +421,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     """
     ## Code that only makes attention faster
 
-    Computes attention from queries, `(B, H, P, d)`, and keys and values, `(B, H, T, d)`. PyTorch's fused CPU
-    kernel is slow with dropout and in bfloat16. In those two cases, we compute attention step by step."""
+    Computes attention from queries, `(B, H, P, d)`, and from keys and values, each `(B, H, T, d)`. On a CPU,
+    PyTorch's fused attention is slow with dropout or in bfloat16, so we compute it step by step there."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
@@ -433,8 +433,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. If a row has fewer than `P`,
-    unlabeled positions fill it up. The last layer computes vectors only at these positions.
+    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than `P` labels are
+    filled up with unlabeled positions. The last layer computes vectors only at the positions returned here.
     """
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
