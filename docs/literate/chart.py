@@ -294,16 +294,16 @@ def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -
     The bars are horizontal, with their names above them, so that a name has the full width of a phone.
     Returns a `figure`, as HTML on one line.
     """
-    row, room = 46, 0.62 * WIDTH
+    row, room = 54, 0.62 * WIDTH
     longest = max(bar.most or bar.value for bar in bars) or 1.0
     parts: list[str] = []
     for i, bar in enumerate(bars):
         y, length = i * row, room * bar.value / longest
         end = room * (bar.most or bar.value) / longest
         parts.append(text(0, y + 20, bar.label))
-        parts.append(f'<path class="bar n{bar.kind}" d="M0,{y + 27}h{length:.1f}v12h-{length:.1f}z"/>')
+        parts.append(f'<path class="bar n{bar.kind}" d="M0,{y + 31}h{length:.1f}v12h-{length:.1f}z"/>')
         if bar.least is not None:
-            parts.append(f'<path class="spread" d="M{room * bar.least / longest:.1f},{y + 33}H{end:.1f}"/>')
-        parts.append(text(f"{end + 10:.1f}", y + 40, bar.words))
+            parts.append(f'<path class="spread" d="M{room * bar.least / longest:.1f},{y + 37}H{end:.1f}"/>')
+        parts.append(text(f"{end + 10:.1f}", y + 44, bar.words))
     story = "; ".join(f"{bar.label}: {bar.words}" for bar in bars) + "."
     return figure("".join(parts), row * len(bars) + 4, title, story, caption or title, below=below)

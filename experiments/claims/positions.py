@@ -5,7 +5,7 @@ BERT adds a learned vector for the position to the vector of the token. Is that 
 model gets stuck on a plateau? To find out, the claim on positions trains the same BERT with five other
 position encodings and changes nothing else:
 
-| positions | score of token $j$ for token $i$ | added to the input |
+| positions | score of token *j* for token *i* | added to the input |
 |---|---|---|
 | `learned`, as in BERT | $q_i \cdot k_j / \sqrt d$ | $p_i$, learned |
 | `sinusoidal` | the same | $p_i$, fixed |
