@@ -31,8 +31,8 @@ NAMES = {
     "seen_loss": "loss with nothing masked",
     "failed": "failed runs",
     "probe": "accuracy of a linear probe",
-    "package": "accuracy on one text",
-    "summary": "accuracy on two texts",
+    "package": "accuracy on the one-text task",
+    "summary": "accuracy on the two-text task",
     "package 100": "accuracy with 100 labels",
     "package 1000": "accuracy with 1,000 labels",
     "package 100 - package 3202": "accuracy with 100 labels minus accuracy with 3,202",
@@ -103,7 +103,9 @@ class Claim(Analysis):
         if decision == "no difference":
             return f"no difference larger than {delta_with_unit(self)}"
         more = evidence.missing_seeds() if decision == "inconclusive" else None
-        return decision if more is None else f"{decision}, about {more} more seed{'' if more == 1 else 's'}"
+        if more is None:
+            return decision
+        return f"{decision}, about {more} more seed{'' if more == 1 else 's'} needed"
 
 
 def rows_of_comparison(record: Record) -> list[Row]:
@@ -159,7 +161,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
     if effect.at_least and effect.at_most:
         return "unknown: both variants have runs that never got there", "–"
     if effect.at_least:
-        return f"≥ {middle:.1f} ×", f"{low:.1f} × or more"
+        return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
     if effect.at_most:
         return f"≤ {middle:.1f} ×", f"{high:.1f} × or less"
     return f"{middle:.1f} ×", f"{low:.1f} × to\N{NO-BREAK SPACE}{high:.1f} ×"
@@ -177,9 +179,9 @@ def in_words(effect: Effect, metric: str) -> str:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
     if effect.at_least:
-        return f"at least {low:.1f} times (95% confidence; {middle:.1f} or more on average)"
+        return f"at least {low:.1f} times (95% confidence; on average, at least {middle:.1f})"
     if effect.at_most:
-        return f"at most {high:.1f} times (95% confidence; {middle:.1f} or less on average)"
+        return f"at most {high:.1f} times (95% confidence; on average, at most {middle:.1f})"
     return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
 
 
@@ -275,6 +277,8 @@ def drawing(claim: Claim) -> str:
     if not arms:
         return "<!-- no figure yet -->"
     metric = entry["figure"]
+    # Only the pilot seeds ran every variant. So if there are fresh seeds, the verdict rests on other runs.
+    seeds = "the pilot seeds" if claim.confirmation else "the seeds"
     if metric != "curves":
         bars = []
         for arm in arms:
@@ -291,7 +295,7 @@ def drawing(claim: Claim) -> str:
         return bar_chart(
             bars,
             title,
-            f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar shows the mean over the seeds; "
+            f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar shows the mean over {seeds}; "
             "the thin line runs from the lowest result to the highest.",
         )
     assert claim.record is not None
@@ -300,7 +304,7 @@ def drawing(claim: Claim) -> str:
     title = f"{claim_text}: held-out loss by {over} of training"
     baselines = [("unigram", claim.rows[0]["unigram_loss"])]
     caption = (
-        f"Held-out loss by {over} of training, averaged over the seeds. Lower is better. The dotted line is "
+        f"Held-out loss by {over} of training, averaged over {seeds}. Lower is better. The dotted line is "
         "the unigram baseline."
     )
     return line_chart(lines, title, f"{over} of training", "loss, nats", baselines, caption)
@@ -371,12 +375,12 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     return figure(
         "".join(parts),
         90 * len(finished),
-        "The primary endpoint of every claim",
+        "The main result for each claim",
         "; ".join(sentences) + ".",
-        "The effect of every claim with its 98.2% confidence interval. To the right of the middle line, an "
-        "effect supports the claim. Between the dotted lines, it's too small to matter. The unit, and "
-        "the smallest effect that matters, differ from claim to claim. An arrow means that the interval "
-        "extends farther.",
+        "The measured effect for each claim, with its 98.2% confidence interval. An effect to the right of "
+        "the middle line supports the claim. An effect between the dotted lines is too small to matter. The unit "
+        "and the smallest effect that matters differ from claim to claim. An arrow means that the interval "
+        "continues beyond the plot.",
         [],
         numbers(["claim", "verdict", "gain", "98.2% CI", "too small to matter", "seeds"], table),
     )
@@ -392,12 +396,12 @@ def details(claim: Claim) -> str:
     folded = [variants(claim)]
     if claim.is_finished():
         parts.append(
-            f"**The primary endpoint**, with {claim.describe_seeds()}. A gain of less than "
-            f"{delta_with_unit(claim)} doesn't matter."
+            f"**The primary endpoint** is measured with {claim.describe_seeds()}. A gain of less than "
+            f"{delta_with_unit(claim)} is too small to matter."
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
-            exploratory = "**Exploratory.** The verdict ignores these comparisons."
+            exploratory = "**Exploratory.** The verdict ignores these comparisons of pilot runs."
             folded = [exploratory, tests_table(claim, others), *folded]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
@@ -423,14 +427,14 @@ def variants(claim: Claim) -> str:
         budget = f"{entry['seeds']} seeds per variant"
     else:
         command = f"python experiments/claims/claims.py {entry['name']}"
-        grid = "; ".join(
-            f"`{key}` of {', '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
+        grid = ", ".join(
+            f"`{key}` {' or '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
         )
-        search = "every seed is run with each" if entry.get("over_grid") else "searched over"
+        search = "Every seed runs with each of" if entry.get("over_grid") else "Search grid:"
         exceptions = any("tokens" in options for options in entry["arms"].values())
         unless = ", unless the table says otherwise" if exceptions else ""
         tokens = f"{entry['options']['tokens']:,} tokens per run{unless}"
-        budget = f"{entry['seeds']} pilot seeds per variant, {tokens}; {search} {grid}"
+        budget = f"{entry['seeds']} pilot seeds per variant, {tokens}. {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
     metrics = [metric for metric in metrics if " - " not in metric]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
@@ -480,9 +484,9 @@ def arrivals(claim: Claim) -> str:
                 table += " no run |"
         table += "\n"
     return (
-        "Each column of the next table stands for a loss: the given number of nats below the unigram "
-        "baseline. An entry says when the variant got there, in tokens and seconds: the mean over the runs "
-        "that did. If some never did, it says how many did.\n\n"
+        "The next table shows how many tokens and seconds each variant needed to get this far below the "
+        "unigram baseline, averaged over the runs that did. If some runs never did, the entry says how many "
+        "did.\n\n"
         f"{wide(table)}\n"
     )
 
