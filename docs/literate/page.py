@@ -6,6 +6,7 @@ where search and the table of contents can see them. A row is a `div` with the p
 side.
 """
 
+import ast
 import json
 import re
 import textwrap
@@ -33,21 +34,49 @@ def heading(row: Row) -> str:
     return f"{'#' * row.level} {row.heading} {{#{row.name}}}\n\n" if row.heading else ""
 
 
-def copy_button(first: int, last: int, what: str, label: str = "Copy") -> Markup:
-    """A button that copies lines of this page."""
-    return render("copy_button.html", first=first, last=last, what=what, label=label)
+def copy_button(ranges: list[tuple[int, int]], what: str, label: str = "Copy") -> Markup:
+    """A button that copies lines of this page. `ranges` are the first and last lines of what it copies."""
+    lines = ",".join(f"{first}-{last}" for first, last in ranges)
+    return render("copy_button.html", lines=lines, what=what, label=label)
+
+
+def without_docstrings(text: str) -> list[tuple[int, int]]:
+    """
+    The ranges of lines of a Python file that aren't docstrings. A definition with nothing but a docstring
+    keeps it, because it needs a body.
+    """
+    docstrings, count = set[int](), len(text.splitlines())
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            strings = [
+                range(one.lineno, (one.end_lineno or one.lineno) + 1)
+                for one in node.body
+                if isinstance(one, ast.Expr)
+                and isinstance(one.value, ast.Constant)
+                and isinstance(one.value.value, str)
+            ]
+            if len(strings) < len(node.body):
+                docstrings.update(*strings)
+    kept = [n for n in range(1, count + 1) if n not in docstrings]
+    starts = [n for n in kept if n == 1 or n - 1 in docstrings]
+    ends = [n for n in kept if n == count or n + 1 in docstrings]
+    return [*zip(starts, ends, strict=True)]
 
 
 def tools(source: Source, notebook_links: Mapping[str, str]) -> str:
     """The toolbar below the title: copy, download, notebook."""
     name = source.path.rpartition("/")[2]
     count = len(source.text.splitlines())
+    buttons = [copy_button([(1, count)], f"file {name}", "Copy file")]
+    if name.endswith(".py"):
+        kept = without_docstrings(source.text)
+        buttons.append(copy_button(kept, f"file {name} without docstrings", "Copy without docstrings"))
     bar = render(
         "tools.html",
         path=source.path,
         name=name,
         count=count,
-        copy=copy_button(1, count, f"file {name}", "Copy file"),
+        buttons=buttons,
         notebook_links=notebook_links,
     )
     return f"{bar}\n\n"
@@ -108,7 +137,7 @@ def source_page(
         copy = ""
         # Only top-level definitions get a copy button, which copies a class with its methods.
         if row.name and "." not in row.name and row.first > 1:
-            copy = copy_button(row.first, row.ends, f"{row.name} and everything inside it")
+            copy = copy_button([(row.first, row.ends)], f"{row.name} and everything inside it")
         code = row_code(row, bodies, lines, stands_alone)
         for one in unexplained:
             code += f'<div id="{one.name}">{row_code(one, bodies, lines, stands_alone)}</div>'

@@ -4,6 +4,7 @@ Every page in headless Chromium as readers see it: wide and narrow, light and da
 Without a browser, these tests are skipped. axe comes from npm, together with KaTeX.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -317,6 +318,20 @@ def test_copying_a_file(server: str, page: "sync_api.Page") -> None:
     page.click("text=Copy file")
     page.wait_for_selector("text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == (ROOT / "labml_bert/mlm.py").read_text("utf-8")
+
+
+class WithoutDocstrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+
+@pytest.mark.parametrize("path", ["labml_bert/mlm", "labml_bert/modern", "experiments/mlm_tiny"])
+def test_copying_a_file_without_docstrings(server: str, page: "sync_api.Page", path: str) -> None:
+    page.goto(f"{server}{path}/")
+    page.click("text=Copy without docstrings")
+    page.wait_for_selector("text=Copied")
+    code = WithoutDocstrings().visit(ast.parse((ROOT / f"{path}.py").read_text("utf-8")))
+    assert ast.dump(ast.parse(page.evaluate("navigator.clipboard.readText()"))) == ast.dump(code)
 
 
 def test_a_selection_contains_no_line_numbers(server: str, page: "sync_api.Page") -> None:

@@ -5,10 +5,10 @@ const lineNumber = (line) => Number(line.querySelector("[data-n]").dataset.n);
 // The code of a sample, or the lines of the page's source file that the button names.
 function codeOf(button) {
   if (!button.dataset.copy) return button.parentElement.querySelector("code").textContent;
-  const [first, last] = button.dataset.copy.split("-").map(Number);
+  const ranges = button.dataset.copy.split(",").map((range) => range.split("-").map(Number));
   const lines = [...document.querySelectorAll(".code .l")].filter((line) => {
     const n = lineNumber(line);
-    return n >= first && n <= last;
+    return ranges.some(([first, last]) => n >= first && n <= last);
   });
   return lines.map((line) => line.textContent).join("");
 }
