@@ -58,7 +58,9 @@ def is_documented_here(member: pdoc.doc.Doc, module: str) -> bool:
     """
     if member.taken_from[0] != module or member.name.startswith("_"):
         return False
-    return bool(member.docstring) or not isinstance(member, pdoc.doc.Variable)
+    # Python itself writes "Alias for field number 0" for the first field of a named tuple.
+    is_documented = bool(member.docstring) and not member.docstring.startswith("Alias for field number")
+    return is_documented or not isinstance(member, pdoc.doc.Variable)
 
 
 def entry(member: pdoc.doc.Doc, source: Source, sources: Sources, level: int) -> str:
@@ -96,7 +98,9 @@ def reference_page(source: Source, sources: Sources) -> str:
         source=source.path,
         search={"exclude": True},
     )
-    title = f"# `{source.module}` {{#{source.module}}}"
+    # On a phone, a long name continues on the next line after a dot or an underscore.
+    name = source.module.replace(".", ".<wbr>").replace("_", "&#95;<wbr>")
+    title = f"# <code>{name}</code> {{#{source.module}}}"
     home = posixpath.relpath(f"{source.page}.md", posixpath.dirname(reference_of(source)))
     return f"{meta}{title}\n\n[{source.title}]({home}). {lead}\n\n{body}"
 
