@@ -378,9 +378,9 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         "The main result for each claim",
         "; ".join(sentences) + ".",
         "The measured effect for each claim, with its 98.2% confidence interval. An effect to the right of "
-        "the middle line supports the claim. An effect between the dotted lines is too small to matter. The unit "
-        "and the smallest effect that matters differ from claim to claim. An arrow means that the interval "
-        "continues beyond the plot.",
+        "the middle line supports the claim. An effect between the dotted lines is too small to matter. The "
+        "unit and the smallest effect that matters differ from claim to claim. An arrow means that the "
+        "interval continues beyond the plot.",
         [],
         numbers(["claim", "verdict", "gain", "98.2% CI", "too small to matter", "seeds"], table),
     )
