@@ -430,7 +430,7 @@ def variants(claim: Claim) -> str:
         grid = ", ".join(
             f"`{key}` {' or '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
         )
-        search = "Every seed runs with each of" if entry.get("over_grid") else "Search grid:"
+        search = "Every seed runs at every point of the grid:" if entry.get("over_grid") else "Search grid:"
         exceptions = any("tokens" in options for options in entry["arms"].values())
         unless = ", unless the table says otherwise" if exceptions else ""
         tokens = f"{entry['options']['tokens']:,} tokens per run{unless}"
