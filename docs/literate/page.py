@@ -70,7 +70,7 @@ def tools(source: Source, notebook_links: Mapping[str, str]) -> str:
     buttons = [copy_button([(1, count)], f"file {name}", "Copy file")]
     if name.endswith(".py"):
         kept = without_docstrings(source.text)
-        buttons.append(copy_button(kept, f"file {name} without docstrings", "Copy without docstrings"))
+        buttons.append(copy_button(kept, f"without docstrings: file {name}", "Copy without docstrings"))
     bar = render(
         "tools.html",
         path=source.path,
