@@ -9,11 +9,14 @@ newest first, with their results and with the options in which they differ:
 
 With `--html`, it also writes a page with the curves of these runs: the loss and the accuracy, the learning
 rate, the sequence length, the norm of the gradient and the speed. The page is a single, self-contained file.
+`--open` shows the page in your browser.
 """
 
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
+import tempfile
+import webbrowser
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -199,21 +202,27 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, prints the runs, and writes the page if `--html` asks for it."""
+    """Reads the command line, prints the runs, and writes and shows the page if an option asks for it."""
     parser = OneLineParser(
         prog="python -m labml_bert.runs", description="List runs, and compare their curves."
     )
     parser.add_argument("folder", nargs="*", type=Path, help="runs, or folders with runs (default: logs)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the curves to this file")
+    parser.add_argument("--open", action="store_true", help="show the page with the curves in your browser")
     options = parser.parse_args(argv)
     with exit_on_bad_input():
         runs = find_runs(options.folder or [Path("logs")])
         if options.html is not None and options.html.exists() and options.html.suffix != ".html":
             raise ValueError(f"{options.html} exists and is not an .html file; choose another name")
         print_runs(runs)
-        if options.html is not None:
-            write_whole(options.html, draw_page(runs))
-            console.print(f"  curves in {display_path(options.html)}; open it in a browser\n")
+        page = options.html
+        if options.open and page is None:
+            page = Path(tempfile.mkdtemp(prefix="labml_bert-")) / "runs.html"
+        if page is not None:
+            write_whole(page, draw_page(runs))
+            is_shown = options.open and webbrowser.open(page.absolute().as_uri())
+            remedy = "" if is_shown else "; open it in a browser"
+            console.print(f"  curves in {display_path(page)}{remedy}\n")
 
 
 if __name__ == "__main__":

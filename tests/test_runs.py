@@ -1,6 +1,8 @@
 """The list of runs and the page with their curves."""
 
 import os
+import tempfile
+import webbrowser
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -90,6 +92,21 @@ def test_the_page(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert classes == ["run0", "run1"] * 3
     # Nothing is loaded.
     assert not any({"src", "href"} & attributes.keys() for _, attributes in parser.tags)
+
+
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_open_shows_the_page(
+    logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_browser: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(logs.parent))
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or has_browser)
+    main(["--open"])
+    (page,) = logs.parent.glob("labml_bert-*/runs.html")
+    assert addresses == [page.as_uri()] and "<svg" in page.read_text(encoding="utf-8")
+    main(["--open", "--html", "curves.html"])
+    assert addresses[1] == (logs.parent / "curves.html").as_uri()
+    assert ("open it in a browser" in capsys.readouterr().out) is not has_browser
 
 
 def test_names_are_escaped() -> None:

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer, decoders
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
@@ -158,6 +158,11 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
         if is_first_to_fail():
             raise error
         raise SystemExit(2)
+    if isinstance(error, OutOfMemoryError):
+        fail(
+            "the GPU is out of memory; use a smaller model or batch, or in training, divide each batch with "
+            "--gradient-accumulation-steps"
+        )
     fail("out of memory; use a smaller model, batch or text")
 
 

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from rich.table import Table
 from rich.text import Text
 
 from labml_bert import files
 from labml_bert.run import terminal
-from labml_bert.run.terminal import exit_cleanly, fail
+from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input, fail
 from labml_bert.stdout import console
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
@@ -216,3 +217,12 @@ def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(terminal, "IS_WINDOWS", True)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert terminal.command("-m", "x", r"C:\my runs", "it's") == r"""python -m x "C:\my runs" it's"""
+
+
+def test_a_gpu_that_is_too_small_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the GPU is out of memory; ") and "--gradient-accumulation-steps" in error
+    assert error.count("\n") == 1
