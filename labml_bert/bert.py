@@ -16,9 +16,8 @@ This file contains only the encoder and needs only PyTorch, so you can copy it i
 parameters have the same names as in `transformers`, so you can load the same checkpoints. The pretraining
 tasks are in `mlm.py` and `nsp.py`. Code that only makes the encoder faster comes last.
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
-`I` intermediate size, `V` vocabulary, `P` output positions in a sequence (those whose vectors you need,
-usually all `T`).
+Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention
+heads, `I` intermediate size, `V` vocabulary size, `P` positions whose vectors you need (usually all `T`).
 """
 
 import math
@@ -98,9 +97,10 @@ class BertSelfAttention(nn.Module):
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
-    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products, so the standard deviation of
-    the scores grows with $\sqrt d$. Large scores saturate the softmax and leave almost no gradient, so we
-    divide the scores by $\sqrt d$. BERT has no causal mask, so every token sees the tokens on both sides.
+    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products. If they're independent, its
+    standard deviation grows with $\sqrt d$. Large scores saturate the softmax and leave almost no gradient,
+    so we divide the scores by $\sqrt d$. BERT has no causal mask, so every token sees the tokens on both
+    sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -139,7 +139,7 @@ class BertSelfAttention(nn.Module):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
                 # If a whole row is padding, the most negative finite number gives a uniform softmax; minus
-                # infinity would give 0/0.
+                # infinity would give NaN.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns vectors, `(B, T, D)` or `(B, P, D)`, and all attention weights if asked for."""
+        """Returns vectors, `(B, T, D)` or `(B, P, D)`, and with `output_attentions` all attention weights."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -274,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Attention weights by layer, `(B, H, T, T)`; the last may have fewer rows. `None` if not asked for."""
+    """Attention weights by layer, `(B, H, T, T)`, or `None`. The last layer has one row per query."""
 
 
 class BertModel(nn.Module):
@@ -304,16 +304,16 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding, by default
-        1 everywhere. `output_positions`, `(B, P)`, are those whose vectors you need, by default all. The
-        pooler always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens (the default), 0 for padding.
+        `output_positions`, `(B, P)`, lists the positions whose vectors you need, by default all. The pooler
+        always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Nothing attends to padding. Padded positions still get outputs, but these are meaningless.
+            # Tokens don't attend to padding. Padded positions still get outputs, but these are meaningless.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
@@ -331,7 +331,7 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     Weights come from a normal distribution truncated at two standard deviations; biases, if any, are 0.
     LayerNorms keep PyTorch's values, 1 and 0. By default, PyTorch initializes embeddings with a standard
     deviation of 1, not 0.02. If such an embedding is also the output layer, the first loss can be many times
-    $\ln V$, and training has to bring it down first.
+    $\ln V$, and training has to bring that loss down first.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies, and a tenth of the others match, so "always equal" is right for 55%.
+        # Half of the pairs are copies, and a tenth of the others match, so "always equal" scores about 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -405,19 +405,19 @@ class Dropout(nn.Dropout):
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Computes every `layer(x)` in one large matmul, so `x` gets one gradient instead of a sum of several."""
+    """Computes all `layer(x)` in one matmul. In the backward pass, the gradient of `x` is one matmul, too."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """The fused CPU kernel is slow with dropout, and its bfloat16 backward pass skips the matrix unit."""
+    """Whether to avoid the fused kernel, which is slow on CPUs: with dropout, or backward in bfloat16."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer's queries are these."""
+    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer needs no other queries."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
