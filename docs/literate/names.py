@@ -142,9 +142,16 @@ def read_source(root: Path, path: str) -> Source:
 
 
 def in_reference(source: Source, package: str) -> bool:
-    """Whether the file has a page in the reference: all modules of the package do that others can import."""
+    """
+    Whether the file has a page in the reference: all modules of the package do that others can import and that
+    define a function or a class.
+    """
     is_importable = not source.path.endswith(("/__init__.py", "/__main__.py"))
-    return source.path.startswith(f"{package}/") and is_importable
+    has_definitions = any(
+        isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        for node in source.tree.body
+    )
+    return source.path.startswith(f"{package}/") and is_importable and has_definitions
 
 
 Sources = dict[str, Source]

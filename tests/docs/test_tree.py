@@ -69,11 +69,15 @@ class StubContents(Contents):
 
 def project(root: Path) -> Site:
     """A package with a folder in it, and a chapter."""
-    write(root, "pack/b.py", '"""\n# The second\n\nAsks a question? And more.\n"""\n\nimport numpy\n')
-    write(root, "pack/a.py", '"""# The first"""\n\nfrom pack.b import numpy\n')
+    write(
+        root,
+        "pack/b.py",
+        '"""\n# The second\n\nAsks a question? And more.\n"""\n\nimport numpy\n\ndef f(): ...\n',
+    )
+    write(root, "pack/a.py", '"""# The first"""\n\nfrom pack.b import numpy\n\nclass A: ...\n')
     write(root, "pack/c.py", '"""Without a heading. And more."""\n')
     write(root, "pack/__init__.py", "")
-    write(root, "pack/deep/x.py", '"""# Deep\n\nSee `pack.b`, or `b.py`."""\n')
+    write(root, "pack/deep/x.py", '"""# Deep\n\nSee `pack.b`, or `b.py`."""\n\ndef g(): ...\n')
     write(root, "docs/pages/index.md", "# Start\n\nThis is {{ page() }}, beside `b.py`.\n")
     return Site(
         root=root,
@@ -104,6 +108,7 @@ def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
 
 
 def test_navigation_and_table_follow_the_file_tree(tmp_path: Path) -> None:
+    """`pack/c.py` defines nothing, so it has no page in the reference."""
     site = project(tmp_path)
     sources = read_sources(site.root, site.folders)
     assert navigation(site, sources) == [
@@ -112,7 +117,6 @@ def test_navigation_and_table_follow_the_file_tree(tmp_path: Path) -> None:
             "Reference": [
                 "reference/b.md",
                 "reference/a.md",
-                "reference/c.md",
                 {"Deep": ["reference/deep/x.md"]},
             ]
         },
