@@ -143,8 +143,8 @@ def read_source(root: Path, path: str) -> Source:
 
 def in_reference(source: Source, package: str) -> bool:
     """
-    Whether the file has a page in the reference: all modules of the package do that others can import and that
-    define a function or a class.
+    Whether the file has a page in the reference: all modules of the package do that others can import and
+    that define a function or a class.
     """
     is_importable = not source.path.endswith(("/__init__.py", "/__main__.py"))
     has_definitions = any(
