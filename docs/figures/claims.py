@@ -19,7 +19,7 @@ from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, number
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from docs.project import ROOT
-from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, Analysis, Effect, Row
+from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, RATIOS, Analysis, Effect, Row
 from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
@@ -30,6 +30,7 @@ NAMES = {
     "first_loss": "loss before the first step",
     "seen_loss": "loss with nothing masked",
     "failed": "failed runs",
+    "stable_rate": "largest stable learning rate",
     "probe": "accuracy of a linear probe",
     "package": "accuracy on the one-text task",
     "summary": "accuracy on the two-text task",
@@ -43,8 +44,9 @@ class Claim(Analysis):
     """
     ## One claim
 
-    An entry of `claims.toml` and its record, if there is one. `rows` are the pilot runs. `confirmation` is
-    the analysis of the runs with fresh seeds, if there are enough of them for the rule.
+    An entry of `claims.toml` and its record, if there is one. `rows` are the pilot runs, or all runs if the
+    claim needs no pilots. `confirmation` is the analysis of the runs with fresh seeds, if there are enough of
+    them for the rule.
     """
 
     def __init__(self, entry: dict[str, Any], record: Record | None):
@@ -57,9 +59,10 @@ class Claim(Analysis):
             rows = rows_of_comparison(record)
         elif record is not None:
             # The search for a learning rate has its own seed, above all others.
-            rows = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
             step_seconds = record.data.get("step_seconds", {})
             fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"])]
+            pilots = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
+            rows = pilots if entry["seeds"] else fresh_rows
             fresh = Analysis(entry, fresh_rows, step_seconds)
             if "primary" in entry and fresh.count_seeds() >= LOOKS[0]:
                 self.confirmation = fresh
@@ -68,7 +71,7 @@ class Claim(Analysis):
     def count_expected_runs(self) -> int:
         """How many runs a variant has when the claim is finished."""
         points = math.prod(len(values) for values in self.entry.get("grid", {}).values())
-        return self.entry["seeds"] * (points if self.entry.get("over_grid") else 1)
+        return (self.entry["seeds"] or LOOKS[0]) * (points if self.entry.get("over_grid") else 1)
 
     def label(self, arm: str) -> str:
         """What the page calls a variant; its name in the record is fixed."""
@@ -154,7 +157,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
     if effect.gain is None:
         return "a run ended in NaN", "–"
     middle, low, high = effect.gain
-    if metric not in COUNTED:
+    if metric not in RATIOS:
         scale, digits, unit = (100, 1, "points") if is_percentage(metric) else (1, 3, "nats")
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
@@ -175,7 +178,7 @@ def in_words(effect: Effect, metric: str) -> str:
     gain, interval = gain_and_interval(effect, metric)
     if effect.gain is None or (effect.at_least and effect.at_most):
         return gain
-    if metric not in COUNTED:
+    if metric not in RATIOS:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
     if effect.at_least:
@@ -227,7 +230,7 @@ def below_unigram(nats: float) -> str:
 def delta_with_unit(claim: Claim) -> str:
     """The largest difference that doesn't matter."""
     delta, metric = claim.entry["delta"], claim.primary()["metric"]
-    if metric in COUNTED:
+    if metric in RATIOS:
         return f"a factor of {delta:g}"
     value, unit = (100 * delta, "point") if is_percentage(metric) else (delta, "nat")
     return f"{value:g} {unit}{'' if value == 1 else 's'}"
@@ -278,7 +281,7 @@ def drawing(claim: Claim) -> str:
         return "<!-- no figure yet -->"
     metric = entry["figure"]
     # Only the pilot seeds ran every variant. So if there are fresh seeds, the verdict rests on other runs.
-    seeds = "the pilot seeds" if claim.confirmation else "the seeds"
+    seeds = "the pilot seeds" if claim.confirmation and entry["seeds"] else "the seeds"
     if metric != "curves":
         bars = []
         for arm in arms:
@@ -401,7 +404,8 @@ def details(claim: Claim) -> str:
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
-            exploratory = "**Exploratory.** The verdict ignores these comparisons of pilot runs."
+            runs = " of pilot runs" if entry["seeds"] else ""
+            exploratory = f"**Exploratory.** The verdict ignores these comparisons{runs}."
             folded = [exploratory, tests_table(claim, others), *folded]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
@@ -434,9 +438,10 @@ def variants(claim: Claim) -> str:
         exceptions = any("tokens" in options for options in entry["arms"].values())
         unless = ", unless the table says otherwise" if exceptions else ""
         tokens = f"{entry['options']['tokens']:,} tokens per run{unless}"
-        budget = f"{entry['seeds']} pilot seeds per variant, {tokens}. {search} {grid}"
+        pilots = f"{entry['seeds']} pilot seeds per variant, " if entry["seeds"] else ""
+        budget = f"{pilots}{tokens}. {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
-    metrics = [metric for metric in metrics if " - " not in metric]
+    metrics = [metric for metric in metrics if " - " not in metric and metric != "stable_rate"]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
     table = f"| variant |{head} seeds | changed options | tuned values |\n"
     table += f"|---|{'---:|' * len(metrics)}---:|---|---|\n"
@@ -451,7 +456,8 @@ def variants(claim: Claim) -> str:
             tuning += f"{', ' if tuning else ''}taken from “{cell(claim.label(options['rate_of']))}”"
         cells = "".join(f" {mean_with_interval(claim.values(arm, metric), metric)} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
-        table += f"| {cell(claim.label(arm))} |{cells} {seeds} of {entry['seeds']} |"
+        count = f"{seeds} of {entry['seeds']}" if entry["seeds"] else str(seeds)
+        table += f"| {cell(claim.label(arm))} |{cells} {count} |"
         table += f" {changes or '–'} | {tuning or '–'} |\n"
     note = "" if claim.record is None else f" {describe_check(claim.record)}"
     return (

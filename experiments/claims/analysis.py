@@ -9,6 +9,7 @@ can stop; the page of the claims shows all effects.
 
 import math
 import statistics
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from experiments.claims.decision import (
@@ -23,6 +24,8 @@ from experiments.claims.decision import (
 )
 
 COUNTED = ("tokens", "seconds")
+# The metrics of which we compare the ratio and not the difference.
+RATIOS = (*COUNTED, "stable_rate")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 
 Row = dict[str, Any]
@@ -85,6 +88,20 @@ class Analysis:
             for numbers in by_seed.values()
         ]
 
+    def stable_rates(self, arm: str) -> list[float]:
+        """
+        For each seed, the largest learning rate of the grid at which the run didn't fail, and none at a lower
+        rate did. If even the lowest failed, half of that one.
+        """
+        by_seed: dict[int, dict[float, float]] = {}
+        for row in self.of(arm):
+            by_seed.setdefault(row["seed"], {})[row["point"]["learning_rate"]] = row["result"]["failed"]
+        rates = []
+        for failed in by_seed.values():
+            stable = list(takewhile(lambda rate: not failed[rate], sorted(failed)))
+            rates.append(stable[-1] if stable else min(failed) / 2)
+        return rates
+
     def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Tokens or seconds up to a step."""
         if metric == "tokens":
@@ -120,8 +137,12 @@ class Analysis:
     def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
         """
         Two samples. If the mean of the first is larger, the better variant is ahead. They hold the logarithms
-        of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
+        of times, tokens and stable learning rates, otherwise the values of the metric. `None` if one of them
+        is NaN.
         """
+        if test["metric"] == "stable_rate":
+            x, y = ([math.log(rate) for rate in self.stable_rates(test[side])] for side in ("better", "worse"))
+            return x, y
         if test["metric"] in COUNTED:
             better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
             return worse, better
@@ -146,8 +167,10 @@ class Analysis:
         if test["metric"] == "failed":
             return Effect(proportion_difference(*samples, level))
         gain = difference(*samples, level)
-        if test["metric"] not in COUNTED:
+        if test["metric"] not in RATIOS:
             return Effect(gain)
+        if test["metric"] == "stable_rate":
+            return Effect(Interval(*map(math.exp, gain)))
         better, worse = self.times(test)
         at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
         gain = Interval(*map(math.exp, gain))
@@ -168,7 +191,7 @@ class Analysis:
     def delta(self) -> float:
         """The largest difference that doesn't matter. For a ratio, this is its logarithm."""
         delta = float(self.entry["delta"])
-        return math.log(delta) if self.primary()["metric"] in COUNTED else delta
+        return math.log(delta) if self.primary()["metric"] in RATIOS else delta
 
     def primary_interval(self) -> Interval | None:
         """
@@ -176,7 +199,7 @@ class Analysis:
         NaN.
         """
         gain = self.effect(self.primary(), RULE_LEVEL).gain
-        if gain is None or self.primary()["metric"] not in COUNTED:
+        if gain is None or self.primary()["metric"] not in RATIOS:
             return gain
         return Interval(*(math.log(max(value, 1e-9)) for value in gain))
 

@@ -108,7 +108,7 @@ def list_claims(claims: list[Claim]) -> None:
     """Prints the claims, and how long each of them takes."""
     for claim in claims:
         console.print(
-            f"{claim.name}: {claim.title}\n  {claim.seeds} seeds, {claim.count_runs()} runs, "
+            f"{claim.name}: {claim.title}\n  {len(claim.first_seeds())} seeds, {claim.count_runs()} runs, "
             f"about {claim.minutes} minutes\n"
             + fill("; ".join(claim.arms), 78, initial_indent="  ", subsequent_indent="  "),
             highlight=False,

@@ -28,8 +28,10 @@ from labml_bert.run.fingerprint import (
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """Returns one function per arm in the record of a claim, which computes its fingerprint."""
-    # Seed 0 leaves out the search for a learning rate. A run from another claim is checked with that claim.
-    own = [row for row in record["table"] if row["seed"] == 0 and "from" not in row]
+    # The first seed leaves out the search for a learning rate. A run from another claim is checked with that
+    # claim.
+    first = min(row["seed"] for row in record["table"])
+    own = [row for row in record["table"] if row["seed"] == first and "from" not in row]
     rows = {row["arm"]: row for row in reversed(own)}
     return {
         arm: partial(take_arm_fingerprint, record["claim"]["job"], rows[arm]["options"])

@@ -92,6 +92,8 @@ class WindowOptions(Options):
     # The kind of token: `char`, `word` or `wordpiece`.
     tokenizer: str = "char"
     mlm_probability: float = 0.3
+    # If set, the mask rate changes linearly from `mlm_probability` to this value.
+    final_mlm_probability: float | None = None
     max_position_embeddings: int = 128
     # Whether the positions of a window start at a random offset, or always at 0.
     offsets: bool = True
@@ -127,6 +129,11 @@ class WindowOptions(Options):
     def mean_batch_tokens(self) -> float:
         """Tokens per step, averaged over the run."""
         return self.batch_tokens * 7 / 12 if self.batch_ramp else self.batch_tokens
+
+    def mlm_probability_at(self, progress: float) -> float:
+        """The mask rate of a step, once the fraction `progress` of the steps is done."""
+        last = self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
+        return self.mlm_probability + (last - self.mlm_probability) * progress
 
     def batch_tokens_at(self, progress: float) -> int:
         """Tokens per step, once the fraction `progress` of the steps is done."""

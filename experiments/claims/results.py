@@ -6,7 +6,8 @@ each run. So you can stop a claim and continue it later. A run that is in the fi
 options are no longer those of the claim is dropped.
 
 The first seeds of a claim are pilots. Then come fresh seeds, for the two variants of the primary endpoint
-only: three of them, then five, eight and twelve, until [the rule](decision.py) decides.
+only: three of them, then five, eight and twelve, until [the rule](decision.py) decides. A claim whose primary
+endpoint was written before its first run needs no pilots.
 """
 
 import json
@@ -63,6 +64,10 @@ class Claim:
     experiments: list[str] | None = None
     evaluations: int = EVALUATIONS
 
+    def first_seeds(self) -> range:
+        """Returns the seeds that all arms run: the pilots, or without pilots the first fresh seeds."""
+        return range(self.seeds) if self.seeds else range(FIRST_SEED, FIRST_SEED + LOOKS[0])
+
     def grid_points(self) -> list[OptionValues]:
         """Returns all combinations of the grid's values. Without a grid, this is one empty combination."""
         grid = self.grid or {}
@@ -70,11 +75,11 @@ class Claim:
 
     def count_runs(self) -> int:
         """Returns the number of runs of this claim, the search included."""
-        points = len(self.grid_points())
+        points, seeds = len(self.grid_points()), len(self.first_seeds())
         searches = sum("rate_of" not in arm for arm in self.arms.values())
         if self.over_grid:
-            return len(self.arms) * self.seeds * points
-        return len(self.arms) * self.seeds + (searches * points if points > 1 else 0)
+            return len(self.arms) * seeds * points
+        return len(self.arms) * seeds + (searches * points if points > 1 else 0)
 
     def options_of(self, arm: str, point: OptionValues) -> OptionValues:
         """Merges the options of the claim, of the grid point and of the arm."""
@@ -215,9 +220,9 @@ class Results:
         return points[min(range(len(points)), key=lambda i: math.inf if losses[i] is None else losses[i])]
 
     def complete(self) -> None:
-        """Runs the pilots that aren't recorded yet, times the steps, and runs fresh seeds."""
+        """Runs the first seeds that aren't recorded yet, times the steps, and runs fresh seeds."""
         for arm in self.claim.arms:
-            self.run_seeds(arm, range(self.claim.seeds))
+            self.run_seeds(arm, self.claim.first_seeds())
         pilots = {key for key, row in self.recorded_rows.items() if not is_fresh(row["seed"])}
         stale = pilots - self.rows.keys()
         for key in stale:
@@ -255,7 +260,8 @@ class Results:
         """Times a step of each arm at each of its sequence lengths, all of them in turn."""
         steps: dict[str, Callable[[], object]] = {}
         for arm in self.claim.arms:
-            row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == 0)
+            first = self.claim.first_seeds()[0]
+            row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == first)
             run = prepare(self.claim.job, row["options"], 0, self.device)
             for length in sorted({length for _, length in row["lengths"]}):
                 steps[json.dumps([arm, length])] = partial(timed_step, run, length)

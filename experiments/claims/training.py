@@ -205,6 +205,7 @@ def train(
         batch_tokens = options.batch_tokens
         if isinstance(options, WindowOptions) and isinstance(run.text, MaskedText):
             batch_tokens = run.text.batch_tokens = options.batch_tokens_at(step.progress)
+            run.text.masker.mlm_probability = options.mlm_probability_at(step.progress)
         take_step(run, step, length)
         tokens += batch_tokens
         if growth == "plateau":
