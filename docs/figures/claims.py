@@ -30,7 +30,7 @@ NAMES = {
     "first_loss": "loss before the first step",
     "seen_loss": "loss with nothing masked",
     "failed": "failed runs",
-    "stable_rate": "largest stable learning rate",
+    "stable_learning_rate": "largest stable learning rate",
     "probe": "accuracy of a linear probe",
     "package": "accuracy on the one-text task",
     "summary": "accuracy on the two-text task",
@@ -441,7 +441,7 @@ def variants(claim: Claim) -> str:
         pilots = f"{entry['seeds']} pilot seeds per variant, " if entry["seeds"] else ""
         budget = f"{pilots}{tokens}. {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
-    metrics = [metric for metric in metrics if " - " not in metric and metric != "stable_rate"]
+    metrics = [metric for metric in metrics if " - " not in metric and metric != "stable_learning_rate"]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
     table = f"| variant |{head} seeds | changed options | tuned values |\n"
     table += f"|---|{'---:|' * len(metrics)}---:|---|---|\n"

@@ -25,7 +25,7 @@ from experiments.claims.decision import (
 
 COUNTED = ("tokens", "seconds")
 # The metrics of which we compare the ratio and not the difference.
-RATIOS = (*COUNTED, "stable_rate")
+RATIOS = (*COUNTED, "stable_learning_rate")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 
 Row = dict[str, Any]
@@ -88,19 +88,19 @@ class Analysis:
             for numbers in by_seed.values()
         ]
 
-    def stable_rates(self, arm: str) -> list[float]:
+    def stable_learning_rates(self, arm: str) -> list[float]:
         """
         For each seed, the largest learning rate of the grid at which the run didn't fail, and none at a lower
-        rate did. If even the lowest failed, half of that one.
+        one did. If even the lowest failed, half of that one.
         """
         by_seed: dict[int, dict[float, float]] = {}
         for row in self.of(arm):
             by_seed.setdefault(row["seed"], {})[row["point"]["learning_rate"]] = row["result"]["failed"]
-        rates = []
+        largest = []
         for failed in by_seed.values():
-            stable = list(takewhile(lambda rate: not failed[rate], sorted(failed)))
-            rates.append(stable[-1] if stable else min(failed) / 2)
-        return rates
+            stable = list(takewhile(lambda value: not failed[value], sorted(failed)))
+            largest.append(stable[-1] if stable else min(failed) / 2)
+        return largest
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Tokens or seconds up to a step."""
@@ -140,12 +140,12 @@ class Analysis:
         of times, tokens and stable learning rates, otherwise the values of the metric. `None` if one of them
         is NaN.
         """
-        if test["metric"] == "stable_rate":
-            x, y = ([math.log(rate) for rate in self.stable_rates(test[side])] for side in ("better", "worse"))
-            return x, y
+        if test["metric"] == "stable_learning_rate":
+            better, worse = (self.stable_learning_rates(test[side]) for side in ("better", "worse"))
+            return [*map(math.log, better)], [*map(math.log, worse)]
         if test["metric"] in COUNTED:
-            better, worse = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
-            return worse, better
+            x, y = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
+            return y, x
         if test["metric"] == "failed":
             # Each run counts, not the mean over the grid.
             x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
@@ -169,7 +169,7 @@ class Analysis:
         gain = difference(*samples, level)
         if test["metric"] not in RATIOS:
             return Effect(gain)
-        if test["metric"] == "stable_rate":
+        if test["metric"] == "stable_learning_rate":
             return Effect(Interval(*map(math.exp, gain)))
         better, worse = self.times(test)
         at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
