@@ -66,7 +66,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx`, looking up padding adds nothing to its row's gradient, as in `transformers`.
+        # With `padding_idx`, lookups of `[PAD]` add nothing to the gradient of its row, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -97,10 +97,10 @@ class BertSelfAttention(nn.Module):
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
-    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products. If they're independent, its
-    standard deviation grows with $\sqrt d$. Large scores saturate the softmax and leave almost no gradient,
-    so we divide the scores by $\sqrt d$. BERT has no causal mask, so every token sees the tokens on both
-    sides.
+    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products. If the products are
+    independent, the score's standard deviation grows as $\sqrt d$. Large scores saturate the softmax and
+    leave almost no gradient, so we divide the scores by $\sqrt d$. BERT has no causal mask, so every token
+    sees the tokens on both sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -331,7 +331,7 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     Weights come from a normal distribution truncated at two standard deviations; biases, if any, are 0.
     LayerNorms keep PyTorch's values, 1 and 0. By default, PyTorch initializes embeddings with a standard
     deviation of 1, not 0.02. If such an embedding is also the output layer, the first loss can be many times
-    $\ln V$, and training has to bring that loss down first.
+    $\ln V$, and training has to spend steps on bringing the loss down to $\ln V$.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half of the pairs are copies, and a tenth of the others match, so "always equal" scores about 55%.
+        # Half the pairs match by design, a tenth of the rest by chance, so "always equal" scores about 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)

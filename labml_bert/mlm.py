@@ -141,7 +141,7 @@ class TokenMasker:
 
         Goes through the words of each row, lowest `draw` first, and chooses a word if all of its tokens still
         fit within the row's `count`. So a row can end up with fewer chosen tokens, but never with more. A
-        word's tokens must share a draw: the code takes the lowest, so separate draws favor long words.
+        word's tokens must share a draw. With separate draws, the lowest would count, favoring long words.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)

@@ -98,8 +98,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 
     So the rotations enter an attention score only through the offset between the two positions. Pair $i$ of
     the $d/2$ pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates
-    by one radian, enough to tell nearby positions apart; the last pair hardly rotates. A larger $\theta$
-    slows down all pairs but the first, which suits layers that attend over long distances. RoPE has no
+    by one radian, enough to tell nearby positions apart; the last pair hardly rotates. Layers that attend
+    over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for

@@ -9,7 +9,6 @@ can stop; the page of the claims shows all effects.
 
 import math
 import statistics
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from experiments.claims.decision import (
@@ -98,8 +97,8 @@ class Analysis:
             by_seed.setdefault(row["seed"], {})[row["point"]["learning_rate"]] = row["result"]["failed"]
         largest = []
         for failed in by_seed.values():
-            stable = list(takewhile(lambda value: not failed[value], sorted(failed)))
-            largest.append(stable[-1] if stable else min(failed) / 2)
+            first_failure = min((value for value in failed if failed[value]), default=math.inf)
+            largest.append(max((value for value in failed if value < first_failure), default=min(failed) / 2))
         return largest
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
