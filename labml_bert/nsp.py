@@ -1,19 +1,20 @@
 r"""
 # Next sentence prediction
 
-Can a model learn how sentences fit together, and not only words? BERT gets two pieces of text and predicts
-whether the second follows the first. In about half of the pairs, it does. In the others, the second piece
-comes from another document. The loss of a pair is its cross-entropy:
+Can a model learn how sentences fit together, and not only words? BERT reads two pieces of text, A and B, and
+predicts whether B follows A. In about half of the training pairs, B is the text that follows A. In the
+others, B comes from a different document. The loss of a pair is the cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
-Here $p$ is the pooled vector of the pair, and $y$ is its label: 0 for *next*, 1 for *random*.
+Here $p$ is the pooled vector, $y$ the label (0: *next*, 1: *random*), and $W$ and $b$ the head's parameters.
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
-answer away. Tasks with two texts still use NSP's input format. This file needs only PyTorch; you can copy it.
+answer away. But models that read two texts still use much the same input format.
 
-Letters for sizes: `B` pairs in the batch, `T` tokens in the longest pair, `D` hidden size.
+This file needs only PyTorch, so you can copy it into your own project. Letters for sizes: `B` pairs in the
+batch, `T` tokens in the longest pair, `D` hidden size.
 """
 
 import random
@@ -31,7 +32,7 @@ IS_NEXT, IS_RANDOM = 0, 1
 
 
 class SentencePair(NamedTuple):
-    """The token ids of `[CLS] A [SEP] B [SEP]`, before padding."""
+    """One pair, `[CLS] A [SEP] B [SEP]`, before padding."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -45,10 +46,9 @@ class PairMaker:
     """
     ## Making pairs
 
-    Fills a chunk with sentences of a document and cuts the chunk in two after a random sentence. The first
-    part is A. B is the rest of the chunk, or a similar amount of text from a different document. Source:
-    `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert).
-    """
+    Collects a chunk of sentences from a document and cuts it in two after a random sentence. A is the first
+    part. B is the rest of the chunk, or about as much text from a different document. Source:
+    `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert)."""
 
     documents: Sequence[Document]
     cls_token_id: int
@@ -56,24 +56,24 @@ class PairMaker:
     max_length: int = 128
     """Maximum number of tokens in a pair, including the three special tokens."""
     short_seq_prob: float = 0.1
-    """Fraction of documents whose pairs have a random shorter length, so the model sees short inputs too."""
+    """Probability that a document's pairs get a random, shorter length, so the model sees short inputs."""
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    If `True`, as in the original, a chunk can be a single sentence. It becomes A, and its B is random, so
-    over all pairs, more than the fraction `random_next_prob` are random. If `False`, every chunk has at least
-    two sentences, and a single sentence left at the end of a document isn't used.
+    If `True`, as in the original, a chunk can be a single sentence. That sentence becomes A and gets a random
+    B, so the fraction of random pairs can exceed `random_next_prob`. If `False`, every chunk has at least
+    two sentences, and a single sentence that's left at the end of a document isn't used.
     """
 
     def __post_init__(self) -> None:
         documents = [[s for s in document if len(s)] for document in self.documents]
         self.documents = [document for document in documents if document]
-        # With only one document, a *random* B could be the very text that follows A.
+        # With only one document, a *random* B could be the text that really follows A.
         if (n := len(self.documents)) < 2:
             raise ValueError(f"PairMaker needs at least two documents, not {n}; split the text")
 
     def __call__(self, generator: random.Random) -> Iterator[SentencePair]:
-        """Yields the pairs of one pass over all documents, in order."""
+        """Goes through all documents once, in order, and yields their pairs."""
         for index in range(len(self.documents)):
             yield from self.pairs_of(index, generator)
 
@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        Each sentence is used at most once in an A or in a B labeled *next*. It can also be in random Bs of
-        pairs of other documents. If B is random, the next chunk starts with the sentences that B replaced.
+        Yields the pairs whose A comes from this document. After a random B, the next chunk starts with the
+        sentences that B replaced, so each sentence is used at most once, in an A or in a B labeled *next*.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -103,14 +103,14 @@ class PairMaker:
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:
-        """Draws the number of text tokens to aim for: one number per document, as in the original."""
+        """Draws how many tokens A and B should have together, once per document, as in the original."""
         most = self.max_length - 3
         return generator.randint(2, most) if generator.random() < self.short_seq_prob else most
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original draws a document up to ten times, and can still get A's own.
+        tokens or the document ends. In the original, B comes from A's document if ten draws in a row hit it.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        Pairs are made of whole sentences, so a pair can be too long. Then we remove single tokens, each from
-        a random end of the longer part. If we cut only at the end, no long text would keep its end.
+        A and B are whole sentences, so together they can be too long. Then we remove one token at a time from
+        the longer text, at a random end. If we cut only at the end, the model would rarely see a text's end.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -140,8 +140,8 @@ def collate(pairs: Sequence[SentencePair], pad_token_id: int = 0) -> dict[str, T
     """
     ## Pairs to tensors
 
-    Pads all pairs to the length of the longest. Returns int64 tensors: `input_ids`, `attention_mask` (0 at
-    padding) and `token_type_ids`, each `(B, T)`, and `next_sentence_label`, `(B)`.
+    Pads all pairs to the length of the longest one and returns int64 tensors. `input_ids`, `attention_mask`
+    (0 at padding) and `token_type_ids` are `(B, T)`, and `next_sentence_label` is `(B)`.
     """
     T = max(len(pair.input_ids) for pair in pairs)
 
@@ -160,7 +160,7 @@ class BertOnlyNSPHead(nn.Module):
     """
     ## The head
 
-    A linear layer with $2D + 2$ parameters maps the pooled vector to two scores. The pooler is in `bert.py`.
+    A linear layer with $2D + 2$ parameters maps the pooled vector to two logits. The pooler is in `bert.py`.
     """
 
     def __init__(self, hidden_size: int):
@@ -170,7 +170,7 @@ class BertOnlyNSPHead(nn.Module):
         nn.init.zeros_(self.seq_relationship.bias)
 
     def forward(self, pooled_output: Tensor) -> Tensor:
-        """Maps `(B, D)` to `(B, 2)`, the scores of *next* and *random*."""
+        """Maps pooled vectors, `(B, D)`, to the logits of *next* and *random*, `(B, 2)`."""
         return self.seq_relationship(pooled_output)  # (B, 2)
 
 
@@ -178,10 +178,10 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     """
     ## The loss
 
-    Returns the mean cross-entropy of the labeled pairs, in nats; `logits` is `(B, 2)`, and `labels` is `(B)`.
-    As in `transformers`, pairs labeled -100 don't count. (Label 0 means *next*, not padding, so it counts.)
-    Without any labeled pair, the loss is 0, not NaN. For a micro-batch, pass the number of labeled pairs in
-    the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
+    Returns the mean cross-entropy of the labeled pairs, in nats. `logits` is `(B, 2)`, and `labels` is `(B)`.
+    As in `transformers`, pairs labeled -100 don't count. (Label 0 does count: it means *next*, not padding.)
+    By default, the loss without any labeled pair is 0, not NaN. For a micro-batch, pass the number of labeled
+    pairs in the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
@@ -192,8 +192,8 @@ def main() -> None:
     """
     ## Try it
 
-    `python nsp.py` trains a model to tell *next* from *random*. Each document has its own five words, so the
-    two parts of a random pair share no word. Comparing the mean vectors of the two parts is enough.
+    `python nsp.py` trains a toy model to tell *next* from *random*. Each document has its own five words, so
+    A and a random B have no word in common. The model only has to compare the mean vectors of A and B.
     """
     torch.manual_seed(0)
     rng = random.Random(0)
