@@ -1,7 +1,7 @@
 r"""
 # What does continued pretraining gain, and what does it forget?
 
-This script pretrains a model on the documentation of Python, and then continues on source code with
+This script pretrains a model on Python's documentation, and then continues on source code with
 docstrings and comments removed. It compares four variants:
 
 - **from scratch**: the same model with random weights, trained on the source code. It's the baseline.

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from docs.figures.claims import format_signed
 from docs.figures.records import Record
 from docs.literate.chart import Line, line_chart
 from docs.literate.prose import cell, wide
@@ -57,11 +58,11 @@ def gap(record: Record, field: str, variant: str, over: str, percent: bool = Fal
     """
     pairs = zip(results(record, variant), results(record, over), strict=True)
     interval = mean([row[field] - other[field] for row, other in pairs])
-    factor, form = (100, "+.1f") if percent else (1, "+.2f")
-    middle, low, high = (f"{factor * number:{form}}".replace("-", "−") for number in interval)
+    factor, digits = (100, 1) if percent else (1, 2)
+    middle, low, high = (format_signed(factor * number, digits) for number in interval)
     unit = "points" if percent else "nats"
     verdict = ", which is inconclusive" if interval.low <= 0 <= interval.high else ""
-    return f"{middle} {unit} (95% interval {low} to\N{NO-BREAK SPACE}{high}){verdict}"
+    return f"{middle} {unit} (95% CI {low} to\N{NO-BREAK SPACE}{high}){verdict}"
 
 
 def first_below(record: Record, variant: str, over: str) -> list[int]:

@@ -139,7 +139,7 @@ def gain(record: Record, task: str, labels: int, over: str, arm: str = "pretrain
     """The mean accuracy of a method minus that of another, in percentage points, with its 95% interval."""
     interval = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
     middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in interval)
-    return f"{middle} points (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+    return f"{middle} points (95% CI {low} to\N{NO-BREAK SPACE}{high})"
 
 
 def parameters_table(record: Record, task: str) -> str:
@@ -197,7 +197,7 @@ def retrieval_gain(record: Record, over: str) -> str:
     """The MRR of SimCSE minus that of another method, with its 95% interval over the queries."""
     gap = record.data["result"]["simcse_minus"][over]
     mean, low, high = (f"{gap[key]:+.3f}".replace("-", "−") for key in ("mean", "low", "high"))
-    return f"{mean} (95% interval {low} to\N{NO-BREAK SPACE}{high})"
+    return f"{mean} (95% CI {low} to\N{NO-BREAK SPACE}{high})"
 
 
 def retrieval_table(record: Record) -> str:

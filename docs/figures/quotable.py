@@ -191,7 +191,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return Markup(safe_in_markdown(attention.render("provenance.html", groups=groups)))
 
     def provenance(*names: str) -> str:
-        """Date, machine and commit of runs, and whether today's code reproduces them."""
+        """Date, machine and commit of runs, and whether the current code reproduces them."""
         return provenance_of([record(name) for name in all_seeds(names)])
 
     def continued_chart(*which: str, **options: str) -> str:

@@ -2,7 +2,7 @@
 # Recorded runs
 
 Each file in `docs/runs` is the record of one result, and every number on the site comes from one of them. A
-record is current if today's code reproduces its fingerprint, however much the code has changed since.
+record is up to date if the current code reproduces its fingerprint, however much the code has changed since.
 """
 
 import json
@@ -82,11 +82,11 @@ NOT_CHECKED = "Not checked against later code."
 
 def describe_check(record: Record) -> str:
     """
-    A sentence that says whether today's code reproduces the record, or nothing for a record of timings.
+    A sentence that says whether the current code reproduces the record, or nothing for a record of timings.
 
     A *fingerprint* holds the losses of a short run with the same configuration. Its entry `checked` has the
-    date on which today's code gave the same losses. A record of several runs has several fingerprints, and
-    the sentence then gives the earliest date.
+    latest date on which the code gave the same losses. A record of several runs has several fingerprints,
+    and the sentence then gives the earliest of their dates.
     """
     data = record.data
     if data.keys() & TIMINGS:

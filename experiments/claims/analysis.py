@@ -9,6 +9,7 @@ can stop; the page of the claims shows all effects.
 
 import math
 import statistics
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from experiments.claims.decision import (
@@ -36,9 +37,9 @@ class Effect(NamedTuple):
     gain: Interval | None
     """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
     at_least: bool = False
-    """Whether a run of the worse variant never reached the loss, so that the true ratio is larger."""
+    """Whether the true ratio is larger, for example because a run of the worse variant never got there."""
     at_most: bool = False
-    """Whether a run of the better variant never did, so that the true ratio is smaller. Unknown if both."""
+    """Whether the true ratio is smaller. If both are set, the ratio is unknown."""
 
 
 class Arrival(NamedTuple):
@@ -90,7 +91,7 @@ class Analysis:
     def stable_learning_rates(self, arm: str) -> list[float]:
         """
         For each seed, the largest learning rate of the grid at which the run didn't fail, and none at a lower
-        one did. If even the lowest failed, half of that one.
+        one did. If even the lowest failed, 0.
         """
         by_seed: dict[int, dict[float, float]] = {}
         for row in self.of(arm):
@@ -98,8 +99,24 @@ class Analysis:
         largest = []
         for failed in by_seed.values():
             first_failure = min((value for value in failed if failed[value]), default=math.inf)
-            largest.append(max((value for value in failed if value < first_failure), default=min(failed) / 2))
+            largest.append(max((value for value in failed if value < first_failure), default=0.0))
         return largest
+
+    def compare_stable_learning_rates(self, test: dict[str, Any], level: float) -> Effect:
+        """
+        The ratio of the largest stable learning rates. The grid is coarse: the true value lies anywhere from
+        the largest stable point of the grid to the next one. So the interval is wider by that factor, and it
+        has no end where a run was stable at all points or at none.
+        """
+        grid = sorted({row["point"]["learning_rate"] for row in self.rows})
+        gap = max(high / low for low, high in pairwise(grid))
+        better, worse = (self.stable_learning_rates(test[side]) for side in ("better", "worse"))
+        x, y = ([math.log(value or grid[0] / gap) for value in side] for side in (better, worse))
+        middle, low, high = map(math.exp, difference(x, y, level))
+        unknown_low = 0.0 in better or grid[-1] in worse
+        unknown_high = 0.0 in worse or grid[-1] in better
+        gain = Interval(middle, 0.0 if unknown_low else low / gap, math.inf if unknown_high else high * gap)
+        return Effect(gain, at_least=unknown_high, at_most=unknown_low)
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Tokens or seconds up to a step."""
@@ -136,12 +153,8 @@ class Analysis:
     def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
         """
         Two samples. If the mean of the first is larger, the better variant is ahead. They hold the logarithms
-        of times, tokens and stable learning rates, otherwise the values of the metric. `None` if one of them
-        is NaN.
+        of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
         """
-        if test["metric"] == "stable_learning_rate":
-            better, worse = (self.stable_learning_rates(test[side]) for side in ("better", "worse"))
-            return [*map(math.log, better)], [*map(math.log, worse)]
         if test["metric"] in COUNTED:
             x, y = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
             return y, x
@@ -160,16 +173,16 @@ class Analysis:
         The result of one test, with an interval at this level. A run that never reached the loss would take
         longer than it lasted, so the ratio is then a bound.
         """
+        if test["metric"] == "stable_learning_rate":
+            return self.compare_stable_learning_rates(test, level)
         samples = self.samples(test)
         if samples is None:
             return Effect(None)
         if test["metric"] == "failed":
             return Effect(proportion_difference(*samples, level))
         gain = difference(*samples, level)
-        if test["metric"] not in RATIOS:
+        if test["metric"] not in COUNTED:
             return Effect(gain)
-        if test["metric"] == "stable_learning_rate":
-            return Effect(Interval(*map(math.exp, gain)))
         better, worse = self.times(test)
         at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
         gain = Interval(*map(math.exp, gain))
@@ -212,8 +225,10 @@ class Analysis:
     def missing_seeds(self) -> int | None:
         """Estimates how many more seeds would decide. `None` if that is unknown or more than `MOST_SEEDS`."""
         test, effect = self.primary(), self.effect(self.primary())
+        if test["metric"] in ("failed", "stable_learning_rate"):
+            return None
         samples = self.samples(test)
-        if samples is None or test["metric"] == "failed" or effect.at_least or effect.at_most:
+        if samples is None or effect.at_least or effect.at_most:
             return None
         needed = seeds_needed(*samples, self.delta())
         return None if needed is None else max(needed - len(samples[0]), 1)

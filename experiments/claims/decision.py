@@ -114,7 +114,8 @@ def decide(effect: Interval, delta: float) -> str:
     `effect` is an interval at `RULE_LEVEL`, positive if the claim is right. Returns `holds`, `fails`, `no
     difference` or `inconclusive`.
     """
-    if -delta < effect.low and effect.high < delta:
+    # Rounding must not decide where an end of the interval is exactly delta.
+    if max(-effect.low, effect.high) <= delta + 1e-9:
         return "no difference"
     if effect.low > 0:
         return "holds"

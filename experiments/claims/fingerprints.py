@@ -1,7 +1,7 @@
 """
 # Fingerprints of a claim
 
-Does today's code still reproduce the runs of a claim? The record of a claim has one
+Does the current code still reproduce the runs of a claim? The record of a claim has one
 [fingerprint](../../labml_bert/run/fingerprint.md) per arm: the losses of a few training steps with the arm's
 first seed.
 """

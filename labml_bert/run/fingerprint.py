@@ -1,11 +1,11 @@
 """
-# Does today's code still give this result?
+# Does the current code still give this result?
 
-A record is current if today's code reproduces its run, however old the record is. Repeating three minutes of
-training for every record would take hours, and another processor rounds differently. So each record has a
-*fingerprint*: a run of the same configuration for a few dozen steps, in float32 on one thread, with the loss
-of each step and an evaluation at the end. The schedule is compressed into these steps, so they go through
-every stage.
+A record is up to date if the current code reproduces its run, however old the record is. Repeating three
+minutes of training for every record would take hours, and another processor rounds differently. So each
+record has a *fingerprint*: a run of the same configuration for a few dozen steps, in float32 on one thread,
+with the loss of each step and an evaluation at the end. The schedule is compressed into these steps, so they
+go through every stage.
 
     python -m labml_bert.run.fingerprint                # checks all records in docs/runs
     python -m labml_bert.run.fingerprint mlm_tiny       # checks one
@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     Checks the fingerprints of the records named on the command line, or of all. With `--write`, it writes the
     date of the check into each record, and takes the fingerprints that a record lacks. Do that only for a
-    record that today's code has just produced.
+    record that the current code has just produced.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words

@@ -49,12 +49,12 @@ def test_values_and_differences() -> None:
     assert results(record, "continued")[0]["forgotten"] == 0.5
     # −1 and −3 have a mean of −2, and a standard error of 1. Student's t with one degree of freedom is 12.71.
     text = gap(record, "loss", "continued", "from scratch")
-    assert text == "−2.00 nats (95% interval −14.71 to\N{NO-BREAK SPACE}+10.71), which is inconclusive"
+    assert text == "−2.00 nats (95% CI −14.71 to\N{NO-BREAK SPACE}+10.71), which is inconclusive"
     # Both seeds have the same difference.
     for seed in record.data["result"]["continued"]:
         seed["variants"][1]["word_accuracy"] = 0.5
     text = gap(record, "word_accuracy", "continued", "from scratch", percent=True)
-    assert text == "+25.0 points (95% interval +25.0 to\N{NO-BREAK SPACE}+25.0)"
+    assert text == "+25.0 points (95% CI +25.0 to\N{NO-BREAK SPACE}+25.0)"
     with pytest.raises(PageError, match="has no 'other'"):
         value(record, "other", "loss")
 

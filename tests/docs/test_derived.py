@@ -92,9 +92,7 @@ def test_the_difference_between_two_methods() -> None:
     assert with_std(comparison(), "package", 100, "pretrained") == "52.0% ± 2.0"
     # Welch's interval with 4 degrees of freedom: 2.776 times the root of 2 * 0.02 ** 2 / 3.
     half_width = 100 * 2.776 * math.sqrt(2 * 0.02**2 / 3)
-    expected = (
-        f"+30.0 points (95% interval {30 - half_width:+.1f} to\N{NO-BREAK SPACE}{30 + half_width:+.1f})"
-    )
+    expected = f"+30.0 points (95% CI {30 - half_width:+.1f} to\N{NO-BREAK SPACE}{30 + half_width:+.1f})"
     assert gain(comparison(), "package", 100, "from scratch") == expected
     assert gain(comparison(), "package", 100, "pretrained", "from scratch").startswith("−30.0 points")
     with pytest.raises(PageError, match="no 'bag of words' with 100 labels"):
@@ -164,6 +162,6 @@ def test_the_table_of_a_retrieval() -> None:
     assert "| TF-IDF | 0.500 | 75.0% | 0.01 |" in rows
     assert "| SimCSE | 0.500 ± 0.354 | 50.0% ± 0.0% | 0.30 |" in rows
     assert retrieval_value(record, "SimCSE", "mean_cosine") == pytest.approx(0.3)
-    assert retrieval_gain(record, "TF-IDF") == "−0.125 (95% interval −0.250 to\N{NO-BREAK SPACE}+0.500)"
+    assert retrieval_gain(record, "TF-IDF") == "−0.125 (95% CI −0.250 to\N{NO-BREAK SPACE}+0.500)"
     with pytest.raises(PageError, match="has no 'CLS'; it has TF-IDF, SimCSE"):
         retrieval_value(record, "CLS", "mrr")

@@ -1,4 +1,4 @@
-"""Whether today's code reproduces a record, and what the pages say about it."""
+"""Whether the current code reproduces a record, and what the pages say about it."""
 
 import pytest
 

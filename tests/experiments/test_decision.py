@@ -8,6 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
+from experiments.claims.analysis import Analysis
 from experiments.claims.decision import (
     LOOKS,
     RULE_LEVEL,
@@ -138,3 +139,42 @@ def test_how_many_seeds_are_needed() -> None:
     )
     assert half < 0.1, "with so many, the interval leaves out zero"
     assert seeds_needed([1.0, 1.5, 0.5], [1.0, 1.5, 0.5], DELTA) is None
+
+
+def stability(better: list[list[float]], worse: list[list[float]]) -> Analysis:
+    """For each seed, the learning rates of the grid 1, 2, 4, 8 at which a run failed."""
+    rows = [
+        {"arm": arm, "seed": seed, "point": {"learning_rate": value}, "result": {"failed": value in failed}}
+        for arm, seeds in (("better", better), ("worse", worse))
+        for seed, failed in enumerate(seeds)
+        for value in (1.0, 2.0, 4.0, 8.0)
+    ]
+    test = {"says": "x", "better": "better", "worse": "worse", "metric": "stable_learning_rate"}
+    return Analysis({"tests": [test], "primary": "x", "delta": 2}, rows, {})
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "ends", "decision"),
+    [
+        # The same point of the grid: the true values can differ by less than a factor of two.
+        ([[8.0]] * 3, [[8.0]] * 3, (0.5, 2.0), "no difference"),
+        # One point apart, which may be next to nothing; two points apart, which is at least a factor of two.
+        ([[8.0]] * 3, [[4.0, 8.0]] * 3, (1.0, 4.0), "inconclusive"),
+        ([[8.0]] * 3, [[2.0, 4.0, 8.0]] * 3, (2.0, 8.0), "holds"),
+        ([[2.0, 4.0, 8.0]] * 3, [[8.0]] * 3, (0.125, 0.5), "fails"),
+        # A run that is stable at a higher learning rate than one that failed doesn't count.
+        ([[2.0]] * 3, [[8.0]] * 3, (0.125, 0.5), "fails"),
+        # Stable at all points of the grid, or at none: there is no end on that side.
+        ([[]] * 3, [[4.0, 8.0]] * 3, (2.0, math.inf), "holds"),
+        ([[8.0]] * 3, [[1.0, 2.0, 4.0, 8.0]] * 3, (4.0, math.inf), "holds"),
+        ([[]] * 3, [[]] * 3, (0.0, math.inf), "inconclusive"),
+    ],
+)
+def test_the_largest_stable_learning_rate(
+    better: list[list[float]], worse: list[list[float]], ends: tuple[float, float], decision: str
+) -> None:
+    analysis = stability(better, worse)
+    gain = analysis.effect(analysis.primary()).gain
+    assert gain is not None and gain[1:] == pytest.approx(ends)
+    assert analysis.decision() == decision
+    assert analysis.missing_seeds() is None

@@ -1,5 +1,5 @@
 """
-A record is up to date if today's code reproduces its fingerprint. These tests check every record, and the
+A record is up to date if the current code reproduces its fingerprint. These tests check every record, and the
 check itself.
 """
 
