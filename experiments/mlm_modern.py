@@ -5,9 +5,9 @@ How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? T
 same text, with the same mask rate and for the same time. The model comes from `modern.py`, and the optimizer
 for its matrices is Muon.
 
-The learning curve looks different. There is no plateau: within seconds, the model learns to use the
-neighboring characters, even at the full length. So a curriculum has little to cure, and all sequences have
-128 characters from the first step."""
+The learning curve looks different. The plateau shrinks to about a hundred steps: then the model learns to use
+the neighboring characters, even at the full length. So a curriculum has little to cure, and all sequences
+have 128 characters from the first step."""
 
 import sys
 from dataclasses import dataclass

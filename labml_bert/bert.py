@@ -3,7 +3,7 @@ r"""
 
 How can a model read a whole sentence at once and give each word a vector that depends on all words before and
 after it? BERT ([Devlin et al., 2018](https://arxiv.org/abs/1810.04805)) uses a stack of blocks. Each block
-mixes the tokens' vectors with attention and then passes every vector through a feed-forward network:
+uses attention to mix the tokens' vectors and then passes each vector through a feed-forward network:
 
 $$
 \begin{aligned}
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 @dataclass
 class BertConfig:
-    """The settings of a BERT model. The defaults give BERT base, and the names match `transformers`."""
+    """The settings of a BERT model, named as in `transformers`. The defaults give BERT base."""
 
     vocab_size: int = 30522
     hidden_size: int = 768  # a multiple of the number of heads
@@ -51,14 +51,14 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention ignores the order of its input vectors, so a token's vector has to encode the position as well
-    as the token and its segment. BERT learns an embedding table for each of the three and adds the rows:
+    Attention ignores the order of its input vectors, so each vector has to encode a position in addition
+    to a token and a segment. BERT learns an embedding table for each of the three and adds one row from each:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The rows and their sum all have $D$ elements. Training decides how the three tables share this space.
+    The rows and their sum have $D$ elements. Training decides how the three tables share these dimensions.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -66,7 +66,7 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         V, D = config.vocab_size, config.hidden_size
-        # With `padding_idx`, lookups of `[PAD]` add nothing to the gradient of its row, as in `transformers`.
+        # With `padding_idx`, the `[PAD]` embedding gets no gradient from lookups, as in `transformers`.
         self.word_embeddings = nn.Embedding(V, D, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
@@ -76,7 +76,7 @@ class BertEmbeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """Inputs are `(B, T)`. Token types default to 0 and positions to 0, 1, 2, … Returns `(B, T, D)`."""
+        """Maps `(B, T)` to `(B, T, D)`. Token types default to 0, and positions to 0 through `T - 1`."""
         # The default ids are the same for every sequence, so a single row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
@@ -97,10 +97,10 @@ class BertSelfAttention(nn.Module):
 
     $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V$$
 
-    Here $d = D/H$ is the width of one head. A score is a sum of $d$ products. If the products are
-    independent, the score's standard deviation grows as $\sqrt d$. Large scores saturate the softmax and
-    leave almost no gradient, so we divide the scores by $\sqrt d$. BERT has no causal mask, so every token
-    sees the tokens on both sides.
+    Here $d = D/H$ is the width of one head. Each score in $Q K^\top$ is a sum of $d$ products. If the
+    products are independent and have the same variance, the score's standard deviation grows as $\sqrt d$.
+    Large scores saturate the softmax and leave almost no gradient, so we divide the scores by $\sqrt d$. BERT
+    has no causal mask, so every token sees the tokens on both sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -114,7 +114,7 @@ class BertSelfAttention(nn.Module):
         self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def project(self, x: Tensor, *layers: nn.Linear) -> list[Tensor]:
-        """Applies each layer to `x`, `(B, T, D)`, and splits the output into heads, `(B, H, T, D/H)`."""
+        """Applies each layer to `x`, `(B, T, D)`, and splits each output into heads, `(B, H, T, D/H)`."""
         return [y.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2) for y in apply_all(layers, x)]
 
     def forward(
@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, keys and values from `hidden_states`, usually the same tensor. The
-        boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns `(B, P, D)` and,
-        if `output_attentions`, the attention weights before dropout, `(B, H, P, T)`, otherwise `None`.
+        Queries come from `query_states`, keys and values from `hidden_states`. Usually, these two are
+        the same tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to.
+        Returns the context, `(B, P, D)`, and the attention weights before dropout, `(B, H, P, T)`, or `None`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
-                # If a whole row is padding, the most negative finite number gives a uniform softmax; minus
-                # infinity would give NaN.
+                # If a whole sequence is padding, the most negative finite number gives a uniform softmax;
+                # minus infinity would give NaN.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -152,9 +152,9 @@ class BertOutput(nn.Module):
     r"""
     ## Dense, dropout, add, norm
 
-    Attention and the feed-forward network end with the same steps: project to $D$, apply dropout, add the
-    sublayer's input, and normalize. The sum lets gradients bypass the sublayer. BERT normalizes the sum,
-    which is called post-norm. In `transformers`, attention ends with a separate class, `BertSelfOutput`.
+    Attention and the feed-forward network end with the same steps: project to width $D$, apply dropout, add
+    the sublayer's input, and normalize. The addition lets gradients bypass the sublayer. Normalizing the
+    sum is called post-norm. In `transformers`, attention has its own class for these steps, `BertSelfOutput`.
     """
 
     def __init__(self, in_features: int, config: BertConfig):
@@ -176,8 +176,8 @@ class BertIntermediate(nn.Module):
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    For BERT, `transformers` uses this exact GELU. GPT-2 and the current version of Google's BERT use a tanh
-    approximation, which is off by up to $5 \cdot 10^{-4}$. `BertOutput` then projects back to $D$.
+    `BertOutput` then projects back to width $D$. For BERT, `transformers` uses this exact GELU. GPT-2 and the
+    current version of Google's BERT use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
     """
 
     def __init__(self, config: BertConfig):
@@ -193,8 +193,8 @@ class BertLayer(nn.Module):
     """
     ## One block
 
-    A block computes the two equations at the top of this page. The keys of `parts` become part of the
-    parameter names, so a name like `attention.self.query.weight` matches published checkpoints.
+    A block implements the two equations at the top of this page. The keys of `parts` become part of the
+    parameter names, which must match names in checkpoints, such as `attention.self.query.weight`.
     """
 
     def __init__(self, config: BertConfig):
@@ -222,7 +222,7 @@ class BertEncoder(nn.Module):
     """
     ## The stack
 
-    All blocks have the same structure, and each has its own weights. A block's output has the same shape as
+    All blocks have the same structure, but each has its own weights. A block's output has the same shape as
     its input, so the output of one block can be the input of the next.
     """
 
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns vectors, `(B, T, D)` or `(B, P, D)`, and with `output_attentions` all attention weights."""
+        """Returns the vectors, `(B, T, D)` or `(B, P, D)`, and all layers' attention weights, or `None`."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -253,8 +253,8 @@ class BertPooler(nn.Module):
     ## The pooler
 
     The pooler returns one vector for the whole sequence: it applies a dense layer and a tanh to the vector of
-    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as the next
-    sentence loss. The masked LM loss doesn't use it, so a model trained on that loss alone needs no pooler.
+    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as that of next
+    sentence prediction. A model trained only with the masked LM loss needs no pooler.
     """
 
     def __init__(self, config: BertConfig):
@@ -274,14 +274,14 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Attention weights by layer, `(B, H, T, T)`, or `None`. The last layer has one row per query."""
+    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer can have fewer queries."""
 
 
 class BertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines the embeddings, the stack and the pooler. The default is BERT base, with 109,482,240 parameters.
+    Combines the embeddings, the stack and the pooler. BERT base, the default, has 109,482,240 parameters.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
     """
@@ -313,7 +313,7 @@ class BertModel(nn.Module):
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
             if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
-            # Tokens don't attend to padding. Padded positions still get outputs, but these are meaningless.
+            # Tokens don't attend to padding. Padding still gets output vectors, but they're meaningless.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         x = self.embeddings(input_ids, token_type_ids, position_ids)  # (B, T, D)
         if output_positions is not None and self.pooler is not None:
@@ -328,10 +328,10 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights come from a normal distribution truncated at two standard deviations; biases, if any, are 0.
-    LayerNorms keep PyTorch's values, 1 and 0. By default, PyTorch initializes embeddings with a standard
-    deviation of 1, not 0.02. If such an embedding is also the output layer, the first loss can be many times
-    $\ln V$, and training has to spend steps on bringing the loss down to $\ln V$.
+    Weights are drawn from a normal distribution truncated at two standard deviations. Biases start at 0.
+    LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would initialize embeddings
+    with a standard deviation of 1, not 0.02. If such an embedding were also the output layer, the first loss
+    could be many times $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -373,22 +373,22 @@ class Dropout(nn.Dropout):
     r"""
     ## Code that only makes the encoder faster
 
-    The model works without these five tricks. A speedup is the time of a training step without the trick,
+    The model works without these five tricks. The speedup is the time of a training step without the trick,
     divided by the time with it. We measured the speedups with 4 layers of width 256 and 32 sequences of 128
     characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
     | trick | speedup |
     |---|---|
-    | dropout from 16 bits: `Dropout` | 1.47 |
+    | dropout from 16 bits per element: `Dropout` | 1.47 |
     | one matmul for query, key and value: `apply_all` | 1.02, within the noise |
     | attention written out instead of fused: `written_out_is_faster` | 1.61 |
-    | the last layer only at the positions that you need: `select_positions` | 1.20 |
+    | the last layer only at the positions you need: `select_positions` | 1.20 |
     | one cast for all layers: `cast_once` | 1.08 |
 
-    Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$, which
-    preserves the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits are
-    enough, so one 64-bit draw serves four elements. The actual probability then differs from $p$ by at most
-    $2^{-16}$. The scale uses the actual probability, so the mean is still preserved.
+    Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$ to
+    preserve the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits per
+    element are enough, so we use one 64-bit draw for four elements. The actual probability then differs from
+    $p$ by at most $2^{-16}$. The scale uses the actual probability, so the mean is still preserved.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -400,19 +400,19 @@ class Dropout(nn.Dropout):
         # Rounding must not turn a small p into 0 or a large p into 1.
         threshold = min(max(round(self.p * 2**16), 1), 2**16 - 1)
         keep = bits >= threshold - 2**15
-        # A boolean is one byte, 0 or 1. On a CPU, conversion to float is faster from uint8 than from bool.
+        # A boolean is stored as the byte 0 or 1. On a CPU, uint8 converts to float faster than bool does.
         return x * keep.view(torch.uint8).to(x.dtype).mul_(2**16 / (2**16 - threshold))
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Computes all `layer(x)` in one matmul. In the backward pass, the gradient of `x` is one matmul, too."""
+    """Applies all layers to `x` in one matmul. The gradient of `x` then takes only one matmul, too."""
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """Whether to avoid the fused kernel, which is slow on CPUs: with dropout, or backward in bfloat16."""
+    """Whether to avoid PyTorch's fused kernel. On a CPU, it lacks dropout and is slow in bfloat16."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so the matmuls don't cast again."""
+    """Casts to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

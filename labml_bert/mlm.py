@@ -2,19 +2,19 @@ r"""
 # Masked language modeling
 
 How can a model learn to predict words if it sees the whole text, answers included? We mask some tokens, and
-the model predicts the original ones. The loss is the mean negative log-probability of these tokens:
+the model predicts the original ones. The loss is the mean negative log-probability of the original tokens:
 
 $$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $w$ is the original text, $\tilde w$ is the masked text, and $\mathcal M$ is the set of the $M$ masked
+Here $w$ is the original text, $\tilde w$ is the masked text, and $\mathcal M$ is the set of $M$ masked
 positions. BERT masks 15% of the tokens.
 
 This file contains the masking, the head that turns a hidden state into a score for each token in the
 vocabulary, the loss, and a model that connects an encoder to the head. The encoder can come from `bert.py`,
 `transformers` or your own code. The file needs only PyTorch. Code that only makes training faster comes last.
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary size,
-`M` labeled positions in the whole batch, `P` positions per sequence at which the last layer computes vectors.
+Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary
+size, `M` labeled positions in the batch, `P` positions per sequence at which the last layer computes vectors.
 """
 
 from collections.abc import Collection
@@ -51,7 +51,7 @@ class TokenMasker:
     | 10% | a random token | any token may be wrong, so the model must check each one against its context |
     | 10% | the token itself | fine-tuning texts have no `[MASK]`, so real tokens need good vectors too |
 
-    Only the chosen tokens have a label and count toward the loss.
+    Only the chosen tokens have labels and count toward the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
     `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert)."""
@@ -65,12 +65,12 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, each row gets a fixed number of chosen tokens: `mlm_probability` times its number of ordinary
-    tokens, rounded, but at least one and at most this limit. (The original code counts special tokens too.)
+    If set, a row's number of chosen tokens isn't random: it's `mlm_probability` times the number of ordinary
+    tokens, rounded, but at least 1 and at most this limit. (The original code counts special tokens, too.)
     With `word_ids`, a row can get fewer, because a word's tokens are chosen all together or not at all.
     """
     generator: torch.Generator | None = None
-    """Keeps the masks independent of other random draws. It must be on the batch's device."""
+    """Keeps the masks independent of other random draws. It must be on the same device as the batch."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)
@@ -100,7 +100,7 @@ class TokenMasker:
 
         # One draw decides each token's fate, so the fates can't overlap. If we first masked 80% and then made
         # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept. Two
-        # independent draws of 10%, for random and for kept tokens, would give 81/10/9, as in labml-nn.
+        # independent 10% draws, one for random and one for kept tokens, would give 81/10/9, as in labml-nn.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -118,9 +118,9 @@ class TokenMasker:
         """
         ### Which tokens
 
-        Draws a random number for each token and chooses candidates with low numbers: all those below
-        `mlm_probability` or, if `max_predictions_per_seq` is set, the lowest few in each row. Returns a
-        boolean tensor, `(B, T)`, that is true for chosen tokens.
+        Draws a random number for each token. Chooses the candidates with numbers below `mlm_probability` or,
+        if `max_predictions_per_seq` is set, the candidates with the `count` smallest numbers in each row.
+        Returns a boolean tensor, `(B, T)`, that is true for the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
@@ -139,13 +139,13 @@ class TokenMasker:
         """
         ### Which words
 
-        Goes through the words of each row, lowest `draw` first, and chooses a word if all of its tokens still
-        fit within the row's `count`. So a row can end up with fewer chosen tokens, but never with more. A
-        word's tokens must share a draw. With separate draws, the lowest would count, favoring long words.
+        Goes through the words of each row, smallest `draw` first, and chooses a word if all of its tokens
+        still fit within the row's `count`. So a row can end up with fewer chosen tokens, but never with more.
+        A word's tokens must share a draw: using the smallest of several would favor long words.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # `size` and `word_draw` are indexed by word number. An unused number has size 0, so it's harmless.
+        # Word numbers index `size` and `word_draw`. Choosing an unused number changes nothing: its size is 0.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -159,11 +159,11 @@ class TokenMasker:
 
 class BertPredictionHeadTransform(nn.Module):
     """
-    ## From the encoder's space to that of the embeddings
+    ## From hidden states to the embedding space
 
-    The head compares hidden states with token embeddings. This transform maps hidden states to the space of
-    the embeddings, so the encoder's last layer doesn't have to. Fine-tuning usually drops the head, transform
-    included, and uses the encoder's hidden states."""
+    The head compares hidden states with token embeddings. This transform maps hidden states to the embedding
+    space, so the encoder's last layer doesn't have to. Fine-tuning usually drops the whole masked LM head,
+    including the transform, and uses the encoder's hidden states."""
 
     def __init__(self, hidden_size: int, layer_norm_eps: float = 1e-12):
         super().__init__()
@@ -182,13 +182,13 @@ class BertLMPredictionHead(nn.Module):
     ## The head
 
     The head turns a hidden state $h$ of $D$ numbers into $V$ scores, one for each token in the vocabulary.
-    The matrix of token embeddings, $E$, is $(V, D)$. A token's score is the dot product of its embedding and
-    the transformed state, plus a bias:
+    The matrix of token embeddings, $E$, has shape $(V, D)$. A token's score is the dot product of its
+    embedding and the transformed state, plus a bias:
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    Using $E$ both as input embedding and as output matrix is called weight tying. The output layer isn't the
-    inverse of the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
+    Using $E$ both as the input embedding and as the output matrix is called weight tying. The output layer
+    doesn't undo the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
     parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the dense layer
     has 590,592 parameters and the LayerNorm 1,536. The "decoder" in `transformers` consists of $E$ and $b_2$.
 
@@ -211,9 +211,9 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     r"""
     ## The loss
 
-    Returns the mean of $-\log p$ over the labeled positions, in nats, as float32. `logits` is `(N, V)`, and
-    `labels` is `(N)`, with -100 at positions that don't count. If no position is labeled, the loss and its
-    gradients are 0. A plain mean would be 0/0, which is NaN, and one NaN in the gradients can ruin a run.
+    Returns the mean of $-\log p$ over the labeled positions, in nats, as float32. For `N` positions,
+    `logits` is `(N, V)` and `labels` is `(N)`, with -100 at positions that don't count. If no position is
+    labeled, the loss and its gradients are 0. A plain mean would be NaN (0/0), and a NaN can ruin a run.
 
     If you split a batch into micro-batches, pass the number of labeled positions in the whole batch as
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
@@ -264,7 +264,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`labels` is `(B, T)`, or `(B, P)` if the encoder returns only `P` positions per sequence."""
+        """`labels` is `(B, T)`, or `(B, P)` if the encoder computes only `P` positions per sequence."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)
@@ -277,9 +277,9 @@ def main() -> None:
     """
     ## Try it
 
-    `python mlm.py` trains a model on rows of numbers that count up from a random start, so a visible neighbor
-    usually gives a masked number away. The encoder is a recurrent network, but any model will do if it
-    returns one vector per token, as wide as a token embedding.
+    `python mlm.py` trains a model on rows of numbers that count up from a random start, so an unmasked
+    neighbor usually gives a masked number away. The encoder is a recurrent network, but any model will do if
+    it returns one vector per token, with the same width as a token embedding.
     """
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
@@ -306,9 +306,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     ## Code that only makes training faster
 
     Keeps only the hidden states, `(M, D)`, and labels, `(M)`, at the labeled positions. With a large
-    vocabulary, the head does much of the model's work. With 15% masked, skipping all other positions saves
-    85% of the head's work. If the head computed every position, a training step would take 2.01 times as long
-    with a vocabulary of 8,192 tokens, and 1.24 times as long with 100. We measured this with 4 layers of
+    vocabulary, the head does much of the model's work. If 15% of positions are labeled, skipping the others
+    saves 85% of the head's work. If the head ran at every position, a training step would take 2.01 times as
+    long with a vocabulary of 8,192 tokens and 1.24 times as long with 100. We measured this with 4 layers of
     width 256 and 32 sequences of 128 tokens, in bfloat16 on 2 CPU cores (`docs/runs/speed_ablation.json`)."""
     if labels is None:
         return hidden_states, None
@@ -318,9 +318,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than `P` labels are
-    filled up with unlabeled ones. Pass the result to our encoders as `output_positions`, so the last layer
-    skips all others. Otherwise, a step takes 1.20 times as long (vocabulary of 100, measured as above)."""
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the maximum number per row. Rows
+    with fewer are padded with unlabeled positions. Pass the result to our encoders as `output_positions`, so
+    the last layer skips the rest. Otherwise, a step takes 1.20 times as long (with `V` = 100, as above)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

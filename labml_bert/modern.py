@@ -26,9 +26,9 @@ $$
 This file needs only PyTorch, so you can copy it into your own project. The parameters have the same names as
 in `transformers`, so you can load the same checkpoints.
 
-Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention heads,
-`d` width of a head, `I` intermediate size, `V` vocabulary size, `P` output positions per sequence (those
-whose vectors you need, usually all `T`), `M` labeled positions in the whole batch.
+Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention
+heads, `d` width of a head, `I` intermediate size, `V` vocabulary size, `P` positions per sequence whose
+vectors you need (usually all `T`), `M` labeled positions in the whole batch.
 """
 
 import math
@@ -42,14 +42,14 @@ from torch import Tensor, nn
 
 @dataclass
 class ModernBertConfig:
-    """The settings, named as in `transformers.ModernBertConfig`. The defaults give ModernBERT base."""
+    """The settings, named as in ModernBERT's `config.json`. The defaults give ModernBERT base."""
 
-    vocab_size: int = 50368  # a multiple of 64 makes the matmuls faster on GPUs
+    vocab_size: int = 50368  # a multiple of 64, which makes matmuls faster on GPUs
     hidden_size: int = 768  # a multiple of the number of heads
     num_hidden_layers: int = 22  # BERT base has 12, with wider feed-forward networks
     num_attention_heads: int = 12
-    intermediate_size: int = 1152  # the gate and the values each have this width
-    max_position_embeddings: int = 8192  # the longest training sequence; no parameter has this size
+    intermediate_size: int = 1152  # the width of each of the two GeGLU projections
+    max_position_embeddings: int = 8192  # the longest sequence in training; no parameter has this size
     global_attn_every_n_layers: int = 3
     local_attention: int = 128  # in local layers, a token sees 64 tokens on each side
     global_rope_theta: float = 160_000.0
@@ -70,8 +70,8 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    ModernBERT has one embedding table, and BERT has three. Here, positions enter in the attention layers, and
-    there are no segments. The LayerNorm gives all token vectors a similar length before the first block."""
+    BERT has three embedding tables, but ModernBERT has only one: positions enter in the attention layers, and
+    there are no segments. The LayerNorm gives all token vectors a similar norm before the first block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -92,7 +92,7 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     BERT adds a position's vector to a token's vector, so the two are mixed from the start. RoPE adds nothing
     to the token's vector. It splits each query into pairs of numbers, treats each pair as a point in the
     plane, and rotates the point by an angle that grows with the position. RoPE rotates keys in the same way.
-    If $R_p$ is the rotation at position $p$, then for a query $q$ at position $p$ and a key $k$ at $s$:
+    Let $R_p$ be the rotation at position $p$. For a query $q$ at position $p$ and a key $k$ at position $s$:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
@@ -102,8 +102,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for
-    `rotate`, each `(B, 1, 1, T, d)`, which broadcast over queries, keys and heads.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for `rotate`.
+    Both have shape `(B, 1, 1, T, d)` and broadcast over queries, keys and heads.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -117,7 +117,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
     in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighboring elements. To convert
-    weights from one layout to the other, permute their rows."""
+    from one layout to the other, permute the rows of the query and key weights."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
@@ -127,8 +127,8 @@ class ModernBertAttention(nn.Module):
 
     ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated, there are no
     biases, one matrix computes queries, keys and values, and most layers are local. In a local layer, a token
-    sees only tokens up to 64 positions away. That can save work on long sequences, but not in this file: it
-    computes all scores before masking. Every third layer is global: a token sees the whole sequence.
+    sees only tokens up to 64 positions away. On long sequences, that could save work, but this file computes
+    all scores before masking. Every third layer is global: there, a token sees the whole sequence.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -175,8 +175,8 @@ class ModernBertMLP(nn.Module):
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    At the same $I$, this network has $3DI$ parameters instead of $2DI$. But ModernBERT base has an $I$ of
-    only $1.5 D$ instead of BERT's $4 D$, and spends the parameters that it saves on more layers.
+    At the same $I$, this network has $3DI$ weights instead of $2DI$. But in ModernBERT base, $I$ is only
+    $1.5 D$, compared with $4 D$ in BERT base. The smaller networks leave room for more layers.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
@@ -198,10 +198,10 @@ class ModernBertEncoderLayer(nn.Module):
     """
     ## One block, pre-norm
 
-    BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. No
-    LayerNorm interrupts the residual stream, so gradients can reach the first block unscaled. Pre-norm models
-    are often stable at learning rates that are too high for post-norm. But nothing bounds the residual
-    stream, so the encoder needs one more LayerNorm at its end.
+    BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. The
+    residual stream (the sum that every sublayer adds to) meets no LayerNorm inside the blocks, so gradients
+    can pass back along it unchanged. Pre-norm models are often stable at learning rates that are too high for
+    post-norm models. But the stream can grow from block to block, so the encoder ends with another LayerNorm.
 
     The first block has no LayerNorm before its attention, because the embeddings already end in a LayerNorm.
 
@@ -236,7 +236,7 @@ class ModernBertModel(nn.Module):
     ## The whole encoder
 
     Combines the embeddings, the blocks and a final LayerNorm. There's no pooler: if you need one vector per
-    sequence, take the vector of `[CLS]` or the mean of all vectors. `ModernBertModel(ModernBertConfig())` has
+    sequence, take the vector of `[CLS]` or the mean of the tokens' vectors. ModernBERT base, the default, has
     149,014,272 parameters.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2 and table 4.
@@ -261,7 +261,7 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        Local windows depend on the index in the row, not on `position_ids`. `output_positions`, `(B, P)`,
+        Local windows depend on the indices in the row, not on `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need, by default all. Returns `(B, T, D)` or `(B, P, D)`.
 
         Raises `ValueError` if the mask is additive or has the wrong shape.
@@ -283,7 +283,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # One cast here saves a cast in every layer.
+        if torch.is_autocast_enabled(x.device.type):  # On a CPU, this saves a cast in every layer.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
@@ -296,7 +296,7 @@ class ModernBertPredictionHead(nn.Module):
     ## The masked LM head
 
     The head consists of a dense layer, a GELU and a LayerNorm, as in BERT but without biases. The decoder
-    after the head reuses the token embedding and adds one bias for each token."""
+    after the head reuses the token embedding and adds a bias for each token in the vocabulary."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -314,7 +314,7 @@ class MaskedLMOutput(NamedTuple):
     loss: Tensor | None
     """A scalar, in nats per labeled position. `None` without labels."""
     logits: Tensor
-    """`(M, V)` at the labeled positions in reading order; without labels, `(B, T, V)`."""
+    """`(M, V)` at the labeled positions, in reading order. Without labels, `(B, T, V)` at all positions."""
     labels: Tensor | None
     """`(M)`, the true tokens at the positions of `logits`. `None` without labels."""
 
@@ -350,7 +350,7 @@ class ModernBertForMaskedLM(nn.Module):
         """
         `labels`, `(B, T)`, holds the true token at each position to predict and -100 elsewhere. For a
         micro-batch, `num_items_in_batch` is the number of labeled positions in the whole batch. `inputs` are
-        further arguments of `ModernBertModel.forward`.
+        passed on to `ModernBertModel.forward`.
         """
         if labels is None:
             x = self.model(input_ids, **inputs)  # (B, T, D)
@@ -376,8 +376,8 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     ## Initialization
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs. If the outputs are
-    independent, their variances add up. To keep the stream at the same scale at any depth, the matrices that
-    compute these outputs start smaller by a factor of $\sqrt{2L}$.
+    independent, their variances add up. To make the variance of this sum independent of $L$, the matrices
+    that compute the outputs start smaller by a factor of $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -392,9 +392,9 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at 16 and 64. RoPE encodes only offsets, and an offset of two occurs at
-    both lengths, so what the encoder learns at length 16 still works at length 64. In a BERT, training at
-    length 16 would leave the embeddings of all later positions untrained."""
+    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and an offset of two
+    occurs at both lengths, so what the encoder learns at length 16 still works at length 64. In BERT,
+    training at length 16 would leave the embeddings of all later positions untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -422,7 +422,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     ## Code that only makes attention faster
 
     Computes attention from queries, `(B, H, P, d)`, and from keys and values, each `(B, H, T, d)`. On a CPU,
-    PyTorch's fused attention is slow with dropout or in bfloat16, so we compute it step by step there."""
+    PyTorch's fused kernel lacks dropout and is slow in bfloat16, so we write out attention in those cases."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
@@ -433,8 +433,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns the labeled positions of each row, `(B, P)`, in reading order. Rows with fewer than `P` labels are
-    filled up with unlabeled positions. The last layer computes vectors only at the positions returned here.
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the maximum number per row. Rows
+    with fewer are padded with unlabeled positions. The last layer computes vectors only at these positions.
     """
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
