@@ -125,8 +125,10 @@ def study_table(name: str) -> str:
 def footnote(study: Claim) -> str:
     """Seeds, budget, cost and command of a study, as Markdown."""
     assert study.record is not None
+    tokens = study.entry["options"]["tokens"]
+    budgets = sorted({arm.get("tokens", tokens) for arm in study.entry["arms"].values()})
     return (
-        f"{len(study.of(study.arms[0]))} seeds per variant, {study.entry['options']['tokens']:,} tokens per "
+        f"{len(study.of(study.arms[0]))} seeds per variant, {' or '.join(f'{n:,}' for n in budgets)} tokens per "
         f"run. Cost: {cost(study)}. {describe_check(study.record)}\n\n"
         f"```sh\npython experiments/claims/claims.py {study.entry['name']}\n```"
     )
