@@ -194,7 +194,7 @@ class BertLayer(nn.Module):
     ## One block
 
     A block implements the two equations at the top of this page. The keys of `parts` become part of the
-    parameter names, which must match names in checkpoints, such as `attention.self.query.weight`.
+    parameter names, which must match those in checkpoints, such as `attention.self.query.weight`.
     """
 
     def __init__(self, config: BertConfig):
@@ -330,8 +330,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
 
     Weights are drawn from a normal distribution truncated at two standard deviations. Biases start at 0.
     LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would initialize embeddings
-    with a standard deviation of 1, not 0.02. If such an embedding were also the output layer, the first loss
-    could be many times $\ln V$, the loss of a uniform prediction.
+    with a standard deviation of 1, not 0.02. If such an embedding were also the output layer, the loss could
+    start at many times $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -412,7 +412,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """Whether to avoid PyTorch's fused kernel. On a CPU, it lacks dropout and is slow in bfloat16."""
+    """Whether to avoid PyTorch's fused kernel. On a CPU, it can't apply dropout and is slow in bfloat16."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 

@@ -54,7 +54,7 @@ class TokenMasker:
     Only the chosen tokens have labels and count toward the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3.1 and appendix A.1;
-    `create_masked_lm_predictions` of [google-research/bert](https://github.com/google-research/bert)."""
+    `create_masked_lm_predictions` in [google-research/bert](https://github.com/google-research/bert)."""
 
     vocab_size: int
     mask_token_id: int
@@ -219,7 +219,7 @@ def masked_lm_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | 
     `num_items_in_batch`. The losses of the micro-batches then add up to the loss of the batch.
     """
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    # Compute the loss in float32, because bfloat16 numbers between 2 and 4 are 1/64 apart.
+    # Compute the loss in float32: bfloat16 would round a loss between 2 and 4 to a multiple of 1/64.
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
     return total / count.clamp(min=1)
 
@@ -284,7 +284,7 @@ def main() -> None:
     torch.manual_seed(0)
     V, T, mask = 50, 16, 0
     embedding = nn.Embedding(V, 64)
-    # The embedding is also the output layer. With PyTorch's std of 1, the first loss would be far above ln V.
+    # The embedding is also the output layer. With PyTorch's std of 1, the loss would start far above ln V.
     nn.init.normal_(embedding.weight, std=0.02)
     encoder = nn.Sequential(embedding, nn.GRU(64, 32, batch_first=True, bidirectional=True))
     model = MaskedLM(encoder, embedding)

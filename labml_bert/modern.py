@@ -102,8 +102,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the signed sines for `rotate`.
-    Both have shape `(B, 1, 1, T, d)` and broadcast over queries, keys and heads.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines for `rotate`, with the first
+    half of the sines negated. Both have shape `(B, 1, 1, T, d)` and broadcast over queries, keys and heads.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -326,7 +326,7 @@ class ModernBertForMaskedLM(nn.Module):
     The decoder's weight *is* the token embedding, as in BERT: one parameter with two names.
     `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
 
-    Source: `modeling_modernbert.py` of [transformers](https://github.com/huggingface/transformers).
+    Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers).
     """
 
     def __init__(self, config: ModernBertConfig):
@@ -361,7 +361,7 @@ class ModernBertForMaskedLM(nn.Module):
         is_labeled = labels != -100  # (B, P)
         logits, labels = self.decoder(self.head(x[is_labeled])), labels[is_labeled]  # (M, V)
         count = torch.tensor(len(labels)) if num_items_in_batch is None else num_items_in_batch
-        # Compute the loss in float32, because bfloat16 numbers between 2 and 4 are 1/64 apart.
+        # Compute the loss in float32: bfloat16 would round a loss between 2 and 4 to a multiple of 1/64.
         loss = F.cross_entropy(logits.float(), labels, reduction="sum") / count.clamp(min=1)
         return MaskedLMOutput(loss, logits, labels)
 
@@ -376,8 +376,8 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     ## Initialization
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs. If the outputs are
-    independent, their variances add up. To make the variance of this sum independent of $L$, the matrices
-    that compute the outputs start smaller by a factor of $\sqrt{2L}$.
+    independent, their variances add up. To keep the variance of their sum from growing with $L$, we divide
+    the initial standard deviation of the matrices that compute the outputs by $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -422,7 +422,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
     ## Code that only makes attention faster
 
     Computes attention from queries, `(B, H, P, d)`, and from keys and values, each `(B, H, T, d)`. On a CPU,
-    PyTorch's fused kernel lacks dropout and is slow in bfloat16, so we write out attention in those cases."""
+    PyTorch's fused kernel can't apply dropout and is slow in bfloat16, so we avoid it in those cases."""
     if q.device.type != "cpu" or (dropout_prob == 0 and q.dtype != torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)
     scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)

@@ -5,9 +5,9 @@ A tokenizer that was trained on other text cuts the words of your field into pie
 into `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token, so sequences
 get shorter, and it has a vector of its own.
 
-A random vector would be a bad start, because the model can't use it before training has seen the word many
-times. The vectors of the pieces are there already, so the new vector $e$ and its output bias $b$ start as
-their means:
+A random vector would be a bad starting point, because the model can't use it before training has seen the
+word many times. The vectors of the pieces are there already, so the new vector $e$ and its output bias $b$
+start as their means:
 
 $$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
 

@@ -47,7 +47,7 @@ class PairMaker:
     ## Making pairs
 
     Collects a chunk of sentences from a document and cuts it in two after a random sentence. A is the first
-    part. B is the rest of the chunk, or about as much text from a different document. Source:
+    part. B is the rest of the chunk, or enough text from a different document to fill the pair. Source:
     `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert)."""
 
     documents: Sequence[Document]
@@ -103,14 +103,14 @@ class PairMaker:
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:
-        """Draws how many tokens A and B should have together, once per document, as in the original."""
+        """Draws a target length for A and B together. As in the original, a document's pairs all share it."""
         most = self.max_length - 3
         return generator.randint(2, most) if generator.random() < self.short_seq_prob else most
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. In the original, B comes from A's document if ten draws in a row hit it.
+        tokens or the document ends. The original takes B from A's document if ten draws in a row pick it.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -126,7 +126,7 @@ class PairMaker:
         ### Cutting to length
 
         A and B are whole sentences, so together they can be too long. Then we remove one token at a time from
-        the longer text, at a random end. If we cut only at the end, the model would rarely see a text's end.
+        the longer text, randomly from its start or its end, so that the last tokens aren't always the ones lost.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -180,7 +180,7 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
 
     Returns the mean cross-entropy of the labeled pairs, in nats. `logits` is `(B, 2)`, and `labels` is `(B)`.
     As in `transformers`, pairs labeled -100 don't count. (Label 0 does count: it means *next*, not padding.)
-    By default, the loss without any labeled pair is 0, not NaN. For a micro-batch, pass the number of labeled
+    By default, the loss is 0, not NaN, if no pair is labeled. For a micro-batch, pass the number of labeled
     pairs in the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
     """
     if num_pairs_in_batch is None:

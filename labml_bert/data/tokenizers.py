@@ -76,9 +76,9 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     occur there. So `[UNK]` is rare.
 
     `lowercase` also strips accents, as the uncased BERT does. It turns `für` into `fur`, and damages scripts
-    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, the invisible
-    joiners of Persian and of some Indian scripts are dropped, and each Chinese character is a word of its
-    own. All of `texts` is held in memory, so pass a sample of a large corpus.
+    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, zero-width
+    joiners and non-joiners, which Persian and some Indic scripts use, are dropped, and each Chinese character
+    is a word of its own. All of `texts` is held in memory, so pass a sample of a large corpus.
 
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
