@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.claims import claims, scores
 from experiments.claims.options import WindowOptions, read_options
@@ -18,6 +18,7 @@ from experiments.claims.training import Run, draw_batch, prepare, train
 from experiments.claims.variants import UntiedMaskedLM, sequence_length
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.docstring_tasks import Task
+from labml_bert.data.masked_text import MaskedText
 from labml_bert.labeled_text import Example
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
@@ -184,6 +185,20 @@ def test_a_batch_that_grows_sees_as_many_tokens(options: dict[str, Any]) -> None
     assert fixed["curve_tokens"] == [0, 7 * 64, 14 * 64, tokens]
     assert [step for step, _ in growing["curve"]] == [0, 12, 24, 36]
     assert growing["curve_tokens"] == [0, 12 * 16, 12 * 16 + 12 * 32, tokens]
+
+
+def test_the_mask_rate_falls_during_training(options: dict[str, Any]) -> None:
+    """From half of the tokens to none of them: in windows of 16, each step has at most as many labels."""
+    changes = {"schedule": "16", "tokens": 64 * 8, "mlm_probability": 0.5, "final_mlm_probability": 0.125}
+    run = prepare("masked", {**options, **changes}, 0, CPU)
+    assert isinstance(run.text, MaskedText)
+    counts = []
+
+    def count_labels(number: int, loss: Tensor) -> None:
+        counts.append(int((run.text.batch(16)["labels"] != IGNORE).sum()) // 4)
+
+    train(run, on_step=count_labels, evaluations=1)
+    assert counts[0] == 8 and counts[-1] == 3 and counts == sorted(counts, reverse=True)
 
 
 def test_muon_trains_the_matrices_of_the_blocks(options: dict[str, Any]) -> None:
@@ -570,6 +585,33 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     text = path.read_text()
     Results(claim, tmp_path, CPU).complete()
     assert path.read_text() == text, "nothing is run twice, and nothing is lost"
+
+
+@pytest.mark.processes
+def test_a_claim_without_pilots_begins_with_fresh_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All arms run the seeds of the first look. The times are taken before the rule looks at them."""
+
+    def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
+        loss = 2.0 + seed / 1000 + (1.0 if options.get("tied") is False else 0.0)
+        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
+
+    looks: list[int] = []
+    monkeypatch.setattr(Results, "run_once", fake_run)
+    monkeypatch.setattr(Results, "time_steps", lambda self: looks.append(len(self.rows)))
+    test = {"says": "lower", "better": "tied", "worse": "untied", "metric": "loss"}
+    arms: dict[str, Any] = {"tied": {}, "untied": {"tied": False}, "other": {"head_norm": False}}
+    claim = Claim(
+        "small", "A claim", 0, 1, arms, "masked", {"tokens": 1}, tests=[test], primary="lower", delta=0.03
+    )
+    assert claim.count_runs() == 9
+    Results(claim, tmp_path, CPU).complete()
+    table = json.loads((tmp_path / "claims" / "small.json").read_text())["table"]
+    assert [(row["arm"], row["seed"]) for row in table] == [
+        (arm, seed) for arm in arms for seed in (10, 11, 12)
+    ]
+    assert looks == [9]
 
 
 @pytest.mark.processes
