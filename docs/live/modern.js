@@ -37,8 +37,8 @@ export class ModernBertEmbeddings {
 
 // ## Rotary position embeddings (RoPE)
 //
-// Counterpart: `modern.rotary_angles`. Returns the cosines and the signed sines, `(T, d)` each, where `d` is the width
-// of a head. Both halves of a row are about the same pairs.
+// Counterpart: `modern.rotary_angles`. Returns the cosines and the sines (the first half negated), `(T, d)` each, where
+// `d` is the width of a head. Both halves of a row are about the same pairs.
 export function rotary_angles(T, head_dim, theta) {
   const cos = new Float32Array(T * head_dim);
   const sin = new Float32Array(T * head_dim);

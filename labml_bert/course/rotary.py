@@ -10,7 +10,7 @@ STEPS = (
     Step(
         name="modern.py:rotary_angles",
         title="RoPE: the angles",
-        task="cosines and signed sines of all angles, each (B, 1, 1, T, d)",
+        task="cosines of all angles, and sines whose first half is negated, each (B, 1, 1, T, d)",
         chapter="embeddings",
         hints=(
             "The angle of pair i at position p is p times theta to the power of -2i/d. There are d/2 pairs.",
