@@ -18,7 +18,7 @@ class Stage(NamedTuple):
     steps: int
     length: int
     predictions: int
-    """Masked tokens per sequence, at most."""
+    """Masked tokens per sequence: about 15% of the length. The paper doesn't give these two numbers."""
 
 
 STAGES = (Stage(900_000, 128, 20), Stage(100_000, 512, 76))
