@@ -32,7 +32,7 @@ STEPS = (
                 "0/0 without labels",
                 "count.clamp(min=1)",
                 "count",
-                "Without any label, your loss is 0/0, which is NaN. One such batch turns all weights into "
+                "Without any label, your loss is 0/0, which is NaN. One such batch can turn all weights into "
                 "NaN. The loss of such a batch must be 0.",
             ),
             Mistake(
