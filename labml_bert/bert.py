@@ -14,10 +14,10 @@ $$
 
 This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. The
 parameters have the same names as in `transformers`, so you can load the same checkpoints. The pretraining
-tasks are in `mlm.py` and `nsp.py`. Code that only makes the encoder faster comes last.
+tasks are in `mlm.py` and `nsp.py`. The code in the last section only makes the encoder faster.
 
-Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention
-heads, `I` intermediate size, `V` vocabulary size, `P` positions whose vectors you need (usually all `T`).
+Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
+(attention heads), `I` (intermediate size), `V` (vocabulary size) and `P` (output vectors, usually `T`).
 """
 
 import math
@@ -52,13 +52,13 @@ class BertEmbeddings(nn.Module):
     ## Embeddings
 
     Attention ignores the order of its input vectors, so each vector has to encode a position in addition
-    to a token and a segment. BERT learns an embedding table for each of the three and adds one row from each:
+    to a token and a segment (A or B). BERT learns an embedding table for each and adds up one row per table:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    The rows and their sum have $D$ elements. Training decides how the three tables share these dimensions.
+    All rows have $D$ elements. Training decides how their sum encodes token, position and segment.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -76,7 +76,7 @@ class BertEmbeddings(nn.Module):
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """Maps `(B, T)` to `(B, T, D)`. Token types default to 0, and positions to 0 through `T - 1`."""
+        """Maps `(B, T)` to `(B, T, D)`. Token types default to 0, and positions to 0, 1, …, `T - 1`."""
         # The default ids are the same for every sequence, so a single row is broadcast over the batch.
         if position_ids is None:
             position_ids = torch.arange(input_ids.size(1), device=input_ids.device)[None]  # (1, T)
@@ -194,7 +194,7 @@ class BertLayer(nn.Module):
     ## One block
 
     A block implements the two equations at the top of this page. The keys of `parts` become part of the
-    parameter names, which must match those in checkpoints, such as `attention.self.query.weight`.
+    parameter names, such as `attention.self.query.weight`, which must match those in checkpoints.
     """
 
     def __init__(self, config: BertConfig):
@@ -328,12 +328,12 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights are drawn from a normal distribution truncated at two standard deviations. Biases start at 0.
-    LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would initialize embeddings
-    with a standard deviation of 1, not 0.02. If such an embedding were also the output layer, the loss could
-    start at many times $\ln V$, the loss of a uniform prediction.
+    Weights are drawn from a normal distribution with a standard deviation of `std`, truncated at twice `std`.
+    Biases start at 0. LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would
+    initialize embeddings with a standard deviation of 1. If such an embedding were also the output layer, the
+    loss could start at many times $\ln V$, the loss of a uniform prediction.
 
-    Source: `create_initializer` in `modeling.py` of
+    Source: `create_initializer` in `modeling.py`, in
     [google-research/bert](https://github.com/google-research/bert).
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -373,7 +373,7 @@ class Dropout(nn.Dropout):
     r"""
     ## Code that only makes the encoder faster
 
-    The model works without these five tricks. The speedup is the time of a training step without the trick,
+    The model works without these five tricks. A trick's speedup is the time of a training step without it,
     divided by the time with it. We measured the speedups with 4 layers of width 256 and 32 sequences of 128
     characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 

@@ -11,10 +11,10 @@ positions. BERT masks 15% of the tokens.
 
 This file contains the masking, the head that turns a hidden state into a score for each token in the
 vocabulary, the loss, and a model that connects an encoder to the head. The encoder can come from `bert.py`,
-`transformers` or your own code. The file needs only PyTorch. Code that only makes training faster comes last.
+`transformers` or your own code. The file needs only PyTorch. The last section only makes training faster.
 
-Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `V` vocabulary
-size, `M` labeled positions in the batch, `P` positions per sequence at which the last layer computes vectors.
+Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `V`
+(vocabulary size), `M` (labeled positions in the batch) and `P` (output vectors per sequence).
 """
 
 from collections.abc import Collection
@@ -67,7 +67,7 @@ class TokenMasker:
     """
     If set, a row's number of chosen tokens isn't random: it's `mlm_probability` times the number of ordinary
     tokens, rounded, but at least 1 and at most this limit. (The original code counts special tokens, too.)
-    With `word_ids`, a row can get fewer, because a word's tokens are chosen all together or not at all.
+    With `word_ids`, a row can get fewer, because a word's tokens are chosen together or not at all.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of other random draws. It must be on the same device as the batch."""
@@ -81,8 +81,8 @@ class TokenMasker:
         self, input_ids: Tensor, attention_mask: Tensor | None = None, word_ids: Tensor | None = None
     ) -> MaskedTokens:
         """
-        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` holds the
-        number of each token's word, from 0 to `T - 1`. A word's tokens are chosen together, and tokens with a
+        All inputs are `(B, T)`. `attention_mask` is 0 at padding, which is never chosen. `word_ids` holds
+        each token's word number, from 0 to `T - 1`. A word's tokens are chosen together, and tokens with a
         word number of -1 are never chosen. Raises `ValueError` if `input_ids` isn't a `(B, T)` tensor of ids
         from the vocabulary, or if `attention_mask` has another shape or a negative value."""
         is_token = (input_ids >= 0) & (input_ids < self.vocab_size)  # (B, T)
@@ -99,8 +99,8 @@ class TokenMasker:
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
         # One draw decides each token's fate, so the fates can't overlap. If we first masked 80% and then made
-        # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept. Two
-        # independent 10% draws, one for random and one for kept tokens, would give 81/10/9, as in labml-nn.
+        # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept. If
+        # one draw made 10% random and an independent one kept 10%, we'd get 81/10/9, as in labml-nn.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -118,8 +118,8 @@ class TokenMasker:
         """
         ### Which tokens
 
-        Draws a random number for each token. Chooses the candidates with numbers below `mlm_probability` or,
-        if `max_predictions_per_seq` is set, the candidates with the `count` smallest numbers in each row.
+        Draws a random number for each token and chooses the candidates with numbers below `mlm_probability`.
+        With `max_predictions_per_seq`, it chooses each row's `count` candidates with the smallest numbers.
         Returns a boolean tensor, `(B, T)`, that is true for the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
@@ -264,7 +264,7 @@ class MaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **encoder_inputs: Any,
     ) -> MaskedLMOutput:
-        """`labels` is `(B, T)`, or `(B, P)` if the encoder computes only `P` positions per sequence."""
+        """`labels` is `(B, T)`, or `(B, P)` if the encoder returns only `P` vectors per sequence."""
         output = self.encoder(input_ids, **encoder_inputs)
         hidden_states = output if isinstance(output, Tensor) else output[0]  # (B, T, D)
         hidden_states, labels = select_labeled(hidden_states, labels)
@@ -308,7 +308,7 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     Keeps only the hidden states, `(M, D)`, and labels, `(M)`, at the labeled positions. With a large
     vocabulary, the head does much of the model's work. If 15% of positions are labeled, skipping the others
     saves 85% of the head's work. If the head ran at every position, a training step would take 2.01 times as
-    long with a vocabulary of 8,192 tokens and 1.24 times as long with 100. We measured this with 4 layers of
+    long with a vocabulary of 8,192 tokens and 1.24 times as long with 100. We measured both with 4 layers of
     width 256 and 32 sequences of 128 tokens, in bfloat16 on 2 CPU cores (`docs/runs/speed_ablation.json`)."""
     if labels is None:
         return hidden_states, None

@@ -26,9 +26,9 @@ $$
 This file needs only PyTorch, so you can copy it into your own project. The parameters have the same names as
 in `transformers`, so you can load the same checkpoints.
 
-Letters stand for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `H` attention
-heads, `d` width of a head, `I` intermediate size, `V` vocabulary size, `P` positions per sequence whose
-vectors you need (usually all `T`), `M` labeled positions in the whole batch.
+Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
+(attention heads), `d` (width of a head), `I` (intermediate size), `V` (vocabulary size), `P` (positions per
+sequence whose vectors you need, usually all `T`) and `M` (labeled positions in the whole batch).
 """
 
 import math
@@ -71,7 +71,7 @@ class ModernBertEmbeddings(nn.Module):
     ## Embeddings
 
     BERT has three embedding tables, but ModernBERT has only one: positions enter in the attention layers, and
-    there are no segments. The LayerNorm gives all token vectors a similar norm before the first block."""
+    there are no segments. A LayerNorm gives all token vectors a similar norm before the first block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -103,7 +103,7 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines for `rotate`, with the first
-    half of the sines negated. Both have shape `(B, 1, 1, T, d)` and broadcast over queries, keys and heads.
+    half of the sines negated. Both have shape `(B, 1, 1, T, d)`: queries, keys and all heads share them.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -116,8 +116,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
-    in `transformers`, so rolling by $d/2$ swaps the two. The paper pairs neighboring elements. To convert
-    from one layout to the other, permute the rows of the query and key weights."""
+    in `transformers`, so rolling by $d/2$ swaps the two. The RoPE paper pairs neighboring elements. To
+    convert from one layout to the other, permute the rows of the query and key weights."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
@@ -125,8 +125,8 @@ class ModernBertAttention(nn.Module):
     """
     ## Attention
 
-    ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated, there are no
-    biases, one matrix computes queries, keys and values, and most layers are local. In a local layer, a token
+    ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated; there are no
+    biases; one matrix computes queries, keys and values; and most layers are local. In a local layer, a token
     sees only tokens up to 64 positions away. On long sequences, that could save work, but this file computes
     all scores before masking. Every third layer is global: there, a token sees the whole sequence.
 
@@ -150,7 +150,7 @@ class ModernBertAttention(nn.Module):
     ) -> Tensor:
         """
         `rotary` comes from `rotary_angles`. The boolean `attention_mask`, `(B or 1, 1, T or 1, T)`, is true
-        for the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`, `(B, P)`.
+        for the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` given `output_positions`, `(B, P)`.
         """
         qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
         cos, sin = (angles.to(qkv.dtype) for angles in rotary)
@@ -199,7 +199,7 @@ class ModernBertEncoderLayer(nn.Module):
     ## One block, pre-norm
 
     BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. The
-    residual stream (the sum that every sublayer adds to) meets no LayerNorm inside the blocks, so gradients
+    residual stream (the sum that every sublayer adds to) bypasses the LayerNorms in the blocks, so gradients
     can pass back along it unchanged. Pre-norm models are often stable at learning rates that are too high for
     post-norm models. But the stream can grow from block to block, so the encoder ends with another LayerNorm.
 
@@ -235,7 +235,7 @@ class ModernBertModel(nn.Module):
     """
     ## The whole encoder
 
-    Combines the embeddings, the blocks and a final LayerNorm. There's no pooler: if you need one vector per
+    Combines the embeddings, the blocks and a final LayerNorm. There's no pooler. If you need one vector per
     sequence, take the vector of `[CLS]` or the mean of the tokens' vectors. ModernBERT base, the default, has
     149,014,272 parameters.
 
@@ -376,8 +376,8 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     ## Initialization
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs. If the outputs are
-    independent, their variances add up. To keep the variance of their sum from growing with $L$, we divide
-    the initial standard deviation of the matrices that compute the outputs by $\sqrt{2L}$.
+    independent, their variances add up. To keep the variance of their sum from growing with $L$, the
+    matrices that compute the outputs start with a standard deviation smaller by a factor of $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -394,7 +394,7 @@ def main() -> None:
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
     trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and an offset of two
     occurs at both lengths, so what the encoder learns at length 16 still works at length 64. In BERT,
-    training at length 16 would leave the embeddings of all later positions untrained."""
+    training at length 16 would leave the position embeddings after the first 16 untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -419,7 +419,7 @@ def main() -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropout_prob: float) -> Tensor:
     """
-    ## Code that only makes attention faster
+    ## Code that only makes the model faster
 
     Computes attention from queries, `(B, H, P, d)`, and from keys and values, each `(B, H, T, d)`. On a CPU,
     PyTorch's fused kernel can't apply dropout and is slow in bfloat16, so we avoid it in those cases."""

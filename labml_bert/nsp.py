@@ -1,20 +1,20 @@
 r"""
 # Next sentence prediction
 
-Can a model learn how sentences fit together, and not only words? BERT reads two pieces of text, A and B, and
+Can a model learn how sentences, not just words, fit together? BERT reads two pieces of text, A and B, and
 predicts whether B follows A. In about half of the training pairs, B is the text that follows A. In the
 others, B comes from a different document. The loss of a pair is the cross-entropy:
 
 $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 
-Here $p$ is the pooled vector, $y$ the label (0: *next*, 1: *random*), and $W$ and $b$ the head's parameters.
+Here $p$ is BERT's vector for the pair; $y$ is the label (0: *next*, 1: *random*); $W$ and $b$ are learned.
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
 answer away. But models that read two texts still use much the same input format.
 
-This file needs only PyTorch, so you can copy it into your own project. Letters for sizes: `B` pairs in the
-batch, `T` tokens in the longest pair, `D` hidden size.
+This file needs only PyTorch, so you can copy it into your own project. Letters stand for sizes: `B` (pairs
+in the batch), `T` (tokens in the longest pair) and `D` (hidden size).
 """
 
 import random
@@ -62,7 +62,7 @@ class PairMaker:
     """
     If `True`, as in the original, a chunk can be a single sentence. That sentence becomes A and gets a random
     B, so the fraction of random pairs can exceed `random_next_prob`. If `False`, every chunk has at least
-    two sentences, and a single sentence that's left at the end of a document isn't used.
+    two sentences, and a single sentence that's left over at the end of a document isn't used.
     """
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class PairMaker:
         """
         ### One document
 
-        Yields the pairs whose A comes from this document. After a random B, the next chunk starts with the
-        sentences that B replaced, so each sentence is used at most once, in an A or in a B labeled *next*.
+        Yields the pairs whose A comes from document `index`. After a random B, the next chunk starts with the
+        sentences that B replaced. Except in random Bs, each sentence is used at most once.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -109,8 +109,8 @@ class PairMaker:
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
-        Returns sentences of a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original takes B from A's document if ten draws in a row pick it.
+        Takes sentences from a different document, starting at a random sentence, until they have `length`
+        tokens or the document ends. The original uses A's document if it draws it ten times in a row.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -125,8 +125,8 @@ class PairMaker:
         """
         ### Cutting to length
 
-        A and B are whole sentences, so together they can be too long. Then we remove one token at a time from
-        the longer text, randomly from its start or its end, so that the last tokens aren't always the ones lost.
+        A and B consist of whole sentences, so a pair can be too long. Until it fits, we drop the first or the
+        last token of the longer text. A coin flip decides which, so we don't always lose the last tokens.
         """
         first, second = list(a), list(b)
         while len(first) + len(second) > self.max_length - 3:
@@ -160,7 +160,7 @@ class BertOnlyNSPHead(nn.Module):
     """
     ## The head
 
-    A linear layer with $2D + 2$ parameters maps the pooled vector to two logits. The pooler is in `bert.py`.
+    A linear layer ($2D + 2$ parameters) maps the pooled vector $p$ to two logits. The pooler is in `bert.py`.
     """
 
     def __init__(self, hidden_size: int):
@@ -181,7 +181,7 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     Returns the mean cross-entropy of the labeled pairs, in nats. `logits` is `(B, 2)`, and `labels` is `(B)`.
     As in `transformers`, pairs labeled -100 don't count. (Label 0 does count: it means *next*, not padding.)
     By default, the loss is 0, not NaN, if no pair is labeled. For a micro-batch, pass the number of labeled
-    pairs in the whole batch as `num_pairs_in_batch`, so that the losses of the micro-batches add up.
+    pairs in the whole batch as `num_pairs_in_batch`, so that the micro-batch losses add up to the batch loss.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
