@@ -305,7 +305,7 @@ class BertModel(nn.Module):
     ) -> BertModelOutput:
         """
         The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens (the default), 0 for padding.
-        `output_positions`, `(B, P)`, lists the positions whose vectors you need, by default all. The pooler
+        `output_positions`, `(B, P)`, lists the positions whose vectors you need (all by default). The pooler
         always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
@@ -417,7 +417,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors at `positions`, `(B, P)`, as `(B, P, D)`. The last layer needs no other queries."""
+    """Returns `(B, P, D)`, the vectors at `positions`, `(B, P)`. The last layer needs only their queries."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 

@@ -262,7 +262,7 @@ class ModernBertModel(nn.Module):
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
         Local windows depend on the indices in the row, not on `position_ids`. `output_positions`, `(B, P)`,
-        lists the positions whose vectors you need, by default all. Returns `(B, T, D)` or `(B, P, D)`.
+        lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
 
         Raises `ValueError` if the mask is additive or has the wrong shape.
         """

@@ -110,7 +110,7 @@ class PairMaker:
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Takes sentences from a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original uses A's document if it draws it ten times in a row.
+        tokens or the document ends. The original uses A's document after drawing it ten times in a row.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]

@@ -31,7 +31,7 @@ def test_the_numbers_in_the_text() -> None:
     assert re.findall(r"1 of (\d+)", CHAPTER) == [str(len(STEPS))]
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"the bodies of {len(STEPS)} functions removed" in readme
-    assert f"After the first {len(STEPS_TO_TRAIN)}, you can train" in readme
+    assert f"After the first {len(STEPS_TO_TRAIN)} functions, you can train" in readme
 
 
 def test_each_definition_that_is_a_step_links_to_the_chapter() -> None:
