@@ -103,7 +103,7 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines for `rotate`, with the first
-    half of the sines negated. Both have shape `(B, 1, 1, T, d)`: queries, keys and all heads share them.
+    half of the sines negated. Both have shape `(B or 1, 1, 1, T, d)`: queries, keys and all heads share them.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -433,7 +433,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the maximum number per row. Rows
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the most that any row has. Rows
     with fewer are padded with unlabeled positions. The last layer computes vectors only at these positions.
     """
     is_labeled = labels != -100  # (B, T)
