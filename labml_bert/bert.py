@@ -52,13 +52,13 @@ class BertEmbeddings(nn.Module):
     ## Embeddings
 
     Attention ignores the order of its input vectors, so each vector has to encode a position in addition
-    to a token and a segment (A or B). BERT learns an embedding table for each and adds up one row per table:
+    to a token and a segment (A or B). BERT learns three embedding tables and adds up one row from each:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    All rows have $D$ elements. Training decides how their sum encodes token, position and segment.
+    All rows have $D$ elements. Training decides how their sum encodes the token, position and segment.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        Queries come from `query_states`, keys and values from `hidden_states`. Usually, these two are
-        the same tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to.
-        Returns the context, `(B, P, D)`, and the attention weights before dropout, `(B, H, P, T)`, or `None`.
+        The queries come from `query_states`; the keys and values come from `hidden_states`. Usually, these
+        are the same tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to.
+        Returns the context, `(B, P, D)`, and the weights before dropout, `(B, H, P, T)`, if you ask for them.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -172,7 +172,7 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    After attention has mixed the vectors, this layer projects each one to width $I$ and applies the GELU:
+    After attention has mixed the vectors, this layer projects each one to width $I$ and applies a GELU:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns the vectors, `(B, T, D)` or `(B, P, D)`, and all layers' attention weights, or `None`."""
+        """Returns the vectors, `(B, T, D)` or `(B, P, D)`, and all layers' attention weights (or `None`)."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -253,8 +253,8 @@ class BertPooler(nn.Module):
     ## The pooler
 
     The pooler returns one vector for the whole sequence: it applies a dense layer and a tanh to the vector of
-    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as that of next
-    sentence prediction. A model trained only with the masked LM loss needs no pooler.
+    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as the next
+    sentence prediction loss. A model trained only with the masked LM loss needs no pooler.
     """
 
     def __init__(self, config: BertConfig):
@@ -304,9 +304,9 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens (the default), 0 for padding.
-        `output_positions`, `(B, P)`, lists the positions whose vectors you need (all by default). The pooler
-        always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens (the default) and 0 for
+        padding. `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
+        pooler always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
@@ -330,8 +330,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
 
     Weights are drawn from a normal distribution with a standard deviation of `std`, truncated at twice `std`.
     Biases start at 0. LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would
-    initialize embeddings with a standard deviation of 1. If such an embedding were also the output layer, the
-    loss could start at many times $\ln V$, the loss of a uniform prediction.
+    initialize embeddings with a standard deviation of 1. If such an embedding table were also the output
+    layer, the loss could start at many times $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py`, in
     [google-research/bert](https://github.com/google-research/bert).
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half the pairs match by design, a tenth of the rest by chance, so "always equal" scores about 55%.
+        # Half the pairs match by design and a tenth of the rest by chance: "always equal" scores about 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -417,12 +417,12 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns `(B, P, D)`, the vectors at `positions`, `(B, P)`. The last layer needs only their queries."""
+    """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`. The last layer needs no other queries."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
+    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -10,8 +10,8 @@ $$\mathcal L = -\log \operatorname{softmax}(W p + b)_y$$
 Here $p$ is BERT's vector for the pair; $y$ is the label (0: *next*, 1: *random*); $W$ and $b$ are learned.
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
-4.2). [ALBERT](https://arxiv.org/abs/1909.11942) argues that it's too easy: a change of topic gives the
-answer away. But models that read two texts still use much the same input format.
+4.2). The [ALBERT](https://arxiv.org/abs/1909.11942) paper argues that it's too easy: a change of topic gives
+the answer away. But models that read two texts still use much the same input format.
 
 This file needs only PyTorch, so you can copy it into your own project. Letters stand for sizes: `B` (pairs
 in the batch), `T` (tokens in the longest pair) and `D` (hidden size).
@@ -60,9 +60,9 @@ class PairMaker:
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
-    If `True`, as in the original, a chunk can be a single sentence. That sentence becomes A and gets a random
-    B, so the fraction of random pairs can exceed `random_next_prob`. If `False`, every chunk has at least
-    two sentences, and a single sentence that's left over at the end of a document isn't used.
+    If `True`, as in Google's code, a chunk can be a single sentence. That sentence becomes A and gets a
+    random B, so the fraction of random pairs can exceed `random_next_prob`. If `False`, every chunk has at
+    least two sentences, and a single sentence that's left over at the end of a document isn't used.
     """
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class PairMaker:
         ### One document
 
         Yields the pairs whose A comes from document `index`. After a random B, the next chunk starts with the
-        sentences that B replaced. Except in random Bs, each sentence is used at most once.
+        sentences that B replaced. Not counting random Bs, each sentence is used at most once.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -103,14 +103,14 @@ class PairMaker:
             yield self.assemble(a, b, label, generator)
 
     def target_length(self, generator: random.Random) -> int:
-        """Draws a target length for A and B together. As in the original, a document's pairs all share it."""
+        """Draws a target length for A and B together. As in Google's code, a document's pairs share it."""
         most = self.max_length - 3
         return generator.randint(2, most) if generator.random() < self.short_seq_prob else most
 
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Takes sentences from a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. The original uses A's document after drawing it ten times in a row.
+        tokens or the document ends. Google's code uses A's own document if ten draws in a row all return it.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -193,7 +193,7 @@ def main() -> None:
     ## Try it
 
     `python nsp.py` trains a toy model to tell *next* from *random*. Each document has its own five words, so
-    A and a random B have no word in common. The model only has to compare the mean vectors of A and B.
+    A and a random B have no words in common. The model only has to compare the mean vectors of A and B.
     """
     torch.manual_seed(0)
     rng = random.Random(0)
