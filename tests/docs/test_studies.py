@@ -9,6 +9,7 @@ import pytest
 
 from docs.figures import studies
 from docs.figures.studies import (
+    final_losses,
     pairs_table,
     read_study,
     study_chart,
@@ -164,3 +165,28 @@ def test_an_incomplete_study_is_an_error(write: Any, tmp_path: Path) -> None:
     (tmp_path / "claims" / "small.json").unlink()
     with pytest.raises(PageError, match="the study small is not finished"):
         study_table("small")
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "least", "most"),
+    [
+        ("positions-by-length", "64", 0.7, 0.1),
+        ("positions-by-length", "256", 0.3, 0.1),
+        ("positions-by-text", "words", 0.9, 0.3),
+        ("positions-by-text", "word pieces", 0.9, 0.3),
+        ("positions-by-text", "characters of tiny Shakespeare", 0.9, 0.1),
+        ("positions-by-text", "characters of Python source code", 0.9, 0.1),
+    ],
+)
+def test_rotary_positions_leave_the_plateau_in_every_setting(
+    name: str, setting: str, least: float, most: float
+) -> None:
+    """
+    What `stuck.md` says in words: how much lower every rotary run ends than every other one, and how little
+    the loss of the others falls in the second half of their runs.
+    """
+    study = read_study(name)
+    learned, rotary = (final_losses(study, f"{setting}: {kind}") for kind in ("learned", "rotary"))
+    assert max(rotary) < min(learned) - least
+    for row in study.of(f"{setting}: learned"):
+        assert row["curve"][len(row["curve"]) // 2][1] - row["curve"][-1][1] < most
