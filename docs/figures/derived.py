@@ -138,7 +138,7 @@ def with_std(record: Record, task: str, labels: int, arm: str) -> str:
 def gain(record: Record, task: str, labels: int, over: str, arm: str = "pretrained") -> str:
     """The mean accuracy of a method minus that of another, in percentage points, with its 95% interval."""
     interval = difference(accuracies(record, task, labels, arm), accuracies(record, task, labels, over))
-    middle, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in interval)
+    middle, low, high = (f"{100 * value:.1f}".replace("-", "−") for value in interval)
     return f"{middle} points (95% CI {low} to\N{NO-BREAK SPACE}{high})"
 
 

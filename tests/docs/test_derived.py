@@ -92,7 +92,7 @@ def test_the_difference_between_two_methods() -> None:
     assert with_std(comparison(), "package", 100, "pretrained") == "52.0% ± 2.0"
     # Welch's interval with 4 degrees of freedom: 2.776 times the root of 2 * 0.02 ** 2 / 3.
     half_width = 100 * 2.776 * math.sqrt(2 * 0.02**2 / 3)
-    expected = f"+30.0 points (95% CI {30 - half_width:+.1f} to\N{NO-BREAK SPACE}{30 + half_width:+.1f})"
+    expected = f"30.0 points (95% CI {30 - half_width:.1f} to\N{NO-BREAK SPACE}{30 + half_width:.1f})"
     assert gain(comparison(), "package", 100, "from scratch") == expected
     assert gain(comparison(), "package", 100, "pretrained", "from scratch").startswith("−30.0 points")
     with pytest.raises(PageError, match="no 'bag of words' with 100 labels"):
