@@ -105,10 +105,8 @@ class Claim(Analysis):
         decision = evidence.decision()
         if decision == "no difference":
             return f"no difference larger than {delta_with_unit(self)}"
-        more = evidence.missing_seeds() if decision == "inconclusive" else None
-        if more is None:
-            return decision
-        return f"{decision}, about {more} more seed{'' if more == 1 else 's'} needed"
+        needed = evidence.needed_seeds() if decision == "inconclusive" else None
+        return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 
 def rows_of_comparison(record: Record) -> list[Row]:
@@ -152,6 +150,11 @@ def is_percentage(metric: str) -> bool:
     return metric.split()[0] in PERCENTAGES
 
 
+def ratio_digits(ratio: float) -> int:
+    """Two decimals for a ratio near 1, where the first one may not show on which side of 1 an end is."""
+    return 2 if 0.5 < ratio < 2 else 1
+
+
 def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
     """How much better, and the confidence interval, with their unit."""
     if effect.gain is None:
@@ -167,7 +170,8 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
     if effect.at_most:
         return f"≤ {middle:.1f} ×", f"{high:.1f} × or less"
-    return f"{middle:.1f} ×", f"{low:.1f} × to\N{NO-BREAK SPACE}{high:.1f} ×"
+    digits = ratio_digits(middle)
+    return f"{middle:.{digits}f} ×", f"{low:.{digits}f} × to\N{NO-BREAK SPACE}{high:.{digits}f} ×"
 
 
 def in_words(effect: Effect, metric: str) -> str:
@@ -185,7 +189,8 @@ def in_words(effect: Effect, metric: str) -> str:
         return f"at least {low:.1f} times (95% confidence; on average, at least {middle:.1f})"
     if effect.at_most:
         return f"at most {high:.1f} times (95% confidence; on average, at most {middle:.1f})"
-    return f"{middle:.1f} times (95% CI {low:.1f} to {high:.1f})"
+    digits = ratio_digits(middle)
+    return f"{middle:.{digits}f} times (95% CI {low:.{digits}f} to {high:.{digits}f})"
 
 
 def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False) -> str:

@@ -127,9 +127,10 @@ def footnote(study: Claim) -> str:
     assert study.record is not None
     tokens = study.entry["options"]["tokens"]
     budgets = sorted({arm.get("tokens", tokens) for arm in study.entry["arms"].values()})
+    budget = " or ".join(f"{n:,}" for n in budgets)
     return (
-        f"{len(study.of(study.arms[0]))} seeds per variant, {' or '.join(f'{n:,}' for n in budgets)} tokens per "
-        f"run. Cost: {cost(study)}. {describe_check(study.record)}\n\n"
+        f"{len(study.of(study.arms[0]))} seeds per variant, {budget} tokens per run. "
+        f"Cost: {cost(study)}. {describe_check(study.record)}\n\n"
         f"```sh\npython experiments/claims/claims.py {study.entry['name']}\n```"
     )
 

@@ -222,8 +222,11 @@ class Analysis:
             return "inconclusive"
         return decide(interval, self.delta())
 
-    def missing_seeds(self) -> int | None:
-        """Estimates how many more seeds would decide. `None` if that is unknown or more than `MOST_SEEDS`."""
+    def needed_seeds(self) -> int | None:
+        """
+        Estimates how many fresh seeds would decide, those of this analysis included if they are fresh. `None`
+        if that is unknown or more than `MOST_SEEDS`.
+        """
         test, effect = self.primary(), self.effect(self.primary())
         if test["metric"] in ("failed", "stable_learning_rate"):
             return None
@@ -231,4 +234,4 @@ class Analysis:
         if samples is None or effect.at_least or effect.at_most:
             return None
         needed = seeds_needed(*samples, self.delta())
-        return None if needed is None else max(needed - len(samples[0]), 1)
+        return None if needed is None else max(needed, len(samples[0]) + 1)

@@ -3,8 +3,8 @@ r"""
 
 Some claims about BERT are repeated far more often than they're tested. Which of them hold for models that a
 laptop can train? Each claim is an entry in `claims.toml`: the sentence, its source, the arms to compare, and
-the metric to compare them by. All of this was written down before the first run. [The claims
-page](../../claims.md) computes the verdicts.
+the metric to compare them by. [The claims page](../../claims.md) computes the verdicts, and says what was
+changed after which runs.
 
     python experiments/claims/claims.py --list
     python experiments/claims/claims.py short-to-long

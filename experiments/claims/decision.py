@@ -8,7 +8,7 @@ interval, and the interval decides:
   is an equivalence test (two one-sided tests);
 - otherwise, the claim *holds* if the whole interval is on its side of zero;
 - it *fails* if the whole interval is on the other side;
-- otherwise, the claim is *inconclusive*, and we estimate how many more seeds would decide it.
+- otherwise, the claim is *inconclusive*, and we estimate how many seeds would decide it.
 
 Seeds are expensive, so we look at the results after 3, 5, 8 and 12 of them, and stop at a decision. Every
 look is another chance to be wrong. So the intervals of the rule have a level of 98.2% instead of 95%. A test
@@ -114,8 +114,7 @@ def decide(effect: Interval, delta: float) -> str:
     `effect` is an interval at `RULE_LEVEL`, positive if the claim is right. Returns `holds`, `fails`, `no
     difference` or `inconclusive`.
     """
-    # Rounding must not decide where an end of the interval is exactly delta.
-    if max(-effect.low, effect.high) <= delta + 1e-9:
+    if -delta < effect.low and effect.high < delta:
         return "no difference"
     if effect.low > 0:
         return "holds"
