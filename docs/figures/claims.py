@@ -215,8 +215,8 @@ def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False)
 
 
 def row(claim: Claim) -> str:
-    """What is claimed, and who says so, as Markdown."""
-    return f"**The claim.** {claim.entry['sentence']} *Source:* {claim.entry['source']}"
+    """What is claimed, as Markdown."""
+    return f"**The claim.** {claim.entry['sentence']}"
 
 
 def metric_name(test: dict[str, Any]) -> str:
@@ -400,7 +400,7 @@ def details(claim: Claim) -> str:
     comparisons, the variants, the cost and the command.
     """
     entry = claim.entry
-    parts = [f"**How we tested it.** {entry['question']}"]
+    parts = [f"**Source.** {entry['source']}", f"**How we tested it.** {entry['question']}"]
     folded = [variants(claim)]
     if claim.is_finished():
         parts.append(

@@ -227,7 +227,8 @@ def test_a_run_that_ends_in_nan_decides_nothing(tmp_path: Path) -> None:
 def test_a_page_without_a_record(figure: str, tmp_path: Path) -> None:
     claim = written(tmp_path, None, figure)
     assert claim.verdict() == "not run yet"
-    assert claims.row(claim) == "**The claim.** It is. *Source:* [Somebody](https://example.org)."
+    assert claims.row(claim) == "**The claim.** It is."
+    assert claims.details(claim).startswith("**Source.** [Somebody](https://example.org).")
     assert claims.drawing(claim).startswith("<!--")
     assert "0 of 3" in claims.details(claim) and "about 5 minutes" in claims.details(claim)
 
