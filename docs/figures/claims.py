@@ -174,10 +174,11 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
     return f"{middle:.{digits}f} ×", f"{low:.{digits}f} × to\N{NO-BREAK SPACE}{high:.{digits}f} ×"
 
 
-def in_words(effect: Effect, metric: str) -> str:
+def in_words(effect: Effect, metric: str, unit: str = "") -> str:
     """
     The gain of a test as prose quotes it: a number of times, percentage points, or nats. It has no plus sign,
-    because a sentence says "improves the loss by 0.2 nats".
+    because a sentence says "improves the loss by 0.2 nats". `unit` comes after the number of times, as in
+    "2.5 times as many tokens (95% CI 1.5 to 4.0)".
     """
     gain, interval = gain_and_interval(effect, metric)
     if effect.gain is None or (effect.at_least and effect.at_most):
@@ -186,17 +187,18 @@ def in_words(effect: Effect, metric: str) -> str:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
     if effect.at_least:
-        return f"at least {low:.1f} times (95% confidence; on average, at least {middle:.1f})"
+        return f"at least {low:.1f} times{unit} (95% confidence; on average, at least {middle:.1f})"
     if effect.at_most:
-        return f"at most {high:.1f} times (95% confidence; on average, at most {middle:.1f})"
+        return f"at most {high:.1f} times{unit} (95% confidence; on average, at most {middle:.1f})"
     digits = ratio_digits(middle)
-    return f"{middle:.{digits}f} times (95% CI {low:.{digits}f} to {high:.{digits}f})"
+    return f"{middle:.{digits}f} times{unit} (95% CI {low:.{digits}f} to {high:.{digits}f})"
 
 
-def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False) -> str:
+def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False, unit: str = "") -> str:
     """
     The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`; by
     default, it's the primary endpoint. With `opposite`, it's how much higher a loss is, not how much lower.
+    `unit` is what a number of times counts.
 
     Raises `PageError` if the claim has no such test.
     """
@@ -209,7 +211,7 @@ def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False)
             if opposite and effect.gain is not None:
                 middle, low, high = effect.gain
                 effect = effect._replace(gain=Interval(-middle, -high, -low))
-            return in_words(effect, test["metric"])
+            return in_words(effect, test["metric"], f" {unit}" if unit else "")
     names = "; ".join(test["says"] for test in claim.entry["tests"])
     raise PageError(f"the claim {claim.entry['name']!r} has no test {says!r}; it has {names}")
 

@@ -239,7 +239,9 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "claim_figure": lambda name: claims.drawing(claims.read_claim(name)),
         "claim_details": lambda name: claims.details(claims.read_claim(name)),
         "verdict": lambda name: claims.read_claim(name).verdict(),
-        "measured": lambda name, says: claims.describe_gain(claims.read_claim(name), says),
+        "measured": lambda name, says, unit="": claims.describe_gain(
+            claims.read_claim(name), says, unit=unit
+        ),
         "increase": lambda name, says: claims.describe_gain(claims.read_claim(name), says, opposite=True),
         "primary": lambda name: claims.describe_gain(claims.read_claim(name)),
         "claims_hours": claims.hours,

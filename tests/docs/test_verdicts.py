@@ -120,6 +120,7 @@ def test_fresh_seeds_decide_over_pilots(tmp_path: Path) -> None:
         assert claim.verdict() == expected
     assert claim.describe_seeds() == "3 fresh seeds"
     assert "0.62 times (95% CI 0.58 to 0.67)" in claims.describe_gain(claim)
+    assert claims.describe_gain(claim, unit="as long") == "0.62 times as long (95% CI 0.58 to 0.67)"
     assert "98.2% CI" in claims.details(claim) and "with 3 fresh seeds" in claims.details(claim)
     assert claims.describe_gain(claim, "lower").startswith("0.5"), "the pilots show the exploratory effects"
 
