@@ -259,8 +259,8 @@ class Results:
     def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
         """Times a step of each arm at each of its sequence lengths, all of them in turn."""
         steps: dict[str, Callable[[], object]] = {}
+        first = self.claim.first_seeds()[0]
         for arm in self.claim.arms:
-            first = self.claim.first_seeds()[0]
             row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == first)
             run = prepare(self.claim.job, row["options"], 0, self.device)
             for length in sorted({length for _, length in row["lengths"]}):
