@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults coverage site serve test-site records readme claims lint format clean fuzz
+.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -16,7 +16,7 @@ train: $(VENV)/.run
 # that it pretrains for two minutes, once. For a second classifier: make classifier ARGS="--output another"
 LABELS ?= labels.csv
 classifier: $(VENV)/.baselines
-	@$(BIN)/python -m labml_bert.classify check "$(LABELS)" >/dev/null
+	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier --check-only $(ARGS)
 	@test -n "$(FROM)" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
 	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier \
 		--from "$(or $(FROM),$$(dirname $$(ls -d logs/bert_tiny/*/model | tail -n 1)))" $(ARGS)
@@ -63,6 +63,13 @@ faults: $(VENV)/.test
 	$(BIN)/python -m tests.tools.faults $(ARGS)
 	$(BIN)/python -m tests.tools.power_loss $(ARGS)
 
+# Changes each line of the models and of the training loop in many ways, and checks that a test notices. Takes hours;
+# goes on where it was stopped. For a single file: make mutation ARGS="labml_bert.nsp*"
+mutation: $(VENV)/.test
+	$(INSTALL) --editable '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2 $(ARGS)
+	$(BIN)/mutmut results
+
 # Lines and branches of the package that the tests run, in processes that they start too.
 coverage: $(VENV)/.test
 	$(BIN)/coverage erase
@@ -103,7 +110,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build site docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build site mutants docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -235,6 +235,8 @@ def train_command(options: argparse.Namespace) -> None:
         )
     check_numbers(options)
     texts = read_labeled_texts(options.file)
+    if options.check_only:
+        return
     folder = options.source or newest_run(Path("logs"))
     # The head starts with random weights.
     torch.manual_seed(options.seed)
@@ -379,6 +381,7 @@ def main(argv: list[str] | None = None) -> None:
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
     train.add_argument("--seed", type=int, default=0, help="decides the split and the order (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
+    train.add_argument("--check-only", action="store_true", help="check file and arguments, don't train")
     use = commands.add_parser("predict", help="predict the labels of texts")
     use.set_defaults(run=predict_command)
     use.add_argument("model", type=Path, help="folder of a classifier")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from labml_bert.bert import BertConfig, BertModel, Dropout
+from labml_bert.bert import BertConfig, BertModel, Dropout, cast_once, written_out_is_faster
 from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 
@@ -340,3 +340,37 @@ def test_masked_lm_positions_are_the_labeled_ones() -> None:
     assert labels.gather(1, positions).tolist() == [[5, 6], [7, -100], [-100, -100]]
     assert masked_lm_positions(labels[2:]).shape == (1, 0)
     assert masked_lm_positions(labels[:0]).shape == (0, 0)
+
+
+def test_each_dropout_layer_acts_in_training_and_only_then() -> None:
+    """Including the one on the attention weights, which the fused kernel applies itself."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(small_config(), hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2)
+    model, ids = BertModel(config), torch.randint(1, 50, (2, 7))
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
+    assert len(layers) == 1 + 3 * config.num_hidden_layers
+    for name, layer in layers.items():
+        assert layer.p == (0.2 if name.endswith("self.dropout") else 0.3)
+        layer.p = 0.0
+    for name, layer in layers.items():
+        layer.p = 0.5
+        first, second = (model.train()(ids).last_hidden_state for _ in range(2))
+        assert not torch.equal(first, second), name
+        first, second = (model.eval()(ids).last_hidden_state for _ in range(2))
+        assert torch.equal(first, second), name
+        layer.p = 0.0
+
+
+def test_the_fused_kernel_is_avoided_only_where_it_is_slow() -> None:
+    q = torch.zeros(1, 1, 2, 4)
+    assert not written_out_is_faster(q, 0.0)
+    assert written_out_is_faster(q, 0.1)
+    assert written_out_is_faster(q.bfloat16(), 0.0)
+    assert not written_out_is_faster(q.bfloat16().to("meta"), 0.1)
+
+
+def test_autocast_casts_the_embeddings_once() -> None:
+    x = torch.zeros(2)
+    assert cast_once(x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cast_once(x).dtype == torch.bfloat16

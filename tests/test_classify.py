@@ -286,13 +286,28 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
         )
         return (tmp_path / "calls").read_text().splitlines()
 
-    check = "-m labml_bert.classify check labels.csv"
-    train = "-m labml_bert.classify train labels.csv --output classifier --from logs/bert_tiny/b"
+    arguments = "-m labml_bert.classify train labels.csv --output classifier"
+    check, train = f"{arguments} --check-only", f"{arguments} --from logs/bert_tiny/b"
     assert make("FROM=my_bert") == [check, train.replace("logs/bert_tiny/b", "my_bert")]
-    assert make("LABELS=bad.csv") == ["-m labml_bert.classify check bad.csv"]
+    assert make("LABELS=bad.csv") == [check.replace("labels.csv", "bad.csv")]
     assert make() == [check, "experiments/bert_tiny.py --minutes 2", train]
     (tmp_path / "logs" / "bert_tiny" / "a" / "model").mkdir(parents=True)
-    assert make("ARGS=--epochs 2") == [check, f"{train} --epochs 2"]
+    assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
+
+
+def test_the_check_refuses_a_folder_with_files_and_needs_no_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # There's no run in `logs`.
+    words = ["train", str(write_csv(tmp_path / "labels.csv", yes_or_no(40))), "--check-only", "--output"]
+    classify.main([*words, "new"])
+    assert not Path("new").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit) as exit_info:
+        classify.main([*words, "old"])
+    assert exit_info.value.code == 2
+    assert "old exists and is not an empty folder" in capsys.readouterr().err
 
 
 def test_the_header_warns_of_a_text_with_two_labels(
