@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from labml_bert.checks import LARGEST_VALUES
 from labml_bert.data.text_files import find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
@@ -95,6 +96,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--lowercase", action="store_true", help="lower-case the text and strip accents")
     options = parser.parse_args(argv)
     with exit_on_bad_input():
+        if options.vocab_size > (most := LARGEST_VALUES["vocab_size"]):
+            raise ValueError(f"--vocab-size is {options.vocab_size}; it must be at most {most:,}")
         check_utf8(options.output)
         files = find_files(options.text)
         total = sum(file.stat().st_size for file in files)

@@ -181,6 +181,14 @@ def test_short_sequences(short_seq_prob: float) -> None:
     assert abs(short_fraction - short_seq_prob * 95 / 96) < 5 * math.sqrt(0.25 / 2000)
 
 
+def test_a_random_segment_fills_only_the_rest_of_the_target_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [[[100 * d + i] for i in range(60)] for d in range(1, 4)]  # Each sentence is a single token.
+    monkeypatch.setattr(PairMaker, "target_length", lambda self, generator: 6)
+    pairs = list(PairMaker(texts, CLS, SEP, 30)(random.Random(0)))
+    lengths = [len(pair.input_ids) - 3 for pair in pairs if pair.next_sentence_label == IS_RANDOM]
+    assert len(lengths) > 5 and max(lengths) == 6
+
+
 def test_the_defaults_are_those_of_the_original() -> None:
     """By default, 128 tokens, a tenth of the documents short, and half of the pairs random."""
     texts = [[[7] * 60] * 40] * 2

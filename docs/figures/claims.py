@@ -9,6 +9,7 @@ page shows their effects, but the verdict ignores them.
 
 import json
 import math
+import re
 import statistics
 import tomllib
 from pathlib import Path
@@ -458,7 +459,7 @@ def variants(claim: Claim) -> str:
             f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "rate_of"
         )
         points = [] if entry.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
-        tuning = ", ".join(f"`{key}` {value:g}" for point in points for key, value in point.items())
+        tuning = ", ".join(f"{name_of(key)} {value:g}" for point in points for key, value in point.items())
         if "rate_of" in options:
             tuning += f"{', ' if tuning else ''}taken from “{cell(claim.label(options['rate_of']))}”"
         cells = "".join(f" {mean_with_interval(claim.values(arm, metric), metric)} |" for metric in metrics)
@@ -471,6 +472,11 @@ def variants(claim: Claim) -> str:
         f"{wide(table)}\n{arrivals(claim)}{budget[0].upper()}{budget[1:]}. Cost: {cost(claim)}.{note}"
         f"\n\n```sh\n{command}\n```"
     )
+
+
+def name_of(text: str, template: str = "`{0}`") -> str:
+    """A name from a record, as code or as a link. Any other text is escaped instead."""
+    return template.format(text) if re.fullmatch(r"[\w-]+", text) else cell(text)
 
 
 def arrivals(claim: Claim) -> str:
@@ -522,7 +528,7 @@ def cost(claim: Claim) -> str:
     if shared:
         # Claims have sections on one page; studies don't.
         template = "[{0}](#{0})" if "primary" in claim.entry else "`{0}`"
-        links = ", ".join(template.format(name) for name in shared)
+        links = ", ".join(name_of(name, template) for name in shared)
         result += f", not counting the runs that are also part of {links}"
     return result
 

@@ -5,22 +5,62 @@
 
 const FORMAT = 2;
 const CONFIGS = {
-  bert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings"],
+  bert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+    "type_vocab_size"],
   modernbert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings",
     "global_attn_every_n_layers", "local_attention"],
 };
+// Numbers above zero.
+const NUMBERS = { bert: ["layer_norm_eps"], modernbert: ["norm_eps", "global_rope_theta", "local_rope_theta"] };
 const is_count = (value) => Number.isInteger(value) && value > 0 && value < 2 ** 31;
 const is_object = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const is_point = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite);
+
+// The names and shapes of the parameters that a config asks for. The decoder has no matrix of its own.
+function shapes_of({ model_type, vocab_size: V, hidden_size: D, intermediate_size: I, ...config }) {
+  const linear = (name, outputs, inputs) => [[`${name}.weight`, [outputs, inputs]], [`${name}.bias`, [outputs]]];
+  const norm = (name) => [[`${name}.weight`, [D]], [`${name}.bias`, [D]]];
+  const layers = Array.from({ length: config.num_hidden_layers }, (_, i) => i);
+  if (model_type === "bert") {
+    const of_layer = (layer) => [
+      ...["query", "key", "value"].flatMap((name) => linear(`${layer}.attention.self.${name}`, D, D)),
+      ...linear(`${layer}.attention.output.dense`, D, D), ...norm(`${layer}.attention.output.LayerNorm`),
+      ...linear(`${layer}.intermediate.dense`, I, D),
+      ...linear(`${layer}.output.dense`, D, I), ...norm(`${layer}.output.LayerNorm`),
+    ];
+    return [
+      ["bert.embeddings.word_embeddings.weight", [V, D]],
+      ["bert.embeddings.position_embeddings.weight", [config.max_position_embeddings, D]],
+      ["bert.embeddings.token_type_embeddings.weight", [config.type_vocab_size, D]],
+      ...norm("bert.embeddings.LayerNorm"),
+      ...layers.flatMap((i) => of_layer(`bert.encoder.layer.${i}`)),
+      ...linear("cls.predictions.transform.dense", D, D), ...norm("cls.predictions.transform.LayerNorm"),
+      ["cls.predictions.bias", [V]],
+    ];
+  }
+  const of_layer = (layer, i) => [
+    ...(i ? [[`${layer}.attn_norm.weight`, [D]]] : []),
+    [`${layer}.attn.Wqkv.weight`, [3 * D, D]], [`${layer}.attn.Wo.weight`, [D, D]],
+    [`${layer}.mlp_norm.weight`, [D]], [`${layer}.mlp.Wi.weight`, [2 * I, D]], [`${layer}.mlp.Wo.weight`, [D, I]],
+  ];
+  return [
+    ["model.embeddings.tok_embeddings.weight", [V, D]], ["model.embeddings.norm.weight", [D]],
+    ...layers.flatMap((i) => of_layer(`model.layers.${i}`, i)),
+    ["model.final_norm.weight", [D]], ["head.dense.weight", [D, D]], ["head.norm.weight", [D]], ["decoder.bias", [V]],
+  ];
+}
 
 // What is wrong with an arm, or nothing.
 function fault_of_arm(arm, tokens) {
   if (!is_object(arm) || !is_object(arm.config)) return "it has no config";
   const { config, dtype, tensors, curve } = arm;
   if (!Object.hasOwn(CONFIGS, config.model_type)) return `its model_type is ${config.model_type}`;
-  const wrong = CONFIGS[config.model_type].find((name) => !is_count(config[name]));
+  const wrong = CONFIGS[config.model_type].find((name) => !is_count(config[name])) ??
+    NUMBERS[config.model_type].find((name) => !(Number.isFinite(config[name]) && config[name] > 0));
   if (wrong) return `its ${wrong} is ${config[wrong]}`;
   if (config.hidden_size % config.num_attention_heads) return "its hidden size isn't divisible by its heads";
+  const is_odd = (config.hidden_size / config.num_attention_heads) % 2;
+  if (is_odd && config.model_type === "modernbert") return "its heads have an odd width, so RoPE can't pair their numbers";
   for (const name of ["hidden_act", "hidden_activation"]) {
     if ((config[name] ?? "gelu") !== "gelu") return `its ${name} is ${config[name]}`;
   }
@@ -29,7 +69,13 @@ function fault_of_arm(arm, tokens) {
   if (!Array.isArray(curve) || !curve.every(is_point)) return "its curve isn't a list of points";
   const is_tensor = (one) => typeof one?.name === "string" && Array.isArray(one.shape) && one.shape.length < 3 && one.shape.every(is_count);
   if (!Array.isArray(tensors) || !tensors.every(is_tensor)) return "its tensors aren't names and shapes";
-  return null;
+  const found = new Map(tensors.map(({ name, shape }) => [name, String(shape)]));
+  // Before the shapes of a billion layers are listed.
+  if (config.num_hidden_layers > tensors.length) return `it has too few tensors for ${config.num_hidden_layers} layers`;
+  const shapes = shapes_of(config);
+  const other = shapes.find(([name, shape]) => found.get(name) !== String(shape));
+  if (other) return `its ${other[0]} isn't ${other[1].join(" by ")}`;
+  return found.size === shapes.length && tensors.length === shapes.length ? null : "it has tensors that the model doesn't";
 }
 
 function fault(card) {

@@ -281,15 +281,16 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     if min(tokens) == 0:
         raise ValueError(f"{folder} has no held-out text; the text is short, so use it without preparing it")
     digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
+    damage = f"the token files in {folder} are damaged; delete the folder and prepare it again"
+    if not ((folder / TRAIN).is_file() and (folder / VALID).is_file()):
+        raise ValueError(damage)
     with open(folder / TRAIN, "rb") as train, open(folder / VALID, "rb") as valid:
         for block in blocks:
             data = train.read(block.train_tokens * dtype.itemsize) + valid.read(
                 block.valid_tokens * dtype.itemsize
             )
             if hashlib.sha256(data).hexdigest() != block.sha256:
-                raise ValueError(
-                    f"the token files in {folder} are damaged; delete the folder and prepare it again"
-                )
+                raise ValueError(damage)
             digest.update(block.sha256.encode())
     train_ids, valid_ids = (
         torch.from_file(str(folder / name), size=size, dtype=dtype)

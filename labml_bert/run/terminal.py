@@ -29,7 +29,14 @@ from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
-from labml_bert.stdout import console, display_path, is_ascii_only, print_error, printable
+from labml_bert.stdout import (
+    console,
+    display_path,
+    is_ascii_only,
+    print_error,
+    printable,
+    without_controls,
+)
 from labml_bert.training.checkpoint import CHECKPOINT
 from labml_bert.training.distributed import has_lost_another, is_first_to_fail, launcher, rank
 from labml_bert.training.trainer import NonFiniteLossError, Report
@@ -93,11 +100,13 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
             remedy = f"resume with --resume {display_path(path)}"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
-        path = find_path()
-        if path is not None and has_checkpoint(path) and has_lost_another(error):
+        if has_lost_another(error):
             # `torchrun` is about to end this process too.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            fail(f"another process of this run was killed; resume with --resume {display_path(path)}")
+            path, remedy = find_path(), "run the same command again"
+            if path is not None and has_checkpoint(path):
+                remedy = f"resume with --resume {display_path(path)}"
+            fail(f"another process of this run was killed; {remedy}")
         fail_for_memory(error)
 
 
@@ -118,7 +127,7 @@ def print_last(text: str) -> None:
     if console.quiet or sys.stdout is None:
         # Not with `print`: what stays in its buffer would change the exit code.
         with contextlib.suppress(OSError):
-            os.write(2, os.fsencode(text.replace("\n", "") + "\n"))
+            os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -47,6 +47,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
+# How long a process may take to save the run after `torchrun` was killed.
+SECONDS_TO_SAVE = 600
+
 
 def rank() -> int:
     """The rank of this process; 0 without `torchrun`."""
@@ -109,11 +112,14 @@ def init_process_group(device: torch.device) -> None:
 def stop_after_launcher(launcher_id: int) -> None:
     """
     Waits until `torchrun` ends. If it's killed, it can't stop the processes that it has started, so each one
-    sends SIGTERM to itself: they save the run and end.
+    sends SIGTERM to itself: they save the run and end. A process that waits for another one, which may be
+    gone, can't do that. It's ended after `SECONDS_TO_SAVE`.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_SAVE)
+    os._exit(1)
 
 
 def has_lost_another(error: BaseException) -> bool:

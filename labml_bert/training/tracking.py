@@ -36,6 +36,7 @@ from typing import Any
 
 from labml_bert.checksums import decode_line, encode_line, parse_json
 from labml_bert.files import append, open_to_append
+from labml_bert.stdout import without_controls
 
 METRICS = "metrics.jsonl"
 
@@ -140,7 +141,8 @@ class Tracker:
         except Exception as error:
             self.is_connected = False
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"labml failed ({reason}); metrics are only in {self.run_path / METRICS}", file=sys.stderr)
+            line = f"labml failed ({reason}); metrics are only in {self.run_path / METRICS}"
+            print(without_controls(line), file=sys.stderr)
 
 
 def server_url() -> str | None:

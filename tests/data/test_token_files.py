@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import signal
 import subprocess
@@ -46,6 +47,7 @@ from labml_bert.data.token_files import (
 )
 from labml_bert.data.tokenizers import encode_texts, save_tokenizer, split_lines, wordpiece_tokenizer
 from labml_bert.files import PART
+from tests.support.mutations import read_as_commands_do
 from tests.support.runs import SIZES, main_in_process, small_text
 from tests.support.tiny_run import assert_fails
 
@@ -354,6 +356,15 @@ def test_a_folder_that_does_not_fit_is_refused(
         action(tmp_path / "tokens", tokenizer, files)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_pipe_in_place_of_a_token_file_is_not_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Nobody writes to the pipe, so reading it would wait forever."""
+    corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    (tmp_path / "tokens" / "train.bin").unlink()
+    os.mkfifo(tmp_path / "tokens" / "train.bin")
+    assert read_as_commands_do(lambda: read_token_files(tmp_path / "tokens"), "are damaged") is None
+
+
 def test_a_text_without_held_out_pieces_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "text.txt").write_text("the cat sees the dog.")
     with pytest.raises(ValueError, match="no held-out text; the text is short"):
@@ -445,6 +456,7 @@ def test_prepare_and_train(
         (["empty"], "empty is not a file or a folder of files"),
         (["text", "--tokenizer", "text"], "no tokenizer at"),
         (["text", "--vocab-size", "3"], "is too small for the alphabet"),
+        (["text", "--vocab-size", "100000000000"], "it must be at most 10,000,000"),
         (["nothing.txt"], "there is no text to train a tokenizer on"),
         (["latin.txt", "--vocab-size", "200"], "latin.txt is not UTF-8"),
         (["text", "--output", "text"], "is not empty and has no tokenized text"),

@@ -70,6 +70,19 @@ def card_with(**changes: object) -> dict[str, Any]:
     return card
 
 
+def card_without(name: str) -> dict[str, Any]:
+    """Without a value of the configuration."""
+    card = card_with()
+    del card["arms"]["modern"]["config"][name]
+    return card
+
+
+def card_with_tensors(change: Callable[[list[dict[str, Any]]], object]) -> dict[str, Any]:
+    card = card_with()
+    change(card["arms"]["modern"]["tensors"])
+    return card
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("card", "reason"),
@@ -83,6 +96,19 @@ def card_with(**changes: object) -> dict[str, Any]:
         (card_with(vocab_size=116), "116 tokens instead of 115"),
         (card_with(mask_id=115), "no id of [MASK]"),
         (card_with(checkpoints=[]), "checkpoints don't fit"),
+        (card_without("norm_eps"), "its norm_eps is undefined"),
+        (card_with(global_rope_theta=-1), "its global_rope_theta is -1"),
+        (card_with(num_attention_heads=16), "its heads have an odd width"),
+        (card_with(num_hidden_layers=1), "has tensors that the model doesn't"),
+        (card_with(num_hidden_layers=3), "its model.layers.2.attn_norm.weight isn't 80"),
+        (card_with(num_hidden_layers=10**9), "too few tensors for 1000000000 layers"),
+        (card_with(hidden_size=40), "its model.embeddings.tok_embeddings.weight isn't 115 by 40"),
+        (card_with_tensors(list.pop), "its decoder.bias isn't 115"),
+        (
+            card_with_tensors(lambda tensors: tensors[0].update(name="x")),
+            "tok_embeddings.weight isn't 115 by",
+        ),
+        (card_with_tensors(lambda tensors: tensors.append(tensors[0])), "has tensors that the model doesn't"),
         ([], "it isn't an object"),
     ],
 )

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from labml_bert import files
 from labml_bert.run import terminal
-from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input, fail
+from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input, fail, print_last
 from labml_bert.stdout import console
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
@@ -96,6 +96,15 @@ def test_a_run_is_saved_if_nobody_reads_its_output(
         process.stderr.close()
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     assert load_checkpoint(folder)[0]["step"] > 0
+
+
+def test_the_last_line_cannot_control_the_terminal_either(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If nobody reads the output, it goes to stderr without rich."""
+    monkeypatch.setattr(console, "quiet", True)
+    print_last("\nresume with:\n  --resume a\x1b[2Jb")
+    assert capfd.readouterr().err == "resume with:  --resume a?[2Jb\n"
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
 from tests.support.damage import flip_bit
+from tests.support.mutations import read_as_commands_do
 from tests.support.trainers import new_trainer, train, train_to_end
 
 
@@ -43,3 +44,13 @@ def test_after_damage_the_previous_checkpoint_leads_to_the_same_end(tmp_path: Pa
         (path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="start a new run"):
         load_checkpoint(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+@pytest.mark.parametrize("names", [(CHECKPOINT,), (CHECKPOINT, PREVIOUS)])
+def test_a_pipe_in_place_of_a_checkpoint_is_not_read(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Nobody writes to the pipe, so reading it would wait forever."""
+    (tmp_path / CHECKPOINT).write_bytes(b"damaged")
+    os.mkfifo(tmp_path / "pipe")
+    os.replace(tmp_path / "pipe", tmp_path / names[-1])
+    assert read_as_commands_do(lambda: load_checkpoint(tmp_path), str(tmp_path)) is None

@@ -452,13 +452,65 @@ def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_pa
 
 
 @pytest.mark.processes
-def test_if_a_worker_is_killed_one_line_says_how_to_resume(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker", [0, 1])
+def test_if_a_worker_is_killed_one_line_says_how_to_resume(worker: int, folder: Path, tmp_path: Path) -> None:
     process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
     wait_for_step(tmp_path / "logs", 0, process)
-    os.kill(workers_of(process)[1], signal.SIGKILL)
+    os.kill(workers_of(process)[worker], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     lines = [line for line in errors.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "was killed; resume with --resume logs/" in lines[0]
+    assert f'{TINY}", line' not in errors, "no traceback of ours"
+
+
+RANK_ZERO_IS_KILLED = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from labml_bert.training import distributed
+from labml_bert.run.terminal import exit_cleanly
+distributed.init_process_group(torch.device("cpu"))
+with exit_cleanly(lambda: None, lambda: True), distributed.rank_zero_first():
+    time.sleep(1)  # The other process is waiting by now.
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+def test_if_a_worker_is_killed_before_the_first_checkpoint_one_line_says_so(tmp_path: Path) -> None:
+    """The system may kill rank zero if the text is larger than the memory."""
+    (tmp_path / "worker.py").write_text(RANK_ZERO_IS_KILLED)
+    _, errors = torchrun("worker.py", ROOT, cwd=tmp_path).communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert lines == ["error: another process of this run was killed; run the same command again"]
+    assert 'worker.py", line' not in errors
+
+
+WAITS_FOR_ANOTHER = """
+import signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from labml_bert.training import distributed
+distributed.SECONDS_TO_SAVE = 1
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+distributed.init_process_group(torch.device("cpu"))
+print("ready", flush=True)
+if distributed.rank() == 0:
+    signal.pause()
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+def test_a_worker_that_waits_for_another_ends_some_time_after_the_launcher(tmp_path: Path) -> None:
+    """Rank one waits in a barrier that rank zero never reaches, so it can't save."""
+    (tmp_path / "worker.py").write_text(WAITS_FOR_ANOTHER)
+    process = torchrun("worker.py", ROOT, cwd=tmp_path)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.kill()
+    # The output ends when the last worker has ended.
+    process.communicate(timeout=60)
 
 
 @pytest.mark.processes
