@@ -318,6 +318,10 @@ def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
         lock(tmp_path)
     assert target.read_text() == "kept"
     (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(OSError, match=r"lock must be a file .* something else; remove it"):
+        lock(tmp_path)
+    (tmp_path / ".lock").unlink()
     (tmp_path / ".lock").write_text("kept")
     with lock(tmp_path):
         pass

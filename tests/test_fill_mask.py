@@ -53,12 +53,19 @@ def test_bad_input_gives_a_one_line_error(
 def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
     config: BertConfig | ModernBertConfig, tmp_path: Path
 ) -> None:
-    sizes = {"hidden_size": 768_000, "num_attention_heads": 12, "num_hidden_layers": 1_000}
-    configuration = {"model": asdict(config) | sizes}
-    metadata = json.dumps({"step": 1, "seconds": 0.0, "configuration": configuration})
-    write_tensors(tmp_path / CHECKPOINT, {"model.x": torch.zeros(5)}, {"about": metadata})
-    with pytest.raises(ValueError, match="has 5 numbers, and a model with the sizes of its configuration"):
-        load_model(tmp_path)
+    for sizes, words in (
+        (
+            {"hidden_size": 768_000, "num_attention_heads": 12, "num_hidden_layers": 1_000},
+            "has 5 numbers, and a model with the sizes of its configuration",
+        ),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
+        ({"max_position_embeddings": 2**62}, "max_position_embeddings is 4611686018427387904"),
+    ):
+        configuration = {"model": asdict(config) | sizes}
+        metadata = json.dumps({"step": 1, "seconds": 0.0, "configuration": configuration})
+        write_tensors(tmp_path / CHECKPOINT, {"model.x": torch.zeros(5)}, {"about": metadata})
+        with pytest.raises(ValueError, match=words):
+            load_model(tmp_path)
 
 
 def test_a_large_config_is_not_read(tmp_path: Path) -> None:

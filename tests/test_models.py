@@ -306,6 +306,10 @@ BAD_FOLDERS = {
         lambda folder: write_config(folder, hidden_size=2**62),
         "it must be from 1 to",
     ),
+    "more positions than memory": (
+        lambda folder: write_config(folder, max_position_embeddings=2**62),
+        "it must be from 1 to",
+    ),
     "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be an integer"),
     "a negative epsilon": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
     "an epsilon that is text": (

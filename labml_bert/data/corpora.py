@@ -127,7 +127,7 @@ def load_corpus(name: str) -> Corpus:
 def visible_files(folder: Path) -> Iterator[Path]:
     """
     The files in a folder and below. Skips names that start with a dot. Also skips links to other folders,
-    which could lead in a circle, and prints their names.
+    which could lead in a circle, broken links, and what isn't a file, such as a pipe, and prints their names.
 
     Raises `OSError` if a folder can't be read.
     """
@@ -143,6 +143,8 @@ def visible_files(folder: Path) -> Iterator[Path]:
                 console.print(f"  skipped {display_path(folder / path.name)}, a link to another folder")
             elif path.is_dir():
                 folders.append(path)
+            else:
+                console.print(f"  skipped {display_path(folder / path.name)}, which is not a file")
 
 
 def decode_file_name(name: Path | str) -> str:

@@ -133,6 +133,14 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     assert subprocess.run(words, cwd=tmp_path, env=environment).returncode > 2
 
 
+@pytest.mark.processes
+def test_bad_input_gets_no_traceback_without_a_stderr(tmp_path: Path) -> None:
+    words = ["sh", "-c", 'exec "$0" -m labml_bert.runs missing 2>&-', sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.returncode == 2 and "Traceback" not in process.stdout
+
+
 @pytest.mark.parametrize(
     ("resumable", "has_checkpoint", "words"),
     [(True, True, "resume with --resume"), (True, False, "start over"), (False, True, "start over")],
