@@ -311,3 +311,31 @@ def test_the_parameter_count_of_the_head(hidden_size: int, vocab_size: int, coun
     head = BertLMPredictionHead(hidden_size, vocab_size)
     assert sum(p.numel() for p in head.parameters()) == count
     assert hidden_size * hidden_size + hidden_size + 2 * hidden_size + vocab_size == count
+
+
+def test_the_losses_and_accuracies_of_micro_batches_add_up() -> None:
+    """Each of them divides by the number of labels in the whole batch."""
+    torch.manual_seed(0)
+    encoder = ForeignEncoder()
+    model = MaskedLM(encoder, encoder.embedding).eval()
+    ids, labels = new_masker()(torch.randint(5, V, (6, 20)))
+    whole, count = model(ids, labels), (labels != IGNORE).sum()
+    parts = [
+        model(*part, num_items_in_batch=count) for part in ((ids[:2], labels[:2]), (ids[2:], labels[2:]))
+    ]
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), rel=1e-5)
+    accuracies = [masked_accuracy(part.logits, part.labels, count).item() for part in parts]
+    assert sum(accuracies) == pytest.approx(masked_accuracy(whole.logits, whole.labels).item())
+
+
+def test_the_accuracy_of_a_single_position() -> None:
+    """For logits with more dimensions, too: the vocabulary is the last one."""
+    logits = torch.zeros(1, 3, 2)
+    logits[0, 1, 1] = 1.0
+    assert masked_accuracy(logits, torch.tensor([[IGNORE, 1, IGNORE]])) == 1
+
+
+def test_the_head_uses_the_epsilon_of_the_encoder() -> None:
+    encoder = ForeignEncoder()
+    assert MaskedLM(encoder, encoder.embedding).head.transform.LayerNorm.eps == 1e-12
+    assert MaskedLM(encoder, encoder.embedding, 1e-5).head.transform.LayerNorm.eps == 1e-5
