@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from labml_bert.modern import (
@@ -12,6 +13,7 @@ from labml_bert.modern import (
     ModernBertForMaskedLM,
     ModernBertMLP,
     ModernBertModel,
+    attend,
     labeled_positions,
     rotary_angles,
     rotate,
@@ -141,10 +143,12 @@ def test_padding_changes_nothing_for_the_tokens() -> None:
 
 
 def test_a_mask_of_the_other_convention_is_refused() -> None:
-    model, ids = ModernBertModel(small()), torch.ones(2, 3, dtype=torch.long)
+    model, ids = ModernBertModel(small()).eval(), torch.ones(2, 3, dtype=torch.long)
     for mask in (torch.ones(2, 1, 1, 3), torch.zeros(2, 3) - 10_000):
-        with pytest.raises(ValueError, match="1 for a token and 0 for padding"):
+        with pytest.raises(ValueError, match=r"^attention_mask must be \(B, T\), with 1 for a token and 0"):
             model(ids, mask)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert torch.equal(model(ids, mask), model(ids, mask.float()))
 
 
 def test_the_decoder_is_the_embedding() -> None:
@@ -153,16 +157,96 @@ def test_the_decoder_is_the_embedding() -> None:
     assert not [name for name, _ in model.named_parameters() if "bias" in name and name != "decoder.bias"]
 
 
-def test_bfloat16_is_near_float32() -> None:
-    """Attention written out, as on a CPU in bfloat16, and rotations in bfloat16."""
+@pytest.mark.parametrize("local_attention", [4, 128])
+def test_bfloat16_is_near_float32(local_attention: int) -> None:
+    """Attention written out, as on a CPU in bfloat16, and rotations in bfloat16, with padding."""
     torch.manual_seed(0)
-    model = ModernBertForMaskedLM(small())
-    ids = torch.randint(1, 30, (4, 12))
-    exact = model(ids, ids).loss
+    model = ModernBertForMaskedLM(small(local_attention=local_attention))
+    ids, mask, labels = torch.randint(1, 30, (4, 12)), torch.ones(4, 12), torch.full((4, 12), -100)
+    mask[1, 7:] = 0
+    labels[:, 2:6] = ids[:, 2:6]
+    dtypes = []
+    model.model.layers[0].register_forward_hook(lambda _, inputs, output: dtypes.append(inputs[0].dtype))
+    exact = model(ids, labels, attention_mask=mask)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(ids, ids).loss
-    assert exact is not None and rounded is not None and rounded.dtype == torch.float32
-    assert abs(exact - rounded) < 0.05
+        rounded = model(ids, labels, attention_mask=mask)
+    assert dtypes == [torch.float32, torch.bfloat16]
+    assert rounded.loss is not None and rounded.loss.dtype == torch.float32
+    # The logits have a standard deviation of about 0.8.
+    assert (exact.logits - rounded.logits).abs().mean() < 0.02
+
+
+ATTENTION_MASKS = {
+    "no mask": None,
+    "padding": torch.tensor([[[[1, 1, 1, 1, 1]]], [[[1, 1, 1, 0, 0]]]]).bool(),  # (B, 1, 1, T)
+    "windows": (torch.arange(5)[:, None] - torch.arange(5)).abs()[None, None, :3] < 3,  # (1, 1, P, T)
+}
+
+
+@pytest.mark.parametrize("mask", ATTENTION_MASKS.values(), ids=ATTENTION_MASKS)
+def test_attention_written_out_is_that_of_the_fused_kernel(
+    mask: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fused kernel is used in float32 without dropout, and only then."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, length, 8) for length in (3, 5, 5))
+    kernel, calls = F.scaled_dot_product_attention, []
+
+    def count(*arguments: object) -> Tensor:
+        calls.append(arguments)
+        return kernel(*arguments)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
+    fused = attend(q, k, v, mask, 0.0)
+    assert len(calls) == 1
+    rounded = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, 0.0)
+    assert rounded.dtype == torch.bfloat16 and (rounded - fused).abs().max() < 0.05
+    # The mean over many dropout masks is the result without dropout.
+    many = (tensor.repeat(2000, 1, 1, 1) for tensor in (q[:1], k[:1], v[:1]))
+    draws = attend(*many, None if mask is None else mask[:1], 0.25)
+    assert (draws.mean(0) - fused[0]).abs().max() < 0.1
+    assert draws.std(0).min() > 0.05
+    assert len(calls) == 1
+
+
+def test_each_dropout_probability_acts_in_training_and_only_then() -> None:
+    ids = torch.randint(1, 30, (2, 9))
+    for name in ("embedding_dropout", "attention_dropout", "mlp_dropout"):
+        model = ModernBertModel(small(**{name: 0.5}))
+        first, second = (model.train()(ids) for _ in range(2))
+        assert not torch.equal(first, second), name
+        first, second = (model.eval()(ids) for _ in range(2))
+        assert torch.equal(first, second), name
+    for layer in ModernBertModel(small(attention_dropout=0.5)).layers:
+        # The dropout on the weights, without that on the output.
+        layer.attn.out_drop.p = 0.0
+        x, rotary = torch.randn(1, 9, 16), rotary_angles(torch.arange(9)[None], 8, 10_000.0)
+        assert not torch.equal(layer.attn(x, rotary, None), layer.attn(x, rotary, None))
+
+
+def test_the_losses_of_micro_batches_add_up() -> None:
+    torch.manual_seed(0)
+    model, ids = ModernBertForMaskedLM(small()), torch.randint(1, 30, (3, 9))
+    labels = torch.full_like(ids, -100)
+    labels[0, 4] = 7
+    labels[1:, :3] = ids[1:, :3]
+    parts = [model(ids[rows], labels[rows], torch.tensor(7)).loss for rows in (slice(1), slice(1, 3))]
+    whole = model(ids, labels).loss
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-5)
+    # A single label: the mean is its loss.
+    assert model(ids[:1], labels[:1]).loss.item() == pytest.approx(7 * parts[0].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("local_attention", [4, 128])
+def test_the_last_layer_at_some_positions_only_is_the_same(local_attention: int) -> None:
+    """With padding, in local layers and in global ones."""
+    torch.manual_seed(0)
+    model = ModernBertModel(small(num_hidden_layers=2, local_attention=local_attention)).eval()
+    ids, mask = torch.randint(1, 30, (2, 12)), torch.ones(2, 12)
+    mask[1, 8:] = 0
+    positions = torch.tensor([[11, 0, 5], [7, 3, 3]])
+    expected = model(ids, mask).take_along_dim(positions[:, :, None], dim=1)
+    assert torch.allclose(model(ids, mask, output_positions=positions), expected, atol=1e-5)
 
 
 def test_labeled_positions_without_labels() -> None:
@@ -171,6 +255,7 @@ def test_labeled_positions_without_labels() -> None:
         [1, 3],
         [2, 0],
     ]
+    assert labeled_positions(torch.zeros(0, 5)).shape == (0, 0)
 
 
 def test_a_batch_without_labels_has_a_loss_of_zero() -> None:
