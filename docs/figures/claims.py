@@ -4,7 +4,7 @@ r"""
 The page *Claims* shows what is in `experiments/claims/claims.toml` and in the records under
 `docs/runs/claims`. The verdicts come from `experiments/claims/analysis.py`. They rest on the primary endpoint
 of each claim, measured with fresh seeds as soon as there are any. All other comparisons are exploratory: the
-page shows their effects, but the verdict ignores them.
+page shows their effects, by fresh seeds if both variants have them, but the verdict ignores them.
 """
 
 import json
@@ -87,14 +87,21 @@ class Claim(Analysis):
         """The runs that decide: those with fresh seeds, and as long as there are none, the pilots."""
         return self.confirmation or self
 
-    def describe_seeds(self) -> str:
-        """How many seeds the verdict rests on."""
-        count = self.evidence().count_seeds()
-        return f"{count} {'fresh' if self.confirmation else 'pilot'} seeds"
+    def evidence_of(self, test: dict[str, Any]) -> Analysis:
+        """The runs that a test rests on: only the variants of the primary endpoint get fresh seeds."""
+        primary = self.primary()
+        has_fresh_seeds = {test["better"], test["worse"]} == {primary["better"], primary["worse"]}
+        return self.evidence() if has_fresh_seeds else self
+
+    def describe_seeds(self, test: dict[str, Any] | None = None) -> str:
+        """How many seeds a test rests on, or the verdict."""
+        evidence = self.evidence_of(test or self.primary())
+        is_fresh = evidence is self.confirmation or not self.entry["seeds"]
+        return f"{evidence.count_seeds()} {'fresh' if is_fresh else 'pilot'} seeds"
 
     def effect_of(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
-        """The effect of a test: of the primary endpoint by the evidence, of others by the pilots."""
-        return (self.evidence() if test == self.primary() else self).effect(test, level)
+        """The effect of a test on its evidence."""
+        return self.evidence_of(test).effect(test, level)
 
     def verdict(self) -> str:
         """The verdict, or how far the runs are."""
@@ -246,13 +253,14 @@ def delta_with_unit(claim: Claim) -> str:
 
 def tests_table(claim: Claim, tests: list[dict[str, Any]], level: float = LEVEL) -> str:
     """The results of some tests, as a Markdown table."""
-    table = f"| variant | compared with | metric | gain | {100 * level:g}% CI |\n"
-    table += "|---|---|---|---:|---:|\n"
+    table = f"| variant | compared with | metric | gain | {100 * level:g}% CI | evidence |\n"
+    table += "|---|---|---|---:|---:|---|\n"
     for test in tests:
         cells = [
             *(cell(claim.label(test[side])) for side in ("better", "worse")),
             metric_name(test),
             *gain_and_interval(claim.effect_of(test, level), test["metric"]),
+            claim.describe_seeds(test),
         ]
         table += f"| {' | '.join(cells)} |\n"
     return wide(table)
@@ -407,13 +415,11 @@ def details(claim: Claim) -> str:
     folded = [variants(claim)]
     if claim.is_finished():
         parts.append(
-            f"**The primary endpoint** is measured with {claim.describe_seeds()}. A gain of less than "
-            f"{delta_with_unit(claim)} is too small to matter."
+            f"**The primary endpoint.** A gain of less than {delta_with_unit(claim)} is too small to matter."
         )
         parts.append(tests_table(claim, [claim.primary()], RULE_LEVEL))
         if others := [test for test in entry["tests"] if test["says"] != entry["primary"]]:
-            runs = " of pilot runs" if entry["seeds"] else ""
-            exploratory = f"**Exploratory.** The verdict ignores these comparisons{runs}."
+            exploratory = "**Exploratory.** The verdict ignores these comparisons."
             folded = [exploratory, tests_table(claim, others), *folded]
     elif claim.rows:
         count, total = len(claim.rows), claim.count_expected_runs() * len(claim.arms)
