@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import AcquireReturnProxy, FileLock
 from rich.table import Table
 from tokenizers import Tokenizer
 
@@ -45,7 +46,7 @@ from labml_bert.checksums import parse_json, read_checked
 from labml_bert.classification_report import print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_utf8
+from labml_bert.files import check_utf8, is_utf8, lock
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -217,6 +218,28 @@ def check_command(options: argparse.Namespace) -> None:
     header("classify: this file is fine", {**describe_texts(options.file, texts), "labels": names})
 
 
+def check_output(folder: Path) -> None:
+    """Raises `ValueError` if `folder` exists and isn't an empty folder."""
+    check_utf8(folder)
+    is_free = not folder.exists() or (folder.is_dir() and all(f.name == ".lock" for f in folder.iterdir()))
+    if folder.is_symlink() or not is_free:
+        raise ValueError(
+            f"{folder} exists and is not an empty folder; choose another with --output, or with make: "
+            'ARGS="--output another"'
+        )
+
+
+def lock_output(folder: Path) -> AcquireReturnProxy[FileLock]:
+    """Makes the folder and takes its lock. Raises `ValueError` if another program has filled or locked it."""
+    prepare_folder(folder)
+    try:
+        output_lock = lock(folder)
+    except BlockingIOError:
+        raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
+    check_output(folder)
+    return output_lock
+
+
 def train_command(options: argparse.Namespace) -> None:
     """
     ## Training
@@ -227,12 +250,7 @@ def train_command(options: argparse.Namespace) -> None:
     Raises `ValueError` if an argument or a row is invalid.
     """
     output: Path = options.output
-    check_utf8(output)
-    if output.is_symlink() or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
-        raise ValueError(
-            f"{output} exists and is not an empty folder; choose another with --output, or with make: "
-            'ARGS="--output another"'
-        )
+    check_output(output)
     check_numbers(options)
     texts = read_labeled_texts(options.file)
     if options.check_only:
@@ -264,7 +282,7 @@ def train_command(options: argparse.Namespace) -> None:
         "model": display_path(folder),
         **describe_pretraining(folder),
     }
-    prepare_folder(output)
+    own_folder = lock_output(output)
     header("classify: a classifier from your own labels", details)
     model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
     # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
@@ -281,6 +299,7 @@ def train_command(options: argparse.Namespace) -> None:
     script += ["--from", str(folder)]
     write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
     pair = ["--pair", "second text"] if texts.has_pairs else []
+    del own_folder
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 

@@ -315,6 +315,14 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     return folder
 
 
+def check_is_export(folder: Path) -> None:
+    """Raises `ValueError` if `folder` has a `weights.bin` or a `model.json` that isn't from an export."""
+    path = folder / "model.json"
+    is_ours = path.is_file() and path.read_bytes()[:10] == b'{"format":'
+    if not is_ours and (path.exists() or (folder / "weights.bin").exists()):
+        raise ValueError(f"{folder} has files of another program; choose another folder with --output")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line, writes the files, and prints what they are."""
     parser = OneLineParser(
@@ -339,9 +347,9 @@ def main(argv: list[str] | None = None) -> None:
         if options.to == "web":
             to_float16(model)
             checkpoint, curve = read_history(options.run)
-            weights = write_weights(
-                prepare_folder(folder, "weights.bin", "model.json") / "weights.bin", model
-            )
+            prepare_folder(folder, "weights.bin", "model.json")
+            check_is_export(folder)
+            weights = write_weights(folder / "weights.bin", model)
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
             error = f"{rounding_error(model):.1g}"

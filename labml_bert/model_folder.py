@@ -77,9 +77,10 @@ def check_parameter_count(
 
 
 def check_finite(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raises `ValueError` if a tensor from the file `path` contains integers, NaN or infinity."""
+    """Raises `ValueError` if a tensor from `path` contains integers, NaN, infinity or numbers of 8 bits."""
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
+        is_known = tensor.is_floating_point() and tensor.element_size() > 1
+        if not is_known or not tensor.isfinite().all():
             raise ValueError(
                 f"{name} in {path} must hold finite floating-point numbers; save the model again"
             )

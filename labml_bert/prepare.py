@@ -99,11 +99,14 @@ def main(argv: list[str] | None = None) -> None:
         if options.vocab_size > (most := LARGEST_VALUES["vocab_size"]):
             raise ValueError(f"--vocab-size is {options.vocab_size}; it must be at most {most:,}")
         check_utf8(options.output)
+        for path in options.text:
+            if path.is_dir() and options.output.resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"the output would be in {path}, among the texts; choose another folder")
         files = find_files(options.text)
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         settings = {
-            "files": [[str(file), file.stat().st_size] for file in files],
+            "files": [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
             "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
             # These options matter only if this command trains the vocabulary.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],

@@ -19,6 +19,7 @@ from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
+from labml_bert.files import lock
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
@@ -293,6 +294,18 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     assert make() == [check, "experiments/bert_tiny.py --minutes 2", train]
     (tmp_path / "logs" / "bert_tiny" / "a" / "model").mkdir(parents=True)
     assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
+
+
+def test_two_programs_do_not_write_to_the_same_folder(
+    tmp_path: Path, backbone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    (tmp_path / "out").mkdir()
+    words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {tmp_path / 'out'}"
+    with lock(tmp_path / "out"), pytest.raises(SystemExit) as exit_info:
+        classify.main(words.split())
+    assert exit_info.value.code == 2 and "another program is writing to" in capsys.readouterr().err
+    classify.main(words.split())
 
 
 def test_the_check_refuses_a_folder_with_files_and_needs_no_encoder(

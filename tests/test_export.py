@@ -299,6 +299,8 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "folder").mkdir()
     (folder / "taken" / "weights.bin").mkdir(parents=True)
     (folder / "taken2" / "model.json").mkdir(parents=True)
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "model.json").write_text('{"weights": "of another program"}')
     for name in ("model", "mute", "half", "other"):
         save_model(random_model(), folder / name)
     save_model(random_model(max_position_embeddings=2), folder / "short")

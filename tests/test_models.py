@@ -243,12 +243,12 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def damage_weights(folder: Path, value: float | None) -> None:
-    """Sets one weight to `value`, or without a value makes a whole tensor integer."""
+def damage_weights(folder: Path, value: float | torch.dtype) -> None:
+    """Sets one weight to `value`, or converts a whole tensor to it."""
     tensors = load_file(folder / "model.safetensors")
     name = "bert.embeddings.LayerNorm.bias"
-    if value is None:
-        tensors[name] = tensors[name].int()
+    if isinstance(value, torch.dtype):
+        tensors[name] = tensors[name].to(value)
     else:
         tensors[name][3] = value
     save_file(tensors, folder / "model.safetensors")
@@ -332,7 +332,11 @@ BAD_FOLDERS = {
         lambda folder: damage_weights(folder, float("inf")),
         "finite floating-point numbers",
     ),
-    "integer weights": (lambda folder: damage_weights(folder, None), "finite floating-point numbers"),
+    "integer weights": (lambda folder: damage_weights(folder, torch.int32), "finite floating-point numbers"),
+    "weights of eight bits": (
+        lambda folder: damage_weights(folder, torch.float8_e4m3fn),
+        "finite floating-point numbers",
+    ),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
     "a missing tensor": (drop_tensor, "has no cls.predictions.transform.dense.bias"),
 }

@@ -155,6 +155,9 @@ def decode_file_name(name: Path | str) -> str:
 def read_utf8(path: Path) -> str:
     """The text of a file, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
     try:
+        if path.exists() and not path.is_file():
+            # It could be endless.
+            raise ValueError(f"{path} is not a regular file; save the text in a file and use that")
         # This encoding drops a byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -159,8 +159,8 @@ def write_token_files(
     Tokenizes a text and writes the ids to `folder`, or continues where it was stopped. `settings` identify
     the text, and `settings["held_out"]` is the fraction to hold out. `on_block` is called after each block.
 
-    Raises `ValueError` if `folder` has other files or the tokens of another text, or if the text can't be
-    read, and `OSError` if the disk is full or another process writes to `folder`.
+    Raises `ValueError` if `folder` has other files, damaged ones or the tokens of another text, or if the
+    text can't be read, and `OSError` if the disk is full or another process writes to `folder`.
     """
     make_folder(folder)
     with lock(folder):
@@ -175,9 +175,11 @@ def write_token_files(
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
         if progress.settings != settings:
             raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
+        itemsize = id_type(tokenizer)[1].itemsize
+        if progress.blocks:
+            check_blocks(folder, progress.blocks, itemsize)
         if progress.is_finished:
             return
-        itemsize = id_type(tokenizer)[1].itemsize
         with contextlib.ExitStack() as stack:
             train, valid, lines = (
                 stack.enter_context(open_to_append(folder / name)) for name in (TRAIN, VALID, BLOCKS)
@@ -257,7 +259,20 @@ def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
     Raises `ValueError` if `read_token_files` or `load_corpus` does.
     """
     path = Path(name)
-    return read_token_files(path) if name.strip() and (path / BLOCKS).is_file() else load_corpus(name)
+    is_prepared = any((path / file).exists() for file in (BLOCKS, TRAIN, VALID))
+    return read_token_files(path) if name.strip() and is_prepared else load_corpus(name)
+
+
+def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:
+    """Raises `ValueError` if a token file is missing, or if its ids aren't those of `blocks.jsonl`."""
+    damage = f"the token files in {folder} are damaged; delete the folder and prepare it again"
+    if not ((folder / TRAIN).is_file() and (folder / VALID).is_file()):
+        raise ValueError(damage)
+    with open(folder / TRAIN, "rb") as train, open(folder / VALID, "rb") as valid:
+        for block in blocks:
+            data = train.read(block.train_tokens * itemsize) + valid.read(block.valid_tokens * itemsize)
+            if hashlib.sha256(data).hexdigest() != block.sha256:
+                raise ValueError(damage)
 
 
 def read_token_files(folder: Path) -> TokenizedCorpus:
@@ -280,18 +295,10 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     tokens = sum(b.train_tokens for b in blocks), sum(b.valid_tokens for b in blocks)
     if min(tokens) == 0:
         raise ValueError(f"{folder} has no held-out text; the text is short, so use it without preparing it")
+    check_blocks(folder, blocks, dtype.itemsize)
     digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
-    damage = f"the token files in {folder} are damaged; delete the folder and prepare it again"
-    if not ((folder / TRAIN).is_file() and (folder / VALID).is_file()):
-        raise ValueError(damage)
-    with open(folder / TRAIN, "rb") as train, open(folder / VALID, "rb") as valid:
-        for block in blocks:
-            data = train.read(block.train_tokens * dtype.itemsize) + valid.read(
-                block.valid_tokens * dtype.itemsize
-            )
-            if hashlib.sha256(data).hexdigest() != block.sha256:
-                raise ValueError(damage)
-            digest.update(block.sha256.encode())
+    for block in blocks:
+        digest.update(block.sha256.encode())
     train_ids, valid_ids = (
         torch.from_file(str(folder / name), size=size, dtype=dtype)
         for name, size in zip((TRAIN, VALID), tokens, strict=True)

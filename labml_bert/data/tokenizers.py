@@ -206,8 +206,15 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     try:
         with silent_panics():
             tokenizer = Tokenizer.from_buffer(data)
+            # `transformers` saves how it last truncated and padded. We never want either.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
             # Some mistakes are noticed only when a text has an unknown character, or becomes a pair.
-            tokenizer.encode("a \ue000", "b")
+            ids = [*tokenizer.encode("a \ue000").ids, *tokenizer.encode("a \ue000", "b").ids]
+        if max(ids, default=0) >= tokenizer.get_vocab_size():
+            raise ValueError(
+                f"it gives a text the id {max(ids)}, and has {tokenizer.get_vocab_size()} tokens"
+            )
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # The library raises bare `Exception`, and panics are not even that.
@@ -217,9 +224,6 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
     if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
         raise ValueError(f"the ids of the tokenizer {path} are not 0, 1, 2, …; train it again")
-    # `transformers` saves how it last truncated and padded. We never want either.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
             f"the tokenizer in {path.parent} has {tokenizer.get_vocab_size()} tokens, the model "

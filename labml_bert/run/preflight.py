@@ -9,6 +9,7 @@ during that time also prints one line instead of a traceback.
 import os
 import signal
 import sys
+import tempfile
 from importlib.util import find_spec
 from types import FrameType
 
@@ -34,6 +35,19 @@ for number in (0, 1, 2):
         os.fstat(number)
     except OSError:
         os.open(os.devnull, os.O_RDWR)
+if sys.stdin is None:
+    sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
+
+# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing, or wraps forever.
+if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) < 20:
+    del os.environ["COLUMNS"]
+
+try:
+    # PyTorch asks for this folder when it's imported.
+    tempfile.gettempdir()
+except OSError as error:
+    print(f"error: {error.strerror}; free some space on the disk", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:

@@ -164,6 +164,11 @@ def restore(
             moment = "exp_avg" if isinstance(optimizer, torch.optim.AdamW) else "momentum_buffer"
             if step > 0 and not all(moment in state for state in states.values()):
                 raise KeyError("a moment is missing")
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for index, state in states.items():
+                moments_of = (value for key, value in state.items() if key != "step")
+                if any(m.shape != parameters[index].shape or not m.is_floating_point() for m in moments_of):
+                    raise ValueError("a moment doesn't fit its parameter")
             optimizer.load_state_dict(
                 {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
             )
@@ -211,6 +216,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state["configuration"].items()
         if not (isinstance(state["step"], int) and state["step"] >= 0 and 0 <= state["seconds"] < math.inf):
             raise ValueError(f"step {state['step']} at {state['seconds']} seconds")
+        if not isinstance(state.get("threads", 0), int):
+            raise ValueError(f"{state['threads']} threads")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     return state, tensors

@@ -356,6 +356,32 @@ def test_a_folder_that_does_not_fit_is_refused(
         action(tmp_path / "tokens", tokenizer, files)
 
 
+def test_a_folder_without_its_list_of_blocks_is_not_read_as_text(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    (tmp_path / "tokens" / "blocks.jsonl").unlink()
+    with pytest.raises(ValueError, match="has no tokenized text"):
+        load_text_or_tokens(str(tmp_path / "tokens"))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_damaged_folder_is_not_continued(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Whether it was finished or not."""
+    files, folder = write_text(tmp_path / "text"), tmp_path / "tokens"
+    corpus_of(folder, tokenizer, files)
+    lines = (folder / "blocks.jsonl").read_text().splitlines(keepends=True)
+    for kept in (len(lines), len(lines) - 1):
+        (folder / "blocks.jsonl").write_text("".join(lines[:kept]))
+        data = (folder / "train.bin").read_bytes()
+        for damaged in (data[: len(data) // 2], data[:-1] + b"\xff"):
+            (folder / "train.bin").write_bytes(damaged)
+            with pytest.raises(ValueError, match="are damaged; delete the folder"):
+                write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS)
+        (folder / "train.bin").write_bytes(data)
+        corpus_of(folder, tokenizer, files)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
 def test_a_pipe_in_place_of_a_token_file_is_not_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Nobody writes to the pipe, so reading it would wait forever."""
@@ -459,7 +485,10 @@ def test_prepare_and_train(
         (["text", "--vocab-size", "100000000000"], "it must be at most 10,000,000"),
         (["nothing.txt"], "there is no text to train a tokenizer on"),
         (["latin.txt", "--vocab-size", "200"], "latin.txt is not UTF-8"),
-        (["text", "--output", "text"], "is not empty and has no tokenized text"),
+        (["text", "--output", "text"], "the output would be in text, among the texts"),
+        (["text", "--output", "text/tokens"], "the output would be in text, among the texts"),
+        (["text/1.txt", "--output", "text"], "is not empty and has no tokenized text"),
+        (["changed.txt", "--output", "of_changed"], "has the tokens of another text or tokenizer"),
         (["text", "--output", "latin.txt"], "latin.txt"),
         (["cut.gz"], "cannot read cut.gz"),
         (
@@ -482,6 +511,10 @@ def test_bad_input_of_prepare(
     (tmp_path / "latin.txt").write_bytes(b"the cat\n" * 1000 + "für".encode("latin-1"))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000))[:500])
     prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    (tmp_path / "changed.txt").write_text("the cat sees the dog\n" * 1000)
+    prepare.main(["changed.txt", "--output", "of_changed"])
+    time.sleep(0.02)  # The clock of a file system can be coarse.
+    (tmp_path / "changed.txt").write_text("the dog sees the cat\n" * 1000)
     capsys.readouterr()
     output = [] if "--output" in arguments else ["--output", "out"]
     assert_fails(prepare.main, [*arguments, *output], message, capsys)

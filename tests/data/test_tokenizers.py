@@ -165,6 +165,22 @@ def test_truncation_and_padding_are_removed_on_loading(tmp_path: Path) -> None:
     assert len(ids) > 4
 
 
+def test_huge_padding_is_removed_before_the_first_text(tmp_path: Path) -> None:
+    content = json.loads(wordpiece_tokenizer(["some words"] * 3, 60).to_str())
+    pad = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    content["padding"] = {"strategy": {"Fixed": 10**12}, **pad, "pad_token": "[PAD]"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(load_tokenizer(tmp_path / "tokenizer.json").encode("some words").ids) == 4
+
+
+def test_a_special_token_with_an_id_of_its_own_is_rejected(tmp_path: Path) -> None:
+    content = json.loads(wordpiece_tokenizer(["some words"] * 3, 60).to_str())
+    content["post_processor"]["special_tokens"]["[SEP]"]["ids"] = [999]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="it gives a text the id 999, and has"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_ids_with_a_gap_are_rejected(tmp_path: Path) -> None:
     settings = json.loads(word_tokenizer(["some words"] * 3).to_str())
     settings["model"]["vocab"]["words"] = 99

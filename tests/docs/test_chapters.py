@@ -30,6 +30,12 @@ def test_no_expression_is_a_literal_number(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_box_has_its_text_below_its_title(path: Path) -> None:
+    """Otherwise, it isn't a box but a paragraph that begins with its marks."""
+    assert not re.findall(r'^ *(?:!!!|\?\?\?)\+? \w+ "[^"]*" +\S.*', path.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_no_expression_is_inside_backticks(path: Path) -> None:
     """Inside backticks, an expression would not be evaluated."""
     prose = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.S)

@@ -149,6 +149,7 @@ BAD_INPUT = {
     "damaged weights": (cut_weights, ["--from=model"], "is damaged or not a safetensors file"),
     "other kind of model": (swap_model_type, ["--from=model"], "only 'bert' is supported"),
     "no list of tokens": (None, ["--from=model", "--new-tokens=no.txt"], "cannot read no.txt"),
+    "an endless list of tokens": (None, ["--from=model", "--new-tokens=/dev/zero"], "is not a regular file"),
     "empty list of tokens": (write_list("\n \n"), TOKENS, "words.txt has no words; put one on each line"),
     "token that exists": (write_list("the"), TOKENS, "'the' is in the vocabulary already; remove it"),
     "token twice": (write_list("hat\nhat"), TOKENS, "'hat' is in the list twice; remove it"),

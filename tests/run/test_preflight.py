@@ -71,6 +71,31 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: list[str], module: s
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
+    words = ["sh", "-c", 'exec "$0" -m labml_bert.classify predict nowhere <&-', sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2 and re.fullmatch("error: .+\n", process.stderr)
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "4"])
+def test_a_terminal_without_columns_still_shows_the_text(columns: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "labml_bert.runs", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0 and "show this help" in process.stdout
+
+
+def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> None:
+    """No file may have any bytes."""
+    words = ["sh", "-c", 'ulimit -f 0; exec "$0" -m labml_bert.runs nowhere', sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2 and re.fullmatch(
+        "error: .+; free some space on the disk\n", process.stderr
+    )
+
+
 def test_all_dependencies_are_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [re.split(r"[<>=!~ ;\[]", name)[0] for name in project["dependencies"]] == list(REQUIRED)

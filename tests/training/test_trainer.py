@@ -192,6 +192,14 @@ def test_an_incomplete_checkpoint_is_rejected(tmp_path: Path) -> None:
         write_tensors(path, incomplete, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
             new_trainer(tmp_path / "run", optimizer="muon")[0].resume()
+    moment = next(name for name in tensors if name.endswith("exp_avg_sq") and tensors[name].dim() > 1)
+    for wrong in (tensors[moment][:1], tensors[moment].int()):
+        write_tensors(path, {**tensors, moment: wrong}, {"about": json.dumps(metadata)})
+        with pytest.raises(ValueError, match="is incomplete"):
+            new_trainer(tmp_path / "run", optimizer="muon")[0].resume()
+    write_tensors(path, tensors, {"about": json.dumps({**metadata, "threads": "two"})})
+    with pytest.raises(ValueError, match=r"is damaged \(two threads\)"):
+        load_checkpoint(tmp_path / "run")
     name = "model.bert.embeddings.word_embeddings.weight"
     for wrong in (tensors[name].T.contiguous(), tensors[name][:1]):
         write_tensors(path, {**tensors, name: wrong}, {"about": json.dumps(metadata)})
