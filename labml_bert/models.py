@@ -87,6 +87,8 @@ class BertPreTrainedModel(nn.Module):
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
+        if labels.shape != input_ids.shape:
+            raise ValueError(f"labels must have the shape of input_ids, {tuple(input_ids.shape)}")
         positions = masked_lm_positions(labels)  # (B, P)
         outputs = self.bert(input_ids, output_positions=positions, **inputs)
         return outputs, labels.gather(1, positions)

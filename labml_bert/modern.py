@@ -326,8 +326,7 @@ class ModernBertForMaskedLM(nn.Module):
     The decoder's weight *is* the token embedding, as in BERT: one parameter with two names.
     `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
 
-    Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers).
-    """
+    Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers)."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -350,11 +349,12 @@ class ModernBertForMaskedLM(nn.Module):
         """
         `labels`, `(B, T)`, holds the true token at each position to predict and -100 elsewhere. For a
         micro-batch, `num_items_in_batch` is the number of labeled positions in the whole batch. `inputs` are
-        passed on to `ModernBertModel.forward`.
-        """
+        passed on to `ModernBertModel.forward`. Raises `ValueError` if `labels` has another shape."""
         if labels is None:
             x = self.model(input_ids, **inputs)  # (B, T, D)
             return MaskedLMOutput(None, self.decoder(self.head(x)), None)
+        if labels.shape != input_ids.shape:
+            raise ValueError("labels must be (B, T), like input_ids")
         positions = labeled_positions(labels)  # (B, P)
         x = self.model(input_ids, output_positions=positions, **inputs)  # (B, P, D)
         labels = labels.gather(1, positions)  # (B, P)

@@ -377,3 +377,10 @@ def test_a_model_with_a_flipped_bit_is_rejected(tmp_path: Path) -> None:
     path.write_bytes(flip_bit(data, len(data) - 7))
     with pytest.raises(ValueError, match=r"does not have the sha256.*save it again"):
         BertForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("model_class", [BertForMaskedLM, BertForPreTraining])
+def test_labels_of_another_width_are_refused(model_class: type[BertForMaskedLM]) -> None:
+    model = model_class(random_config(8))
+    with pytest.raises(ValueError, match=r"labels must have the shape of input_ids, \(2, 9\)"):
+        model(torch.ones(2, 9, dtype=torch.long), torch.full((2, 8), 3))

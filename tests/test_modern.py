@@ -249,6 +249,12 @@ def test_the_last_layer_at_some_positions_only_is_the_same(local_attention: int)
     assert torch.allclose(model(ids, mask, output_positions=positions), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [8, 10])
+def test_labels_of_another_width_are_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="like input_ids"):
+        ModernBertForMaskedLM(small())(torch.ones(2, 9, dtype=torch.long), torch.full((2, width), 3))
+
+
 def test_labeled_positions_without_labels() -> None:
     assert labeled_positions(torch.full((2, 5), -100)).shape == (2, 0)
     assert labeled_positions(torch.tensor([[-100, 7, -100, 3], [-100, -100, 4, -100]])).tolist() == [
