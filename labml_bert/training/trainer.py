@@ -291,6 +291,11 @@ class Trainer:
         before, now = state["configuration"], self.configuration
         if before != now:
             key = next(key for key in [*before, *now] if before.get(key) != now.get(key))
+            if key == "corpus_sha256":
+                raise ValueError(
+                    f"the text has changed since {self.run_path} was started; use the text as it was, or "
+                    "start a new run"
+                )
             raise ValueError(
                 f"{self.run_path} was started with {key} = {before.get(key)}, not {now.get(key)}; "
                 "leave that option out to resume, or start a new run"
