@@ -21,6 +21,7 @@ if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
 import argparse
+import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -56,6 +57,12 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
         return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file, to tell whether a text has changed. Takes a second or two for a gigabyte."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
@@ -106,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         settings = {
-            "files": [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+            "files": [[str(file), file_sha256(file)] for file in files],
             "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
             # These options matter only if this command trains the vocabulary.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
