@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from docs.figures import claims
 from docs.figures.claims import Claim, read_claim
 from docs.figures.records import Record
+from experiments.claims.analysis import Analysis
 from experiments.claims.decision import RULE_LEVEL, difference, proportion_difference
 
 ENTRY = """
@@ -360,6 +362,14 @@ def losses(claim: Claim, arm: str, learning_rate: float) -> list[float]:
     return [row["result"]["loss"] for row in rows if row["point"]["learning_rate"] == learning_rate]
 
 
+def failed_runs(analysis: Analysis, arm: str) -> dict[float, int]:
+    """The number of failed runs of a variant, by learning rate."""
+    counts: Counter[float] = Counter()
+    for row in analysis.of(arm):
+        counts[row["point"]["learning_rate"]] += int(row["result"]["failed"])
+    return dict(counts)
+
+
 def test_what_the_page_says_in_words_is_in_the_records() -> None:
     """Statements of the caveats that no expression works out."""
     lengths, head = read_claim("short-to-long"), read_claim("head")
@@ -377,12 +387,13 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     gap = losses(head, "no LayerNorm", 1e-3)[0] - losses(head, "both", 1e-3)[0]
     gain = head.effect(next(test for test in head.entry["tests"] if test["worse"] == "no LayerNorm")).gain
     assert gain is not None and gap < gain.middle / 2
-    for arm in read_claim("warm-up").arms:
-        failed: dict[float, set[float]] = {}
-        for row in read_claim("warm-up").of(arm):
-            failed.setdefault(row["point"]["learning_rate"], set()).add(row["result"]["failed"])
-        expected = {5e-4: {0.0}, 1e-3: {0.0}, 2e-3: {1.0}}
-        assert failed == (expected if "corrected" in arm else {rate: {1.0} for rate in expected})
+    warm_up = read_claim("warm-up")
+    rates = (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3)
+    for arm in ("warm-up, as published", "none, as published"):
+        assert failed_runs(warm_up, arm) == dict.fromkeys(rates, 3), "every pilot run fails"
+    for arm, pilots, fresh in (("warm-up, corrected", 0, 2), ("none, corrected", 1, 3)):
+        assert failed_runs(warm_up, arm) == dict(zip(rates, (0, 0, 0, pilots, 3), strict=True))
+        assert failed_runs(warm_up.evidence(), arm) == dict(zip(rates, (0, 0, 0, fresh, 3), strict=True))
     pays = read_claim("pretraining-pays")
     gains = {}
     for labels in (100, 1000, 3202):
