@@ -239,7 +239,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     check_utf8(path)
     try:
         if path.exists() and not path.is_file():
-            raise ValueError("it is something else than a file")  # Reading a pipe could wait forever.
+            raise ValueError("it isn't a regular file")  # Reading a pipe could wait forever.
         with open(path, "rb") as start:
             if int.from_bytes(start.read(8), "little") > LARGEST_HEADER:
                 raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")

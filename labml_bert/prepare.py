@@ -21,7 +21,6 @@ if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
 import argparse
-import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
+from labml_bert.checksums import file_sha256
 from labml_bert.data.text_files import find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
@@ -57,12 +57,6 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
         return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)
-
-
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file, to tell whether a text has changed. Takes a second or two for a gigabyte."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:

@@ -112,9 +112,6 @@ def load_corpus(name: str) -> Corpus:
     if not name.strip() or not path.exists():
         choices = ", ".join(["python-docs", "python-source", "tiny-shakespeare", *WIKITEXT])
         raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {choices}")
-    if not path.is_file():
-        # It could be endless, and would be empty when it's read a second time.
-        raise ValueError(f"{name} is not a regular file; save the text in a file and use that")
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
@@ -156,7 +153,7 @@ def read_utf8(path: Path) -> str:
     """The text of a file, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
     try:
         if path.exists() and not path.is_file():
-            # It could be endless.
+            # It could be endless, and would be empty when it's read a second time.
             raise ValueError(f"{path} is not a regular file; save the text in a file and use that")
         # This encoding drops a byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")

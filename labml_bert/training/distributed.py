@@ -112,8 +112,8 @@ def init_process_group(device: torch.device) -> None:
 def stop_after_launcher(launcher_id: int) -> None:
     """
     Waits until `torchrun` ends. If it's killed, it can't stop the processes that it has started, so each one
-    sends SIGTERM to itself: they save the run and end. A process that waits for another one, which may be
-    gone, can't do that. It's ended after `SECONDS_TO_SAVE`.
+    sends SIGTERM to itself: they save the run and end. A process that is stuck waiting for another one
+    can't save, so it's ended after `SECONDS_TO_SAVE`.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
