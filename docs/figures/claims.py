@@ -173,7 +173,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
     if effect.at_least and effect.at_most:
-        return "unknown: both variants have runs that never got there", "–"
+        return "unknown: some runs of both variants never got there", "–"
     if effect.at_least:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
     if effect.at_most:
@@ -195,9 +195,9 @@ def in_words(effect: Effect, metric: str, unit: str = "") -> str:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
     if effect.at_least:
-        return f"at least {low:.1f} times{unit} (95% confidence; on average, at least {middle:.1f})"
+        return f"at least {low:.1f} times{unit} (95% bound; the mean ratio is at least {middle:.1f})"
     if effect.at_most:
-        return f"at most {high:.1f} times{unit} (95% confidence; on average, at most {middle:.1f})"
+        return f"at most {high:.1f} times{unit} (95% bound; the mean ratio is at most {middle:.1f})"
     digits = ratio_digits(middle)
     return f"{middle:.{digits}f} times{unit} (95% CI {low:.{digits}f} to {high:.{digits}f})"
 

@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,12 @@ T = TypeVar("T")
 
 # How long a process may take to save the run after `torchrun` was killed.
 SECONDS_TO_SAVE = 600
+
+# After this time without a heartbeat, a process is killed.
+SECONDS_WITHOUT_HEARTBEAT = 600
+
+# Set once this process needs no other one any more.
+is_done = threading.Event()
 
 
 def rank() -> int:
@@ -107,6 +113,30 @@ def init_process_group(device: torch.device) -> None:
     # a short timeout: if a process dies, `torchrun` ends the rest.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
     threading.Thread(target=stop_after_launcher, args=[os.getppid()], daemon=True).start()
+    store = launcher_store()
+    store.set(f"process id {rank()}", str(os.getpid()))
+    threading.Thread(target=kill_stopped_neighbor, args=[store], daemon=True).start()
+
+
+def kill_stopped_neighbor(store: Any) -> None:
+    """
+    Kills the next process on this machine if it has no heartbeat for `SECONDS_WITHOUT_HEARTBEAT`, because
+    SIGSTOP or a debugger stopped it. Otherwise, all the others would wait for it. Then `torchrun` ends the
+    run. The loop counts only seconds in which this process itself runs, so you can suspend all processes for
+    as long as you like.
+    """
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    neighbor = rank() - local_rank + (local_rank + 1) % local_size
+    beats, seconds_without = 0, 0
+    # If the store is gone, so is the launcher that has it.
+    with contextlib.suppress(RuntimeError):
+        process_id = int(store.get(f"process id {neighbor}"))
+        while neighbor != rank() and not is_done.wait(1):
+            store.add(f"heartbeats {rank()}", 1)
+            last_beats, beats = beats, store.add(f"heartbeats {neighbor}", 0)
+            seconds_without = seconds_without + 1 if beats == last_beats else 0
+            if seconds_without == SECONDS_WITHOUT_HEARTBEAT:
+                os.kill(process_id, signal.SIGKILL)
 
 
 def stop_after_launcher(launcher_id: int) -> None:
@@ -134,6 +164,7 @@ def destroy_process_group() -> None:
     """Disconnects from the other processes. Delete the model that `wrap_in_ddp` returned before this call."""
     if dist.is_initialized():
         dist.barrier()
+        is_done.set()
         dist.destroy_process_group()
         # Any reference to the group keeps its thread alive, which would abort the interpreter at exit.
         gc.collect()
@@ -177,16 +208,18 @@ def only_rank_zero_prints() -> Iterator[None]:
         yield
 
 
+def launcher_store() -> Any:
+    """What all processes share. The launcher keeps it, because it outlives them all."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
+
+
 def is_first_to_fail() -> bool:
     """
     Whether this process is the first one that calls this function. If a process fails, the others fail with
-    it, and only the first one knows why. The launcher keeps the count, because it outlives them all.
+    it, and only the first one knows why.
     """
-    if not dist.is_torchelastic_launched():
-        return True
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
-    return store.add("failed", 1) == 1
+    return not dist.is_torchelastic_launched() or launcher_store().add("failed", 1) == 1
 
 
 def wrap_in_ddp(model: nn.Module) -> nn.Module:

@@ -5,12 +5,11 @@ Without a browser, these tests are skipped. axe comes from npm, together with Ka
 """
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.serving import type_in_search
+from tests.support.serving import first_search_results, type_in_search
 
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
@@ -120,13 +119,7 @@ QUERIES = {
 
 
 def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api.Page") -> None:
-    first_results = {}
-    for words in QUERIES:
-        page.goto(server, wait_until="networkidle")
-        type_in_search(page, words)
-        link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
-        first_results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(server))
-    assert first_results == QUERIES
+    assert first_search_results(page, server, QUERIES) == QUERIES
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import type_in_search
+from tests.support.serving import first_search_results, type_in_search
 
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
@@ -255,13 +255,7 @@ SYNONYMS = {
 
 
 def test_search_knows_the_words_that_people_type(server: str, page: "sync_api.Page") -> None:
-    first_results = {}
-    for words in SYNONYMS:
-        page.goto(server, wait_until="networkidle")
-        type_in_search(page, words)
-        link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
-        first_results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(server))
-    assert first_results == SYNONYMS
+    assert first_search_results(page, server, SYNONYMS) == SYNONYMS
 
 
 def test_the_search_index_holds_no_imports_and_no_runs(site: Path) -> None:

@@ -2,7 +2,9 @@
 
 import http.server
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +31,19 @@ def type_in_search(page: "sync_api.Page", words: str) -> None:
         if field.evaluate("field => field === document.activeElement"):
             break
     field.clear()
+    page.wait_for_selector(".md-search-result__link", state="detached")
     page.keyboard.type(words)
     page.wait_for_selector(".md-search-result__link")
     # The results lag behind the typing.
     page.wait_for_timeout(1000)
+
+
+def first_search_results(page: "sync_api.Page", address: str, queries: Iterable[str]) -> dict[str, str]:
+    """The first result of each query, relative to `address` and without the words to highlight."""
+    page.goto(address, wait_until="networkidle")
+    results = {}
+    for words in queries:
+        type_in_search(page, words)
+        link = page.eval_on_selector_all(".md-search-result__link", "all => all[0].href")
+        results[words] = re.sub(r"\?[^#]*", "", link.removeprefix(address))
+    return results

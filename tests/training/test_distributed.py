@@ -486,6 +486,30 @@ def test_if_a_worker_is_killed_before_the_first_checkpoint_one_line_says_so(tmp_
     assert 'worker.py", line' not in errors
 
 
+A_WORKER_STOPS = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from labml_bert.training import distributed
+from labml_bert.run.terminal import exit_cleanly
+distributed.SECONDS_WITHOUT_HEARTBEAT = 3
+distributed.init_process_group(torch.device("cpu"))
+with exit_cleanly(lambda: None, lambda: True):
+    if distributed.rank() == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("worker", [0, 1])
+def test_the_others_do_not_wait_for_a_stopped_worker(worker: int, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(A_WORKER_STOPS)
+    _, errors = torchrun("worker.py", ROOT, worker, cwd=tmp_path).communicate(timeout=120)
+    lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert lines == ["error: another process of this run was killed; run the same command again"]
+
+
 WAITS_FOR_ANOTHER = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
