@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: train classifier peers speed gpu live test test-fast test-long trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz
+.PHONY: train classifier peers speed gpu live test test-fast test-long test-properties trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz
 
 train: $(VENV)/.run
 	$(BIN)/python experiments/mlm_tiny.py $(ARGS)
@@ -45,8 +45,12 @@ test: $(VENV)/.test
 test-fast: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m "not processes and not slow" --hypothesis-profile=fast $(ARGS)
 
+# What takes too long for `make test` and `make test-site`: whole experiments, kills, every notebook, every record.
+test-long: $(VENV)/.site-test $(VENV)/.test
+	$(PYTEST) -m long $(ARGS)
+
 # The property tests with 10,000 new examples each, instead of the same 100. Hypothesis itself marks its tests.
-test-long: $(VENV)/.test
+test-properties: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m hypothesis --hypothesis-profile=long $(ARGS)
 
 # Every file that is read, damaged in 10,000 new ways for each reader. Takes hours.
@@ -98,7 +102,7 @@ readme: $(VENV)/.site
 
 # In a browser too, where there is a Chromium.
 test-site: $(VENV)/.site-test
-	$(PYTEST) tests/docs $(ARGS)
+	$(PYTEST) tests/docs -m "not long" $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -19,6 +19,7 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from html import escape
+from math import isfinite
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -187,11 +188,15 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
     def list_items() -> Iterator[str]:
         for number, (run, options) in enumerate(zip(runs, differences(runs), strict=True)):
             words = "".join(f", {name} {value}" for name, value in options.items() if value is not None)
-            yield f'<li class="run{number % 6}">{escape(display_path(run.path) + words)}</li>'
+            yield f'<li class="run{number % 6}">{escape(printable(display_path(run.path) + words))}</li>'
 
     charts = []
     for metric, title in CHARTS.items():
-        curves = [(number, run.metrics[metric]) for number, run in enumerate(runs) if run.metrics.get(metric)]
+        # A chart has no place for NaN and infinity.
+        curves = []
+        for number, run in enumerate(runs):
+            if points := [point for point in run.metrics.get(metric, []) if isfinite(point[1])]:
+                curves.append((number, points))
         if curves:
             charts.append(draw_chart(title, curves))
     return (

@@ -1,6 +1,7 @@
 """The list of runs and the page with their curves."""
 
 import os
+import re
 import tempfile
 import webbrowser
 import xml.etree.ElementTree as ET
@@ -113,6 +114,14 @@ def test_names_are_escaped() -> None:
     run = RunFolder(Path("a<b>&"), {"experiment": "x"}, 1, 1.0, True, {"loss": [(1, 2.0), (2, 1.0)]})
     page = draw_page([run])
     assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
+    assert "\x1b" not in draw_page([run._replace(path=Path("a\x1b[31m"))])
+
+
+def test_values_that_are_not_finite_are_not_drawn() -> None:
+    metrics = {"loss": [(1, 2.0), (2, float("nan")), (3, 1.0)], "valid.loss": [(1, float("inf"))]}
+    page = draw_page([RunFolder(Path("run"), {"experiment": "x"}, 3, 1.0, True, metrics)])
+    assert page.count("<figure>") == 1 and "step 1" in page and ">3<" in page
+    assert not re.search(r"\b(nan|inf)\b", page)
 
 
 def test_a_curve_spans_the_chart() -> None:

@@ -43,6 +43,13 @@ if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) < 20
     del os.environ["COLUMNS"]
 
 try:
+    # Without a current folder, PyTorch's libraries don't load.
+    os.getcwd()
+except OSError:
+    print("error: the current folder no longer exists; change to another one", file=sys.stderr)
+    raise SystemExit(2) from None
+
+try:
     # PyTorch asks for this folder when it's imported.
     tempfile.gettempdir()
 except OSError as error:

@@ -28,6 +28,7 @@ def test_a_folder_with_a_space_is_printed_in_double_quotes(tmp_path: Path) -> No
     assert code == 0 and '\n  cd "my course"\n' in output
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("encoding", ["cp1252", "cp437", "cp932"])
 def test_files_of_a_windows_editor_on_a_windows_console(tmp_path: Path, encoding: str) -> None:

@@ -363,6 +363,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_killed_build_continues_and_produces_the_same_files(
     tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch

@@ -282,6 +282,7 @@ def test_a_stopped_process_continues_to_the_same_bytes(
     assert read_bytes(folder) == expected
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A real process, killed by the operating system, three times in a row."""

@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -27,6 +28,11 @@ EXPERIMENTS = [path for path in FILES if path.startswith("experiments/")]
 CHAPTERS = [path for path in FILES if path.startswith("docs/pages/")]
 # As if the project weren't installed, as it is in our tests. A copy in the current folder is still found.
 UNINSTALLED = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in f'{f}{type(f)}']"
+
+
+def first_now(paths: list[str]) -> list[Any]:
+    """`make test-site` runs the first notebook. The others take minutes, so `make test-long` runs them."""
+    return [paths[0], *(pytest.param(path, marks=pytest.mark.long) for path in paths[1:])]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +59,7 @@ def test_a_page_has_a_notebook_only_if_the_notebook_can_get_the_project() -> Non
     assert EXPERIMENTS and CHAPTERS and [*notebooks(replace(PROJECT, repo_url=""))] == STAND_ALONE
 
 
-@pytest.mark.parametrize("path", STAND_ALONE)
+@pytest.mark.parametrize("path", first_now(STAND_ALONE))
 def test_the_notebook_of_a_stand_alone_file_runs(path: str, tmp_path: Path) -> None:
     book = nbformat.reads(notebook(SOURCES[path], FILES[path]), as_version=4)
     book.cells.insert(0, new_code_cell("import torch"))
@@ -63,6 +69,7 @@ def test_the_notebook_of_a_stand_alone_file_runs(path: str, tmp_path: Path) -> N
     assert all(cell.execution_count for cell in book.cells if cell.cell_type == "code")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXPERIMENTS)
 def test_the_notebook_of_an_experiment_trains(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +93,7 @@ def test_the_notebook_of_an_experiment_trains(
     assert list((tmp_path / "project" / "logs" / Path(path).stem).glob("*/checkpoint.safetensors"))
 
 
-@pytest.mark.parametrize("path", CHAPTERS)
+@pytest.mark.parametrize("path", first_now(CHAPTERS))
 def test_the_notebook_of_a_chapter_prints_what_the_chapter_says(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +125,7 @@ def test_the_notebook_of_the_course_has_each_step_and_no_answer() -> None:
         assert any(source.startswith(f"## {number}. {step.title}\n") for source in cells)
 
 
+@pytest.mark.long
 def test_the_notebook_of_the_course_checks_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def pages(site: Path) -> list[Path]:
     return sorted(site.glob("**/*.html"))
 
 
+@pytest.mark.long
 def test_the_command_alone_writes_the_pages(site: Path) -> None:
     subprocess.run([sys.executable, "-m", "docs"], cwd=ROOT, check=True)
 

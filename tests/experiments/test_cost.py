@@ -46,6 +46,7 @@ def test_text_of_a_chosen_size(module: types.ModuleType) -> None:
     assert sum(map(len, texts)) == 123_456 and len(texts) > 1
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_from_the_command_to_the_record(
     module: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

@@ -51,6 +51,7 @@ def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_output_and_the_record(folder: Path) -> None:
     small = ["--labels", "20", "60", "--pairs", "40", "--seeds", "2", "--steps", "4", "--device", "cpu"]

@@ -83,6 +83,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
     return Backbone(folder, config, tokenizer, read_tensors(folder), torch.device("cpu"))
 
 
+@pytest.mark.long
 @pytest.mark.slow("reads all docstrings of the standard library")
 def test_signatures_of_the_standard_library() -> None:
     signatures = read_signatures()
@@ -94,6 +95,7 @@ def test_signatures_of_the_standard_library() -> None:
     assert not any({"self", "cls"} & names for names in signatures.values())
 
 
+@pytest.mark.long
 @pytest.mark.slow("reads all docstrings of the standard library")
 def test_the_docstrings_and_what_pretraining_has_seen() -> None:
     train, test = read_functions()

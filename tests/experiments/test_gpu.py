@@ -38,6 +38,7 @@ def test_bad_input_is_one_line(
     assert_fails(runpy.run_path(str(SCRIPT))["main"], arguments, message, capsys)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.slow(reason="it trains two models, and times a third")
 def test_all_parts_run_and_write_records(

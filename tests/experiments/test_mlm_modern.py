@@ -38,6 +38,7 @@ def test_a_modern_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Pa
     assert "h" in [guess.token for guess in first[1][:3]]
 
 
+@pytest.mark.long
 def test_a_killed_modern_run_resumes_to_identical_tensors(corpus_file: Path, tmp_path: Path) -> None:
     options = ["--corpus", corpus_file, "--steps", 200]
     run("mlm_modern", *OPTIONS, *options, "--runs", "whole", cwd=tmp_path)
@@ -88,6 +89,7 @@ def test_bad_sizes_get_one_line_and_exit_code_2(
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.long
 def test_export_and_attention_map_refuse_a_modern_model(corpus_file: Path, tmp_path: Path) -> None:
     run("mlm_modern", *OPTIONS, "--corpus", corpus_file, "--steps", 2, cwd=tmp_path)
     folder = next((tmp_path / "logs" / "mlm_modern").iterdir())

@@ -84,6 +84,7 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     assert sum(g.probability for g in second) <= 1
 
 
+@pytest.mark.long
 def test_a_killed_and_resumed_run_gives_identical_tensors(corpus_file: Path, tmp_path: Path) -> None:
     """After SIGKILL and `--resume`, every tensor equals that of an uninterrupted run."""
     options = ["--corpus", corpus_file, "--steps", 500, "--hidden-dropout-prob", 0.1]
@@ -114,6 +115,7 @@ def test_a_killed_and_resumed_run_gives_identical_tensors(corpus_file: Path, tmp
         assert [key for key in tensors if not torch.equal(tensors[key], expected[key])] == [], delay
 
 
+@pytest.mark.long
 def test_a_killed_run_loses_at_most_ten_seconds_of_metrics(corpus_file: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--steps", 10**6),
@@ -176,6 +178,7 @@ def test_a_run_without_home_git_utf8_and_terminal_while_the_clock_runs_backward(
     assert [step for step, _ in record["history"]["loss"]][-1] == 3
 
 
+@pytest.mark.long
 def test_a_read_only_run_folder_is_a_one_line_error(
     corpus_file: Path, remountable_disk: Path, tmp_path: Path
 ) -> None:

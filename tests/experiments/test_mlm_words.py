@@ -11,6 +11,7 @@ from tests.support.runs import SMALL, run
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.long
 def test_a_run_on_words(corpus_file: Path, tmp_path: Path) -> None:
     # With a vocabulary of thirty words, the learning rate for characters works as well.
     options = ["--corpus", corpus_file, "--steps", 800, "--learning-rate", 3e-3, "--record", "r.json"]

@@ -28,6 +28,7 @@ def small_language(sentences: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_your_own_language_from_text_to_a_filled_mask(tmp_path: Path) -> None:
     """The vowel marks survive tokenization, and the model learns which words fit a gap."""

@@ -96,6 +96,15 @@ def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> N
     )
 
 
+def test_a_deleted_current_folder_is_a_one_line_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "labml_bert.fill_mask", "[MASK]"]
+    words = ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr == "error: the current folder no longer exists; change to another one\n"
+
+
 def test_all_dependencies_are_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [re.split(r"[<>=!~ ;\[]", name)[0] for name in project["dependencies"]] == list(REQUIRED)

@@ -160,6 +160,7 @@ def test_a_killed_run_with_auto_resumes_bit_for_bit(corpus_file: Path, tmp_path:
     assert [key for key in expected if not torch.equal(tensors[key], expected[key])] == []
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_several_processes_agree_on_the_threads(corpus_file: Path, tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

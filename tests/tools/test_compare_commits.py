@@ -94,6 +94,7 @@ def compare(results: Path, *arguments: str) -> int:
     return int(exit_info.value.code or 0)
 
 
+@pytest.mark.long
 def test_a_data_generator_that_is_not_restored_is_detected_after_a_resume(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

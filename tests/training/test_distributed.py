@@ -396,6 +396,7 @@ def wait_for_step(runs: Path, min_step: int, process: subprocess.Popen[str]) -> 
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_ctrl_c_stops_both_processes_and_one_can_resume(folder: Path, tmp_path: Path) -> None:
     """The header, the message and the folder appear only once."""

@@ -360,6 +360,7 @@ def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: b
             assert torch.allclose(p.double(), expected[name], atol=2e-6), (step, name)
 
 
+@pytest.mark.long
 @pytest.mark.slow("the compiler traces the model anew for every number of masked tokens")
 def test_a_compiled_model_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compiles to a graph but not to machine code, which would require a C++ compiler."""
