@@ -402,6 +402,28 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     assert gains[1000] > gains[100] > gains[3202]
 
 
+@pytest.mark.parametrize(
+    ("name", "slow", "fast", "longer"),
+    [
+        ("muon", "Muon", "AdamW", 24),
+        ("dropout", "dropout 10%", "no dropout", 19),
+        ("depth", "8 layers of 96", "2 layers of 192", 61),
+    ],
+)
+def test_how_much_longer_a_step_takes(name: str, slow: str, fast: str, longer: int) -> None:
+    record = json.loads(Path(f"docs/runs/claims/{name}.json").read_text("utf-8"))
+    seconds = [record["step_seconds"][arm]["128"] for arm in (slow, fast)]
+    assert round(100 * (seconds[0] / seconds[1] - 1)) == longer
+    assert f"{longer}% longer" in (PAGES / "claims.md").read_text("utf-8")
+
+
+def test_the_shallow_model_has_more_parameters_outside_its_blocks() -> None:
+    deep, shallow = (
+        read_claim("depth").of(arm)[0]["parameters"] for arm in ("8 layers of 96", "2 layers of 192")
+    )
+    assert round(100 * (shallow / deep - 1)) == 5
+
+
 def test_no_such_claim() -> None:
     with pytest.raises(claims.PageError, match="no entry 'x'; it has short-to-long"):
         read_claim("x")

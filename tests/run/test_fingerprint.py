@@ -33,8 +33,10 @@ def fingerprints() -> Iterator[Any]:
     for path in sorted(RUNS.rglob("*.json"), key=lambda path: (len(path.name), path)):
         record = json.loads(path.read_text("utf-8"))
         for part in record.get("fingerprints", {}):
-            marks = [] if record["experiment"] in unseen else [pytest.mark.long]
-            yield pytest.param(path, part, marks=marks, id=f"{path.stem} {part}".rstrip())
+            is_long = record["experiment"] not in unseen
+            yield pytest.param(
+                path, part, marks=[pytest.mark.long] * is_long, id=f"{path.stem} {part}".rstrip()
+            )
             unseen.discard(record["experiment"])
 
 
