@@ -117,11 +117,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
     in `transformers`, so rolling by $d/2$ swaps the two. The RoPE paper pairs neighboring elements. To
-    convert from one layout to the other, permute the rows of the query and key weights.
-
-    [labml-nn](https://nn.labml.ai/transformers/rope/index.html) pairs the same elements as we do, but its
-    tensors are `(T, B, H, d)`, and by default its attention rotates only the first half of each head
-    (`rope_percentage=0.5`)."""
+    convert from one layout to the other, permute the rows of the query and key weights."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
@@ -181,10 +177,6 @@ class ModernBertMLP(nn.Module):
 
     At the same $I$, this network has $3DI$ weights instead of $2DI$. But in ModernBERT base, $I$ is only
     $1.5 D$, compared with $4 D$ in BERT base. The smaller networks leave room for more layers.
-
-    [labml-nn's `FeedForward`](https://nn.labml.ai/transformers/feed_forward.html) computes the same with
-    `is_gated=True` and a GELU. It has two separate projections instead of `Wi`, and its three biases are on
-    by default.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
     """
