@@ -35,7 +35,7 @@ class Arrivals(NamedTuple):
 
     runs: int
     tokens: float
-    seconds: float
+    seconds: float | None  # None with a batch ramp: only a step at full batch size was timed
 
 
 def tokens_until(row: Row, goal: float) -> float | None:
@@ -52,17 +52,18 @@ def tokens_until(row: Row, goal: float) -> float | None:
 def arrivals(study: Claim, arm: str) -> Arrivals:
     """
     When a variant reached the loss of the study. The time is the number of tokens times the time per token of
-    a step at full batch size.
+    a step. Smaller batches take more time per token, so there is no time for a variant with a batch ramp.
     """
     assert study.record is not None
     rows = study.of(arm)
     goal = rows[0]["unigram_loss"] - study.entry["below"]
     tokens = [value for row in rows if (value := tokens_until(row, goal)) is not None]
     if not tokens:
-        return Arrivals(0, 0.0, 0.0)
+        return Arrivals(0, 0.0, None)
     (per_step,) = study.record.data["step_seconds"][arm].values()
     middle = statistics.mean(tokens)
-    return Arrivals(len(tokens), middle, middle / rows[0]["batch_tokens"] * per_step)
+    ramps = study.arms[arm].get("batch_ramp", False)
+    return Arrivals(len(tokens), middle, None if ramps else middle / rows[0]["batch_tokens"] * per_step)
 
 
 def final_losses(study: Claim, arm: str) -> list[float]:
@@ -114,10 +115,9 @@ def study_table(name: str) -> str:
             gain = signed(difference(losses, final_losses(study, before)))
         few = "" if at.runs in (0, len(rows)) else f" ({at.runs} of {len(rows)} runs)"
         table += f"| {cell(study.label(arm))} | {rows[0]['options']['learning_rate']:g} |"
-        if at.runs:
-            table += f" {at.tokens / 1e6:.2f} M{few} | {at.seconds:.0f} |"
-        else:
-            table += " not reached | – |"
+        tokens = f"{at.tokens / 1e6:.2f} M{few}" if at.runs else "not reached"
+        seconds = "–" if at.seconds is None else f"{at.seconds:.0f}"
+        table += f" {tokens} | {seconds} |"
         table += f" {with_interval(mean(losses))} | {gain} | {core_minutes(study, arm):.1f} min |\n"
     return f"{wide(table)}\n{footnote(study)}"
 
@@ -202,7 +202,10 @@ def study_value(name: str, arm: str, what: str = "loss") -> float:
     at = arrivals(study, arm)
     if at.runs < len(study.of(arm)):
         raise PageError(f"{at.runs} of {len(study.of(arm))} runs of {arm!r} reached the loss of {name}")
-    return {"tokens": at.tokens, "seconds": at.seconds}[what]
+    value = {"tokens": at.tokens, "seconds": at.seconds}[what]
+    if value is None:
+        raise PageError(f"the time of {arm!r} in {name} wasn't measured: it has a batch ramp")
+    return value
 
 
 def study_gain(name: str, arm: str, than: str) -> Interval:
