@@ -14,7 +14,7 @@ from labml_bert.training.optimization import TrainingArguments
 
 def learning_rate_chart(record: Record) -> str:
     """
-    The learning rate of BERT and of a run, as a percentage of the peak, over the percentage of the steps.
+    The learning rate of BERT and of a run, as a percentage of the peak, over the percentage of the training.
     """
     ours = record.data["configuration"]
     peaks = {
@@ -37,7 +37,7 @@ def learning_rate_chart(record: Record) -> str:
     caption = (
         f"{title}. In both recipes, the learning rate warms up linearly and then decays linearly to zero."
     )
-    return line_chart(lines, title, "percent of the steps", "percent of the peak", caption=caption)
+    return line_chart(lines, title, "percent of the training", "percent of the peak", caption=caption)
 
 
 def failed_runs(claim: Claim) -> str:
@@ -51,5 +51,5 @@ def failed_runs(claim: Claim) -> str:
             runs = [row for row in claim.of(arm) if row["options"]["learning_rate"] == rate]
             failures = sum(row["result"]["failed"] for row in runs)
             cells.append(f"{failures:.0f} of {len(runs)}")
-        table += f"| {cell(arm)} | {' | '.join(cells)} |\n"
+        table += f"| {cell(claim.label(arm))} | {' | '.join(cells)} |\n"
     return table
