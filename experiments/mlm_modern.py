@@ -57,7 +57,8 @@ class Options(RunOptions):
     needs a matrix of its own, so this network costs three quarters as much as BERT's, not half."""
     global_attn_every_n_layers: int = 3
     """Number of layers from one global layer to the next. A global layer sees the whole sequence. The layers
-    between see only their neighborhood, which lowers the loss a little and costs 1.5% more time per step."""
+    between see only their neighborhood, which costs 1.5% more time per step. With it, the loss was slightly
+    lower on average over three seeds, by 0.01 nats, but that could be chance."""
     local_attention: int = 32
     """Tokens that a local layer sees: 16 on each side. ModernBERT uses 128, but our sequences are short."""
     max_position_embeddings: int = 128
