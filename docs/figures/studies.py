@@ -62,7 +62,7 @@ def arrivals(study: Claim, arm: str) -> Arrivals:
         return Arrivals(0, 0.0, None)
     (per_step,) = study.record.data["step_seconds"][arm].values()
     middle = statistics.mean(tokens)
-    ramps = study.arms[arm].get("batch_ramp", False)
+    ramps = study.entry["arms"][arm].get("batch_ramp", False)
     return Arrivals(len(tokens), middle, None if ramps else middle / rows[0]["batch_tokens"] * per_step)
 
 

@@ -115,6 +115,17 @@ def test_values_for_the_text(write: Any) -> None:
         study_value("small", "fourth")
 
 
+def test_a_batch_ramp_has_tokens_but_no_seconds(write: Any, tmp_path: Path) -> None:
+    write()
+    entry = tmp_path / "studies.toml"
+    entry.write_text(entry.read_text().replace("gated = true", "gated = true, batch_ramp = true"))
+    rows = [line for line in study_table("small").splitlines() if line.startswith("| ")][1:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert cells[1][2].endswith(" M") and cells[1][3] == "–" and cells[2][3] == "0"
+    with pytest.raises(PageError, match="the time of 'second' in small wasn't measured: it has a batch ramp"):
+        study_value("small", "second", "seconds")
+
+
 def test_the_chart_has_a_bar_for_each_variant(write: Any) -> None:
     write()
     chart = study_chart("small", "What the bars are.")
