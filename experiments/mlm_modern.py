@@ -7,7 +7,11 @@ for its matrices is Muon.
 
 The learning curve looks different. The plateau shrinks to about a hundred steps: then the model learns to use
 the neighboring characters, even at the full length. So a curriculum has little to cure, and all sequences
-have 128 characters from the first step."""
+have 128 characters from the first step.
+
+We ran both scripts in turn, with three seeds each, on two CPU cores without AMX, so both got fewer steps in
+three minutes than on a faster CPU. On Python's documentation, this model ends at 0.80 to 0.83 nats, and
+`mlm_tiny.py` at 1.10 to 1.19. A step takes about 1.5 times as long as one of `mlm_tiny.py`."""
 
 import sys
 from dataclasses import dataclass
