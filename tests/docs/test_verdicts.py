@@ -402,6 +402,15 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     assert gains[1000] > gains[100] > gains[3202]
 
 
+def test_a_loss_that_is_said_to_be_higher_is_higher() -> None:
+    """Chapters write `increase(...)` after "higher by"."""
+    text = "".join(page.read_text("utf-8") for page in PAGES.glob("*.md"))
+    increases = re.findall(r'increase\("([^"]+)", "([^"]+)"\)', text)
+    assert increases
+    for name, says in increases:
+        assert not claims.describe_gain(read_claim(name), says, opposite=True).startswith("−"), (name, says)
+
+
 @pytest.mark.parametrize(
     ("name", "slow", "fast", "longer"),
     [
