@@ -216,7 +216,7 @@ def tied_head(d: Drawing) -> Words:
         "The two uses of the token embeddings",
         f"Two drawings of one table E, which has a row for each token: {', '.join(VOCAB)}. At the input it "
         f"is a lookup: [MASK] has the id {IDS['[MASK]']}, which picks a row of E, and this vector of D "
-        "numbers goes to the blocks. At the output it is a matrix product. The vector h from the blocks "
+        "numbers goes to the blocks. At the output it is a matrix multiplication. The vector from the blocks "
         "goes through a dense layer, GELU and LayerNorm. Its product with each row of E, plus a bias, "
         f"gives one logit for each of the V tokens. The logit of {TARGET} should be the largest. A dashed "
         "line connects the two tables: they are the same.",
@@ -254,10 +254,10 @@ def lookup(d: Drawing, x: float, y: float) -> Box:
 
 def product(d: Drawing, x: float, y: float) -> Box:
     """A vector times each row, plus a bias, is a logit. Returns the table."""
-    d.text(x, y + 10, "At the output: a matrix product", "heading", 15, "start")
+    d.text(x, y + 10, "At the output: a matrix multiplication", "heading", 15, "start")
     middle = y + 50
     h = d.cells(x, middle - ROW / 2, 1, 6, (CELL, ROW), "token")
-    d.text(x, middle + 24, "h, from the blocks", "note", SMALL, "start")
+    d.text(x, middle + 24, "from the blocks", "note", SMALL, "start")
     dense = d.box(x + 94, middle - 16, 102, 32, "dense, GELU", "head")
     norm = d.box(x + 218, middle - 16, 92, 32, "LayerNorm", "norm")
     d.arrow((h.right + 2, middle), (dense.x - 2, middle))
