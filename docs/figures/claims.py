@@ -384,10 +384,11 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     parts, table, sentences = list[str](), list[list[str]](), list[str]()
     for i, claim in enumerate(finished):
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 90
+        short = verdict.partition(", about")[0]  # the whole verdict is too long for a phone
         test = claim.primary()
         gain, interval = gain_and_interval(claim.effect_of(test, RULE_LEVEL), test["metric"])
         parts.append(text(0, y + 20, title))
-        parts.append(text(0, y + 43, f"{verdict}: {gain} ({interval})", _class="level"))
+        parts.append(text(0, y + 43, f"{short}: {gain} ({interval})", _class="level"))
         parts.append(forest_row(claim, y + 64))
         table.append([title, verdict, gain, interval, delta_with_unit(claim), claim.describe_seeds()])
         sentences.append(f"{title}: {verdict}")

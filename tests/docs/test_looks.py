@@ -42,12 +42,17 @@ def test_no_page_scrolls_sideways_on_the_smallest_phone(
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_tables_and_samples_fit_on_a_phone(site: Path, server: str, page: "sync_api.Page", part: int) -> None:
+def test_tables_samples_and_drawings_fit_on_a_phone(
+    site: Path, server: str, page: "sync_api.Page", part: int
+) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     cut = """[...document.querySelectorAll("#content :is(table, .highlight pre > code)")].filter((one) => {
       for (let at = one; at.id !== "content"; at = at.parentElement)
         if (at.scrollWidth > at.clientWidth + 3 && getComputedStyle(at).overflowX !== "visible") return true;
       return one.getBoundingClientRect().right > innerWidth;
+    }).length + [...document.querySelectorAll("#content svg text")].filter((one) => {
+      const [text, frame] = [one, one.ownerSVGElement].map((box) => box.getBoundingClientRect());
+      return text.left < frame.left - 3 || text.right > frame.right + 3;
     }).length"""
     chapters = [address for address in addresses(site) if not address.startswith("reference/")]
     counts = {}
