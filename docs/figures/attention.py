@@ -153,7 +153,7 @@ def head_map(record: Record) -> Markup:
     where = "the token itself" if offset == 0 else f"the token {distance} {side} it"
     most = f"For {times} of the {len(tokens)} tokens, the largest weight is on {where}."
     story = f"Layer {i + 1}, head {j + 1}. {most}"
-    caption = f"{story} A row is a token that attends, a column is a token that it attends to."
+    caption = f"{story} The rows are queries, and the columns are keys."
     return figure(
         "".join(parts),
         TOP + len(tokens) * CELL + 4,

@@ -154,8 +154,11 @@ def axes(at: Axes, x_label: str) -> str:
         parts.append(f'<path class="grid" d="M{LEFT},{height:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(text(LEFT - 8, f"{height + 5:.1f}", short(y), text_anchor="end"))
     for x in between(at.left, at.right):
-        position = at(x, at.high)[0]
-        parts.append(text(f"{position:.1f}", HEIGHT - BOTTOM + 20, short(x), text_anchor="middle"))
+        position, label = at(x, at.high)[0], short(x)
+        # On a phone, the letters are larger. A label that would be cut off ends at the edge instead.
+        is_cut = position > WIDTH - 6 * len(label)
+        place, anchor = (f"{WIDTH}", "end") if is_cut else (f"{position:.1f}", "middle")
+        parts.append(text(place, HEIGHT - BOTTOM + 20, label, text_anchor=anchor))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(text(middle, HEIGHT - 8, x_label, text_anchor="middle"))
     return "".join(parts)
