@@ -7,6 +7,7 @@ import pytest
 from docs.figures.continued import chart, example, first_below, gap, results, shorter, table, value, variants
 from docs.figures.records import Record, read_records
 from docs.literate.rows import PageError
+from experiments.claims.decision import difference
 
 
 def row(variant: str, loss: float, steps: int, words: float) -> dict[str, Any]:
@@ -79,6 +80,12 @@ def test_the_chapter_says_what_the_record_shows() -> None:
         for row, other in zip(results(record, less[1]), results(record, more[1]), strict=True):
             assert row[less[0]] < other[more[0]]
     assert "inconclusive" not in gap(record, "word_log_prob", "continued, new tokens", "continued")
+    losses = [[row["loss"] for row in results(record, name)] for name in ("continued", "from scratch")]
+    assert "inconclusive" in gap(record, "loss", "continued", "from scratch"), "paired"
+    assert difference(*losses).high < 0, "unpaired"
+    for continued, scratch in zip(results(record, "continued"), results(record, "from scratch"), strict=True):
+        above = [step for step, loss in scratch["curves"]["loss"] if loss > continued["before"]["loss"]]
+        assert above[-1] * scratch["tokens"] / scratch["steps"] > 350_000
 
 
 def test_the_table_the_examples_and_the_chart() -> None:

@@ -402,6 +402,25 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     assert gains[1000] > gains[100] > gains[3202]
 
 
+def test_statements_about_means_agree_with_the_records() -> None:
+    evidence = read_claim("next-sentence").evidence()
+    means = {arm: sum(evidence.values(arm, "summary")) / 5 for arm in ("both tasks", "masks alone")}
+    assert [f"{mean:.0%}" for mean in means.values()] == ["61%", "49%"]
+    assert "about\n61% right, and the one without NSP about 49%" in (PAGES / "next-sentence.md").read_text(
+        "utf-8"
+    )
+    steps = json.loads(Path("docs/runs/claims/mask-shares.json").read_text("utf-8"))["step_seconds"]
+    ratios = [steps["80/10/10"][length] / steps["100% [MASK]"][length] for length in ("32", "128")]
+    assert round(100 * (max(*ratios, *(1 / ratio for ratio in ratios)) - 1)) == 16
+    table = json.loads(Path("docs/runs/finetune_docstrings.json").read_text("utf-8"))["table"]
+    totals = Counter[tuple[str, int]]()
+    for row in table:
+        if row["task"] == "package":
+            totals[row["arm"], row["labels"]] += row["accuracy"]
+    is_ahead = [totals["bag of words", n] > totals["pretrained", n] for n in (100, 1000, 3202)]
+    assert is_ahead == [False, True, True]
+
+
 def test_a_loss_that_is_said_to_be_higher_is_higher() -> None:
     """Chapters write `increase(...)` after "higher by"."""
     text = "".join(page.read_text("utf-8") for page in PAGES.glob("*.md"))
