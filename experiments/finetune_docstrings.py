@@ -71,8 +71,8 @@ PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 # The largest number of epochs that the paper tried.
 EPOCHS = 4
-# Maximum tokens in a text or a pair. A docstring starts with what matters most, and a step with twice the
-# length takes more than twice the time. The bag of words sees whole texts.
+# Maximum tokens in a text or a pair. A docstring often starts with what matters most, and a step with more
+# tokens takes longer. The bag of words sees whole texts.
 MAX_LENGTH = {"package": 48, "summary": 64}
 # With more labels, the search for a learning rate would take longer than the training itself.
 MAX_TUNING_LABELS = 1000

@@ -44,11 +44,11 @@ class Options(RunOptions):
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths. Longer sequences mean fewer rows per batch."""
     mlm_probability: float = 0.3
-    """Fraction of tokens to predict. This is twice the paper's 15%, so each step gives twice the signal.
-    Evaluations always mask 15%."""
+    """Fraction of tokens to predict. This is twice the paper's 15%, so each step makes twice as many
+    predictions. Evaluations always mask 15%."""
     hidden_size: int = 128
-    """Width of the model. The feed-forward network is four times as wide. A wider model learns more from each
-    token, but sees fewer tokens in three minutes."""
+    """Width of the model. The feed-forward network is four times as wide. A wider model may learn more from
+    each token, but sees fewer tokens in three minutes."""
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
@@ -59,8 +59,9 @@ class Options(RunOptions):
     """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768. A sum over D terms
     grows with the square root of D, so a narrow model needs larger weights to get sums of the same size."""
     hidden_dropout_prob: float = 0.0
-    """Dropout probability, also for attention weights. In three minutes, the model reads the text only a few
-    times, so it doesn't need this regularization."""
+    """Dropout probability, also for attention weights. In the claim on dropout, the loss was 0.12 nats lower
+    without it (95% CI 0.07 to 0.17), but those runs read less than a third of the text. This one reads it
+    about six times."""
     learning_rate: float = 3e-3
     """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
     needs it."""

@@ -10,8 +10,8 @@ The command trains a subword vocabulary, chooses sizes that suit the amount of t
 encoder of `modern.py`. It saves the model in the folder `model` of the run, and `transformers` can load that
 folder as a ModernBERT.
 
-Why not the original BERT? It spends most of a short run on a [plateau](../stuck.md). [The chapter on this
-script](../own-language.md) compares the two on a German text.
+Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
+chapter on this script](../own-language.md) compares one run of each on a German text.
 
 The script works the same for every language, because it learns the subwords from the text itself. It keeps
 case and accents, which many languages use to tell words apart."""

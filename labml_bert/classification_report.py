@@ -22,7 +22,7 @@ from labml_bert.baselines.tfidf import tune
 from labml_bert.labeled_text import Example, Score, confusion_matrix, score
 from labml_bert.stdout import console, printable
 
-# An accuracy from which on the test rows say nothing more about which method is better.
+# An accuracy from which on the test rows say little about which method is better.
 NEARLY_PERFECT = 0.99
 
 

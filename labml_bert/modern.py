@@ -183,7 +183,7 @@ class ModernBertMLP(nn.Module):
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        # Both projections share a matrix, because one large matmul is usually faster than two small ones.
+        # Both projections share a matrix, because one large matmul can be faster than two small ones.
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.drop = nn.Dropout(config.mlp_dropout)

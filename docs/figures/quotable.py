@@ -171,7 +171,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
             labels=["length 128 throughout", "16, 32, 64, then 128"],
             over="steps",
             title="Held-out loss by training steps, fixed length against short to long",
-            caption="Held-out loss on Shakespeare, in nats, for one seed. Only the sequence lengths differ.",
+            caption="Held-out loss on Shakespeare, in nats, for one seed. The model, the text and the "
+            "number of tokens per step are the same.",
         )
 
     def home_of(one: Record) -> str:

@@ -3,7 +3,7 @@ r"""
 
 BERT adds a learned vector for the position to the vector of the token. Is that why a small masked language
 model gets stuck on a plateau? To find out, the claim on positions trains the same BERT with five other
-position encodings and changes nothing else:
+position encodings and changes nothing else in the model. Learned positions get twice as many tokens:
 
 | positions | score of token *j* for token *i* | added to the input |
 |---|---|---|

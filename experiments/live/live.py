@@ -9,9 +9,9 @@ loads them, so you can try the model as it was at each moment.
 
 The weights have to be downloaded before you can use the page, so the model must be small. The weights are
 stored in float16, and one file should have a few hundred kilobytes. So the model is narrower than that of
-`mlm_tiny.py`, and has two layers instead of four. All else is equal. Among the sizes that fit, wider models
-with fewer layers learned more in the same time, because their steps take less time. The modern encoder has as
-many parameters as BERT, and is otherwise trained as in `mlm_modern.py`.
+`mlm_tiny.py`, and has two layers instead of four. All else is equal. In unrecorded trials among the sizes
+that fit, wider models with fewer layers learned more in the same time. Their steps take less time. The modern
+encoder has as many parameters as BERT, and is otherwise trained as in `mlm_modern.py`.
 
 The script also measures four properties of the first model's final weights, which `pictures.py` explains. It
 measures them on the rounded weights, because the page runs those.
@@ -93,8 +93,8 @@ class Options(RunOptions):
     hidden_size: int = 80
     """Width of the model. With two layers, this gives 182,000 weights, or 365 kB in float16."""
     num_hidden_layers: int = 2
-    """Number of blocks. Among sizes that are small enough, wider models with fewer blocks learned more in
-    three minutes."""
+    """Number of blocks. In unrecorded trials among sizes that are small enough, wider models with
+    fewer blocks learned more in three minutes."""
     num_attention_heads: int = 4
     """Heads per block. The hidden size must be a multiple of the number of heads."""
     max_position_embeddings: int = 128

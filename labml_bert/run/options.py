@@ -47,7 +47,8 @@ class RunOptions:
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None
-    """Train for this many steps instead of minutes. Such a run is reproducible bit for bit."""
+    """Train for this many steps instead of minutes. On one machine's CPU, such a run is reproducible
+    bit for bit."""
     seed: int = 0
     """Seed of all random numbers."""
     optimizer: OptimizerName = "adamw"
@@ -67,7 +68,7 @@ class RunOptions:
     gradient_accumulation_steps: int = field(default=1, metadata=OPERATIONAL)
     """Micro-batches per process and step. More of them need less memory and give the same result."""
     torch_compile: bool = field(default=False, metadata=OPERATIONAL)
-    """Compile the model with torch.compile. Pays off on a GPU."""
+    """Compile the model with torch.compile. It may pay off on a GPU; we haven't measured that."""
     resume: Path | None = field(default=None, metadata=OPERATIONAL)
     """Resume the run in this folder."""
     record: Path | None = field(default=None, metadata=OPERATIONAL)

@@ -46,7 +46,8 @@ class TrainingArguments:
     max_grad_norm: float = 1.0
     # Micro-batches per process and step. More of them need less memory and give the same result.
     gradient_accumulation_steps: int = 1
-    # Pays off on a GPU after a minute of compiling. On a CPU it needs a C++ compiler, and gained nothing.
+    # May pay off on a GPU; we haven't measured it. On a CPU it needs a C++ compiler, and gained nothing in an
+    # unrecorded trial.
     torch_compile: bool = False
     # Evaluations, evenly spaced over the run.
     evaluations: int = 20

@@ -391,7 +391,7 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     rates = (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3)
     for arm in ("warm-up, as published", "none, as published"):
         assert failed_runs(warm_up, arm) == dict.fromkeys(rates, 3), "every pilot run fails"
-    for arm, pilot, fresh in (("warm-up, corrected", 0, (2, 4)), ("none, corrected", 1, (3, 5))):
+    for arm, pilot, fresh in (("warm-up, corrected", 0, (2, 9)), ("none, corrected", 1, (5, 12))):
         assert failed_runs(warm_up, arm) == dict(zip(rates, (0, 0, 0, pilot, 3), strict=True))
         assert failed_runs(warm_up.evidence(), arm) == dict(zip(rates, (0, 0, 0, *fresh), strict=True))
     pays = read_claim("pretraining-pays")
