@@ -103,10 +103,11 @@ def figure(
 
 
 def value_at(line: Line, x: float) -> str:
-    """The last value of a line up to `x`, or a dash before its first point and after its last."""
-    values = [y for at, y in line.points if at <= x]
-    has_ended = len(values) == len(line.points) and x - line.points[-1][0] > 1e-6
-    return f"{values[-1]:.3f}" if values and not has_ended else "–"
+    """The value of a line at `x`, as drawn: straight between two points. A dash where there is no line."""
+    for (x1, y1), (x2, y2) in pairwise(line.points):
+        if x1 - 1e-6 <= x <= x2 + 1e-6:
+            return f"{y1 + (y2 - y1) * (x - x1) / (x2 - x1 or 1):.3f}"
+    return "–"
 
 
 def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
@@ -120,7 +121,7 @@ def table(lines: list[Line], x_label: str, rows: int = 12) -> Markup:
     else:
         for i in range(rows):
             x = ends[0] + (ends[-1] - ends[0]) * i / (rows - 1)
-            body.append([f"{x:,.0f}", *(value_at(line, x + 1e-9) for line in lines)])
+            body.append([f"{x:,.0f}", *(value_at(line, x) for line in lines)])
     return numbers([x_label, *(line.label for line in lines)], body)
 
 

@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 
 from docs.figures.records import Record
 from docs.figures.speed import REFERENCE, ablation, best_row, roofline, speed, worth
-from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers
+from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers, value_at
 from docs.literate.rows import PageError
 
 
@@ -169,3 +169,15 @@ def test_text_in_a_record_is_escaped() -> None:
     for text, times in ((speed(speed_record), 10), (ablation(tricks), 6)):
         assert text.count("img src") >= times and not BeautifulSoup(text, "html.parser").select("img")
     assert speed(speed_record).count("`") == 2 and ablation(tricks).count("`") == 4
+
+
+def test_a_number_between_two_points_is_on_the_line_as_drawn() -> None:
+    line = Line("loss", [(0, 4.0), (10, 2.0), (30, 1.0)])
+    assert [value_at(line, x) for x in (0, 5, 10, 20, 30, 31)] == [
+        "4.000",
+        "3.000",
+        "2.000",
+        "1.500",
+        "1.000",
+        "–",
+    ]
