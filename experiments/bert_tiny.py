@@ -18,7 +18,8 @@ With the rest of the recipe as published, one unrecorded run of ten minutes ende
 better: the two-neighbor n-gram model is at 4.22. With four changes, three runs of 6,200 steps end at 3.37 to
 3.41. (We didn't test the changes one by one.) Muon trains the matrices of the blocks, half of the budget goes
 to the full length instead of a tenth, twice as many tokens are masked, and there is no dropout. The
-architecture, both tasks, the weight decay and the linear decay of the learning rate are those of the paper.
+architecture, both tasks, the weight decay and the linear decay of the learning rate are the same as in the
+paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
 accuracy of next sentence prediction. Its baseline is to predict the majority class every time."""

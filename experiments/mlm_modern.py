@@ -39,8 +39,8 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The text, the mask rate and the tokens per step are those of `mlm_tiny.py`. As in that file, we chose the
-    other values for three minutes on two cores."""
+    The text, the mask rate and the tokens per step are the same as in `mlm_tiny.py`. As in that file, we
+    chose the other values for three minutes on two cores."""
 
     minutes: float | None = 3.0
     """How long to train, in minutes: the same as in `mlm_tiny.py`."""

@@ -211,7 +211,7 @@ class BertLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The shapes are those of `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
+        """Same shapes as in `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
         x = hidden_states if query_states is None else query_states  # (B, P, D)
         context, weights = self.attention["self"](x, hidden_states, attention_mask, output_attentions)
         a = self.attention["output"](context, x)  # (B, P, D)

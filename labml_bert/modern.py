@@ -223,7 +223,7 @@ class ModernBertEncoderLayer(nn.Module):
         attention_mask: Tensor | None,
         output_positions: Tensor | None = None,
     ) -> Tensor:
-        """The shapes are those of `ModernBertAttention.forward`."""
+        """Same shapes as in `ModernBertAttention.forward`."""
         context = self.attn(self.attn_norm(x), rotary, attention_mask, output_positions)  # (B, P, D)
         if output_positions is not None:
             x = select_positions(x, output_positions)  # (B, P, D)

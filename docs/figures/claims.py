@@ -103,8 +103,8 @@ class Claim(Analysis):
         """The effect of a test on its evidence."""
         return self.evidence_of(test).effect(test, level)
 
-    def verdict(self) -> str:
-        """The verdict, or how far the runs are."""
+    def verdict(self, with_estimate: bool = True) -> str:
+        """The verdict, or how far the runs are. The estimate is the number of seeds needed to decide."""
         if not self.rows:
             return "not run yet"
         if not self.is_finished():
@@ -113,7 +113,7 @@ class Claim(Analysis):
         decision = evidence.decision()
         if decision == "no difference":
             return f"no difference larger than {delta_with_unit(self)}"
-        needed = evidence.needed_seeds() if decision == "inconclusive" else None
+        needed = evidence.needed_seeds() if with_estimate and decision == "inconclusive" else None
         return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 
@@ -384,7 +384,7 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
     parts, table, sentences = list[str](), list[list[str]](), list[str]()
     for i, claim in enumerate(finished):
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 90
-        short = verdict.partition(", about")[0]  # the whole verdict is too long for a phone
+        short = claim.verdict(with_estimate=False)  # the whole verdict is too long for a phone
         test = claim.primary()
         gain, interval = gain_and_interval(claim.effect_of(test, RULE_LEVEL), test["metric"])
         parts.append(text(0, y + 20, title))

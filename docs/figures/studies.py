@@ -35,7 +35,7 @@ class Arrivals(NamedTuple):
 
     runs: int
     tokens: float
-    seconds: float | None
+    seconds: float | None  # None with a batch ramp: only a step at full batch size was timed
 
 
 def tokens_until(row: Row, goal: float) -> float | None:

@@ -5,8 +5,8 @@ We compare a training step of `modern.py` with one of ModernBERT in `transformer
 the same weights. One process runs the two in turn. Before we time anything, we check that both compute
 the same loss.
 
-Most of the sizes are those of `speed.py`. Two settings follow ModernBERT base. The feed-forward network is
-one and a half times as wide as the hidden size. Every third layer attends to the whole sequence, and the
+Most of the sizes are the same as in `speed.py`. Two settings follow ModernBERT base. The feed-forward network
+is one and a half times as wide as the hidden size. Every third layer attends to the whole sequence, and the
 others attend to a window of 128 tokens.
 
 We time both models in float32, the default of `transformers`, and with autocast to bfloat16. Three things can

@@ -12,7 +12,7 @@ depend less on that:
 $$\text{MFU} = \frac{\text{FLOPs of the matrix multiplications in a step}}
                     {\text{seconds} \cdot \text{FLOP/s of a large matrix multiplication}}$$
 
-The letters for sizes are those of `bert.py`.
+The letters for sizes are the same as in `bert.py`.
 """
 
 import ctypes
