@@ -1,8 +1,8 @@
 r"""
 # What a model knows after a few seconds
 
-What does a masked language model know after ten seconds of training, and what after three minutes? This
-script trains three models for three minutes each. Two are BERTs: one starts with short sequences, as in
+What does a masked language model know after a few seconds of training, and what after three minutes? This
+script trains three models, for three minutes each unless you choose otherwise. Two are BERTs: one starts with short sequences, as in
 `curriculum.py`, and one trains at the full length from the start. The third is the modern encoder of
 `modern.py`, also at the full length. The script saves the weights of each at four moments. A page of the site
 loads them, so you can try the model as it was at each moment.

@@ -368,12 +368,14 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
     A line of the text with its middle word masked. For a character model, and for a script without spaces,
     only one letter is masked. The line fits into a model with `longest` positions, because a token has at
-    least one character.
+    least one character. If the text is blank, the line is only a mask.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
     )
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "[MASK]"
     # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
     most = min(60, longest - 2)
     # Avoid quotes, which the shell would interpret.

@@ -99,6 +99,10 @@ def test_a_run_folder_has_a_utf8_name(tmp_path: Path) -> None:
         load_checkpoint(folder)
 
 
+def test_a_blank_text_has_an_example_sentence_too() -> None:
+    assert masked_line([" \n\n"], character_tokenizer(["ab"]), 8) == "[MASK]"
+
+
 @pytest.mark.parametrize("longest", [3, 8, 32, 512])
 @pytest.mark.parametrize(
     "text",
