@@ -1,7 +1,7 @@
 r"""
 # Does the model notice a scrambled sentence?
 
-A good score is higher for a sentence that somebody wrote than for a scrambled version of it. This script
+A good model gives a higher score to a sentence that somebody wrote than to a scrambled version of it. This script
 takes sentences that a model hasn't seen in training, and scrambles the words of each in three ways:
 
 | scramble | what is wrong with the result |

@@ -1,7 +1,7 @@
 """
 BERT and masked language modeling: annotated, tested, and run.
 
-`bert.py`, `mlm.py` and `nsp.py` need only PyTorch, and each one works alone in your own project. The other
+`bert.py`, `mlm.py`, `nsp.py` and `modern.py` need only PyTorch, and each one works alone in your own project. The other
 modules are for training and using the models.
 """
 

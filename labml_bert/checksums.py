@@ -1,8 +1,8 @@
 """
 # Checksums of small files
 
-A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration changes what a model
-answers, without any error. `files.py` checks files of tensors. This file checks the rest.
+A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration can silently change what
+a model predicts. `files.py` checks files of tensors. This file checks the rest.
 
 A file that is written at once is listed in `SHA256SUMS` in its folder. You can check the whole folder with
 `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that

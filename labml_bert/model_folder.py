@@ -1,9 +1,10 @@
 """
 # Model folders, in the format of transformers
 
-A shared model is a folder. `config.json` contains the sizes, and `model.safetensors` contains the weights.
-This file reads such a folder, translates the weights to the names of this project, and
-checks that sizes and weights fit together. `models.py` builds models from such folders, and writes them."""
+A model in the format of transformers is a folder with two files. `config.json` contains the sizes, and
+`model.safetensors` contains the weights. This file reads such a folder, translates the weights to the names
+of this project, and checks that sizes and weights fit together. `models.py` builds models from such folders,
+and writes them."""
 
 from collections.abc import Sequence
 from dataclasses import fields

@@ -28,7 +28,7 @@ in `transformers`, so you can load the same checkpoints.
 
 Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
 (attention heads), `d` (width of a head), `I` (intermediate size), `V` (vocabulary size), `P` (positions per
-sequence whose vectors you need, usually all `T`) and `M` (labeled positions in the whole batch).
+sequence whose vectors you need; by default, all `T`) and `M` (labeled positions in all `B` sequences).
 """
 
 import math
@@ -96,8 +96,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
-    So the rotations enter an attention score only through the offset between the two positions. Pair $i$ of
-    the $d/2$ pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates
+    So for given $q$ and $k$, the attention score depends only on the offset $p - s$. Pair $i$ of the $d/2$
+    pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates
     by one radian, enough to tell nearby positions apart; the last pair hardly rotates. Layers that attend
     over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
@@ -127,8 +127,8 @@ class ModernBertAttention(nn.Module):
 
     ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated; there are no
     biases; one matrix computes queries, keys and values; and most layers are local. In a local layer, a token
-    sees only tokens up to 64 positions away. On long sequences, that could save work, but this file computes
-    all scores before masking. Every third layer is global: there, a token sees the whole sequence.
+    sees only tokens up to 64 positions away. Every third layer is global: there, a token sees the whole
+    sequence. Local layers could save work on long sequences, but this file computes all scores, then masks.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -261,7 +261,7 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        Local windows depend on the indices in the row, not on `position_ids`. `output_positions`, `(B, P)`,
+        Local windows cover neighbors in the row, whatever their `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
 
         Raises `ValueError` if the mask is additive or has the wrong shape.
@@ -296,7 +296,7 @@ class ModernBertPredictionHead(nn.Module):
     ## The masked LM head
 
     The head consists of a dense layer, a GELU and a LayerNorm, as in BERT but without biases. The decoder
-    after the head reuses the token embedding and adds a bias for each token in the vocabulary."""
+    that follows does have a bias for each token in the vocabulary."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -433,8 +433,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the most that any row has. Rows
-    with fewer are padded with unlabeled positions. The last layer computes vectors only at these positions.
+    Returns the positions at which the last layer computes vectors, `(B, P)`: each row's labeled positions,
+    in reading order. `P` is the most that any row has; rows with fewer are padded with unlabeled positions.
     """
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

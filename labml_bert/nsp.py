@@ -11,7 +11,7 @@ Here $p$ is BERT's vector for the pair; $y$ is the label (0: *next*, 1: *random*
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). The [ALBERT](https://arxiv.org/abs/1909.11942) paper argues that it's too easy: a change of topic gives
-the answer away. But models that read two texts still use much the same input format.
+the answer away. But models that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
 
 This file needs only PyTorch, so you can copy it into your own project. Letters stand for sizes: `B` (pairs
 in the batch), `T` (tokens in the longest pair) and `D` (hidden size).
@@ -82,7 +82,7 @@ class PairMaker:
         ### One document
 
         Yields the pairs whose A comes from document `index`. After a random B, the next chunk starts with the
-        sentences that B replaced. Not counting random Bs, each sentence is used at most once.
+        sentences that B replaced.
         """
         document = self.documents[index]
         fewest = 1 if self.lone_sentence_is_random else 2
@@ -110,7 +110,7 @@ class PairMaker:
     def elsewhere(self, index: int, length: int, generator: random.Random) -> list[int]:
         """
         Takes sentences from a different document, starting at a random sentence, until they have `length`
-        tokens or the document ends. Google's code uses A's own document if ten draws in a row all return it.
+        tokens or the document ends.
         """
         other = generator.randrange(len(self.documents) - 1)
         document = self.documents[other + (other >= index)]
@@ -179,9 +179,9 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
     ## The loss
 
     Returns the mean cross-entropy of the labeled pairs, in nats. `logits` is `(B, 2)`, and `labels` is `(B)`.
-    As in `transformers`, pairs labeled -100 don't count. (Label 0 does count: it means *next*, not padding.)
-    By default, the loss is 0, not NaN, if no pair is labeled. For a micro-batch, pass the number of labeled
-    pairs in the whole batch as `num_pairs_in_batch`, so that the micro-batch losses add up to the batch loss.
+    As in `transformers`, -100 marks an unlabeled pair. For a micro-batch, pass the number of labeled pairs in
+    the whole batch as `num_pairs_in_batch`, so that the micro-batch losses add up to the batch loss. If you
+    don't pass it and no pair is labeled, the loss is 0, not NaN.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)

@@ -109,7 +109,7 @@ def module_table(site: Site, sources: Sources) -> str:
             rows.append(
                 f"| [`{source.path}`]({source.path}) | {description} | {requirements(site, source)} |\n"
             )
-    return "| file | what it is about | needs |\n|---|---|---|\n" + "".join(rows)
+    return "| file | topic | requirements |\n|---|---|---|\n" + "".join(rows)
 
 
 def with_module_table(site: Site, sources: Sources, text: str) -> str:
