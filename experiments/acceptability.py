@@ -1,8 +1,8 @@
 r"""
 # Does the model notice a scrambled sentence?
 
-A good model gives a higher score to a sentence that somebody wrote than to a scrambled version of it. This script
-takes sentences that a model hasn't seen in training, and scrambles the words of each in three ways:
+A good model gives a higher score to a sentence that somebody wrote than to a scrambled version of it. This
+script takes sentences that a model hasn't seen in training, and scrambles the words of each in three ways:
 
 | scramble | what is wrong with the result |
 |---|---|

@@ -1,8 +1,8 @@
 """
 BERT and masked language modeling: annotated, tested, and run.
 
-`bert.py`, `mlm.py`, `nsp.py` and `modern.py` need only PyTorch, and each one works alone in your own project. The other
-modules are for training and using the models.
+`bert.py`, `mlm.py`, `nsp.py` and `modern.py` need only PyTorch, and each one works alone in your own project.
+The other modules are for training and using the models.
 """
 
 import os

@@ -16,8 +16,8 @@ This file contains only the encoder and needs only PyTorch, so you can copy it i
 parameters have the same names as in `transformers`, so you can load the same checkpoints. The pretraining
 tasks are in `mlm.py` and `nsp.py`. The code in the last section only makes the encoder faster.
 
-Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
-(attention heads), `I` (intermediate size), `V` (vocabulary size) and `P` (output vectors, usually `T`).
+Letters stand for sizes: `B` (batch size), `T` (tokens per sequence), `D` (hidden size), `H` (attention
+heads), `I` (intermediate size), `V` (vocabulary size) and `P` (output vectors per sequence, usually `T`).
 """
 
 import math
@@ -58,7 +58,7 @@ class BertEmbeddings(nn.Module):
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
     $$
 
-    All rows have $D$ elements. Training decides how their sum encodes the token, position and segment.
+    All rows have $D$ elements.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
     """
@@ -125,9 +125,9 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        The queries come from `query_states`; the keys and values come from `hidden_states`. Usually, these
-        are the same tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to.
-        Returns the context, `(B, P, D)`, and the weights before dropout, `(B, H, P, T)`, if you ask for them.
+        The queries come from `query_states`; the keys and values come from `hidden_states`, usually the same
+        tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns the
+        context, `(B, P, D)`, and, with `output_attentions`, the weights before dropout, `(B, H, P, T)`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
@@ -176,8 +176,8 @@ class BertIntermediate(nn.Module):
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    `BertOutput` then projects back to width $D$. For BERT, `transformers` uses this exact GELU. GPT-2 and the
-    current version of Google's BERT use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
+    `BertOutput` then projects back to width $D$. For BERT, `transformers` uses this formula, too. GPT-2 and
+    the current version of Google's BERT use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
     """
 
     def __init__(self, config: BertConfig):
@@ -304,8 +304,8 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens (the default) and 0 for
-        padding. `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens and 0 for padding (default:
+        all 1). `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
         pooler always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
         """
         if attention_mask is not None:
@@ -388,7 +388,7 @@ class Dropout(nn.Dropout):
     Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$ to
     preserve the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits per
     element are enough, so we use one 64-bit draw for four elements. The actual probability then differs from
-    $p$ by at most $2^{-16}$. The scale uses the actual probability, so the mean is still preserved.
+    $p$ by at most $2^{-16}$. The scaling factor uses the actual probability, so the mean is still preserved.
     """
 
     def forward(self, x: Tensor) -> Tensor:

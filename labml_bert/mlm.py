@@ -99,8 +99,7 @@ class TokenMasker:
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
         # One draw decides each token's fate, so the fates can't overlap. If we first masked 80% and then made
-        # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept. If
-        # one draw made 10% random and an independent one kept 10%, we'd get 81/10/9, as in labml-nn.
+        # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept.
         fate = self.rand(input_ids)  # (B, T)
         is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
         is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
@@ -119,8 +118,8 @@ class TokenMasker:
         ### Which tokens
 
         Draws a random number for each token and chooses the candidates with numbers below `mlm_probability`.
-        With `max_predictions_per_seq`, it chooses each row's `count` candidates with the smallest numbers.
-        Returns a boolean tensor, `(B, T)`, that is true for the chosen tokens.
+        With `max_predictions_per_seq`, it chooses the `count` candidates with the smallest numbers in each
+        row. Returns a boolean tensor, `(B, T)`, that is true for the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
@@ -140,8 +139,8 @@ class TokenMasker:
         ### Which words
 
         Goes through the words of each row, smallest `draw` first, and chooses a word if all of its tokens
-        still fit within the row's `count`. So a row can end up with fewer chosen tokens, but never with more.
-        A word's tokens must share a draw: using the smallest of several would favor long words.
+        still fit within the row's `count`. A word's tokens must share a draw: using the smallest of several
+        would favor long words.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
@@ -187,10 +186,10 @@ class BertLMPredictionHead(nn.Module):
 
     $$z = E\, \operatorname{LayerNorm}(\operatorname{GELU}(W h + b_1)) + b_2$$
 
-    Using $E$ both as the input embedding and as the output matrix is called weight tying. The output layer
-    doesn't undo the lookup: it compares the transformed state with each row of $E$. The head adds $D^2 + D$
-    parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the dense layer
-    has 590,592 parameters and the LayerNorm 1,536. The "decoder" in `transformers` consists of $E$ and $b_2$.
+    Using $E$ both as the input embedding and as the output matrix is called weight tying. The head adds
+    $D^2 + D$ parameters for the dense layer, $2D$ for the LayerNorm and $V$ for $b_2$. At $D = 768$, the
+    dense layer has 590,592 parameters and the LayerNorm 1,536. The "decoder" in `transformers` consists of
+    $E$ and $b_2$.
 
     Source: `get_masked_lm_output` in [run_pretraining.py](https://github.com/google-research/bert)."""
 
@@ -318,8 +317,8 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the most that any row has. Rows
-    with fewer are padded with unlabeled positions. Pass the result to our encoders as `output_positions`, so
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest count in any row.
+    Rows with fewer are padded with unlabeled ones. Pass the result to our encoders as `output_positions`, so
     the last layer skips the rest. Otherwise, a step takes 1.20 times as long (with `V` = 100, as above)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

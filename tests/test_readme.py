@@ -63,5 +63,10 @@ def test_speedups_match_the_record() -> None:
         sdpa.append(steps["transformers sdpa, bfloat16"] / steps["ours, bfloat16"])
         eager.append(steps["transformers eager, bfloat16"] / steps["ours, bfloat16"])
     words = " ".join(README.split())
-    fast_sdpa, fast_eager = (f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" for ratios in (sdpa, eager))
-    assert f"our step is {fast_sdpa} as a step with SDPA, but only {fast_eager} as a step with eager attention" in words
+    fast_sdpa, fast_eager = (
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" for ratios in (sdpa, eager)
+    )
+    assert (
+        f"our step is {fast_sdpa} as a step with SDPA, but only {fast_eager} as a step with eager attention"
+        in words
+    )

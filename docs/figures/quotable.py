@@ -203,10 +203,10 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
 
     def with_provenance(picture: Callable[[Record], Markup]) -> Callable[[str], str]:
         def draw(name: str) -> str:
-            shown = [record(name)]
+            runs = [record(name)]
             if picture is live.curves:  # The modern encoder was trained on another day.
-                shown.append(Record(name, shown[0].data["modern"]))
-            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance_of(shown))
+                runs.append(Record(name, runs[0].data["modern"]))
+            caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance_of(runs))
             return picture(record(name)).replace("</figure>", caption)
 
         return draw

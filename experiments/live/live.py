@@ -2,10 +2,10 @@ r"""
 # What a model knows after a few seconds
 
 What does a masked language model know after a few seconds of training, and what after three minutes? This
-script trains three models, for three minutes each unless you choose otherwise. Two are BERTs: one starts with short sequences, as in
-`curriculum.py`, and one trains at the full length from the start. The third is the modern encoder of
-`modern.py`, also at the full length. The script saves the weights of each at four moments. A page of the site
-loads them, so you can try the model as it was at each moment.
+script trains three models, for three minutes each unless you choose otherwise. Two are BERTs: one starts with
+short sequences, as in `curriculum.py`, and one trains at the full length from the start. The third is the
+modern encoder of `modern.py`, also at the full length. The script saves the weights of each at four moments.
+A page of the site loads them, so you can try the model as it was at each moment.
 
 The weights have to be downloaded before you can use the page, so the model must be small. The weights are
 stored in float16, and one file should have a few hundred kilobytes. So the model is narrower than that of
