@@ -13,7 +13,7 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 $$
 
 This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. The
-parameters have the same names as in `transformers`, so you can load the same checkpoints. The pretraining
+parameters have the same names as in `transformers`, and `models.py` loads its checkpoints. The pretraining
 tasks are in `mlm.py` and `nsp.py`. The code in the last section only makes the encoder faster.
 
 Letters stand for sizes: `B` (batch size), `T` (tokens per sequence), `D` (hidden size), `H` (attention
@@ -127,7 +127,7 @@ class BertSelfAttention(nn.Module):
         """
         The queries come from `query_states`; the keys and values come from `hidden_states`, usually the same
         tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns the
-        context, `(B, P, D)`, and, with `output_attentions`, the weights before dropout, `(B, H, P, T)`.
+        context, `(B, P, D)`, and, if asked for, the attention weights before dropout, `(B, H, P, T)`.
         """
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)

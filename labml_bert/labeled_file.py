@@ -61,9 +61,8 @@ class LabeledRow(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The texts without differences in case and spaces, which many tokenizers drop."""
-        text, pair = (" ".join(text.split()).casefold() for text in (self.text, self.pair or ""))
-        return text, pair
+        """The texts without differences that many tokenizers drop."""
+        return fold(self.text), fold(self.pair or "")
 
 
 class LabeledTexts(NamedTuple):
@@ -91,6 +90,15 @@ class LabeledTexts(NamedTuple):
             f"left out {count:,} rows: same text, different labels (lines {some(lines, '; ', SHORT_LIST)})"
             * bool(lines)
         )
+
+
+def fold(text: str) -> str:
+    """
+    The text without differences in case, spaces and invisible characters. An accent that follows its letter
+    as a character of its own becomes a part of the letter.
+    """
+    visible = (c for c in unicodedata.normalize("NFC", text) if unicodedata.category(c) != "Cf")
+    return " ".join("".join(visible).split()).casefold()
 
 
 def some(items: list[str], separator: str = ", ", longest: int = LONGEST_LIST) -> str:
@@ -187,7 +195,14 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Raises `ValueError` if a row has another number of fields than the header, or a quote that isn't closed.
     """
-    delimiter = max(DELIMITERS, key=content.lstrip("\n").partition("\n")[0].count)
+    first_line = content.lstrip("\n").partition("\n")[0]
+
+    def likelihood(delimiter: str) -> tuple[bool, int]:
+        # A name in quotes may contain a delimiter.
+        names = {name.strip() for name in next(csv.reader([first_line], delimiter=delimiter), [])}
+        return {"text", "label"} <= names, first_line.count(delimiter)
+
+    delimiter = max(DELIMITERS, key=likelihood)
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
@@ -307,7 +322,7 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
     ## Checking the columns
 
     Raises `ValueError` if most rows have a label of their own, which happens if the label is in another
-    column, or if labels differ only in case or spaces. With too few rows, `check_counts` says so instead.
+    column, or if labels differ only in what `fold` drops. With too few rows, `check_counts` says so instead.
     """
     if len(rows) < FEWEST_ROWS:
         return
@@ -323,11 +338,14 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
         )
     spellings: dict[str, list[str]] = {}
     for label in lines:
-        spellings.setdefault(" ".join(label.split()).casefold(), []).append(label)
+        spellings.setdefault(fold(label), []).append(label)
     for same in spellings.values():
         if len(same) > 1:
             names = " and ".join(with_lines(label, lines[label]) for label in same[:3])
-            raise ValueError(f"{path}: labels that differ only in case or spaces: {names}; spell them alike")
+            raise ValueError(
+                f"{path}: labels that differ only in case, spaces or invisible characters: {names}; spell "
+                "them alike"
+            )
 
 
 def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -> None:

@@ -6,8 +6,8 @@ the model predicts the original ones. The loss is the mean negative log-probabil
 
 $$\mathcal L = - \frac{1}{M} \sum_{t \in \mathcal M} \log p(w_t \mid \tilde w_1, \dots, \tilde w_T)$$
 
-Here $w$ is the original text, $\tilde w$ is the masked text, and $\mathcal M$ is the set of $M$ masked
-positions. BERT masks 15% of the tokens.
+Here $w$ is the original text, $\tilde w$ is the masked text, and $\mathcal M$ is the set of the $M$
+positions chosen for prediction. BERT chooses 15% of the tokens.
 
 This file contains the masking, the head that turns a hidden state into a score for each token in the
 vocabulary, the loss, and a model that connects an encoder to the head. The encoder can come from `bert.py`,
@@ -67,7 +67,8 @@ class TokenMasker:
     """
     If set, a row's number of chosen tokens isn't random: it's `mlm_probability` times the number of ordinary
     tokens, rounded, but at least 1 and at most this limit. (The original code counts special tokens, too.)
-    With `word_ids`, a row can get fewer, because a word's tokens are chosen together or not at all.
+    With `word_ids`, a row can get fewer chosen tokens, because a word's tokens are chosen together or
+    not at all.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of other random draws. It must be on the same device as the batch."""
@@ -144,7 +145,7 @@ class TokenMasker:
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Word numbers index `size` and `word_draw`. Choosing an unused number changes nothing: its size is 0.
+        # Both are indexed by word number. An unused number has size 0, so choosing it is harmless.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)
@@ -245,7 +246,7 @@ class MaskedLM(nn.Module):
     """
     ## Encoder and head
 
-    `encoder(input_ids, ...)` must return hidden states, `(B, T, D)`, or a tuple that begins with them.
+    `encoder(input_ids, ...)` must return hidden states, `(B, T, D)`, or an output that begins with them.
     `embedding` is the encoder's token embedding, which the head reuses as its output matrix.
     """
 
@@ -253,7 +254,7 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = BertLMPredictionHead(embedding.embedding_dim, embedding.num_embeddings, layer_norm_eps)
-        # The list hides the module from PyTorch, which would otherwise save its weight a second time.
+        # In a list, so that PyTorch doesn't register the module again, under a second name.
         self._embedding = [embedding]
 
     def forward(

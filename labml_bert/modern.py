@@ -434,7 +434,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 def labeled_positions(labels: Tensor) -> Tensor:
     """
     Returns the positions at which the last layer computes vectors, `(B, P)`: each row's labeled positions,
-    in reading order. `P` is the largest count in any row; rows with fewer are padded with unlabeled positions.
+    in reading order. `P` is the largest count in any row; rows with fewer are padded with unlabeled ones.
     """
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0

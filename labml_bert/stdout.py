@@ -30,7 +30,7 @@ class PersistentConsole(Console):
 
     On Ctrl-C, the `tee` in `… | tee log` may end before the run that writes to it, and a terminal can be
     closed. Rich then ends the program. But a run has to be saved first, so if `keeps_running` is set, the
-    console only becomes quiet.
+    console only becomes quiet. It does the same if it can't print for another reason, such as a full disk.
     """
 
     keeps_running = False
@@ -52,10 +52,14 @@ class PersistentConsole(Console):
         try:
             super().__exit__(kind, error, traceback)
         except OSError as failure:
-            # The terminal was closed.
-            if failure.errno != errno.EIO:
-                raise
-            self.on_broken_pipe()
+            if failure.errno == errno.EIO:  # The terminal was closed.
+                self.on_broken_pipe()
+                return
+            print_error(f"cannot print: {failure.strerror}")
+            with contextlib.suppress(SystemExit):
+                super().on_broken_pipe()
+            if not self.keeps_running:
+                raise SystemExit(2) from None
 
 
 console = PersistentConsole(highlight=False, soft_wrap=True, emoji=False, markup=False, quiet=is_silent)

@@ -87,6 +87,12 @@ def test_spreadsheets_may_separate_columns_differently(tmp_path: Path, delimiter
     assert read_labeled_texts(path) == expected
 
 
+def test_a_quoted_name_may_contain_another_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(HEADER.replace("text", '"a;b;c",text') + GOOD.replace("text", "x,text"))
+    assert read_labeled_texts(path) == read_labeled_texts(write_csv(tmp_path / "plain.csv", ROWS))
+
+
 def objects(*lines: str) -> str:
     return "\n".join([*(json.dumps({"text": text, "label": label}) for text, label in ROWS), *lines])
 
@@ -104,8 +110,11 @@ BAD_FILES = {
                         "rows; are the columns 'text' and 'label' swapped?"),
     "identifiers": ("a.csv", HEADER + "\n".join(f"text {i % 30},{i}" for i in range(40)),
                     "the column 'label' has 40 different values in 40 rows; is it the right column?"),
-    "labels in two spellings": ("a.csv", HEADER + GOOD + "\nx, B \ny,B", "labels that differ only in case "
-                                "or spaces: 'b' (lines 3, 5, 7, 7 more) and 'B' (lines 22, 23); spell"),
+    "labels in two spellings": ("a.csv", HEADER + GOOD + "\nx, B \ny,B", "labels that differ only in case, "
+                                "spaces or invisible characters: 'b' (lines 3, 5, 7, 7 more) and 'B' (lines "
+                                "22, 23); spell"),
+    "an accent as a character": ("a.csv", HEADER + GOOD + "\nx,caf\u00e9\ny,cafe\u0301", "(line 23); spell them"),
+    "an invisible character": ("a.csv", HEADER + GOOD + "\nx,a\u200b", "or invisible characters: 'a' (lines"),
     "extra comma": ("a.csv", HEADER + GOOD + "\nx,a,", "line 22: expected 2 fields as in the header, got 3; "
                     "remove the extra comma at the end of the line"),
     "extra semicolon in the header": ("a.csv", "text;label;\na;b\n", "extra semicolon at the end of the h"),

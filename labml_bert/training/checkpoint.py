@@ -9,7 +9,6 @@ then renamed, so the file with the final name is always complete. The previous c
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,15 +45,16 @@ def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
     Copies the tensors that `named_weights` returned into a model of the same kind.
 
-    Raises `KeyError` if the names differ, and `RuntimeError` if a shape does.
+    Raises `KeyError` if the names differ, and `RuntimeError` if a shape or the kind of number does.
     """
     weights = named_weights(model)
     if different := weights.keys() ^ tensors.keys():
         raise KeyError(min(different))
     for name, weight in weights.items():
-        # `copy_` would repeat a tensor that is too small.
-        if tensors[name].shape != weight.shape:
-            raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, not {tuple(weight.shape)}")
+        # `copy_` would repeat a tensor that is too small, and round one of another kind.
+        own, other = ((tuple(t.shape), t.is_floating_point()) for t in (weight, tensors[name]))
+        if own != other:
+            raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, {tensors[name].dtype}, not {own[0]}")
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
@@ -161,14 +161,16 @@ def restore(
             groups = optimizer.state_dict()["param_groups"]
             indices = [index for group in groups for index in group["params"]]
             states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
-            moment = "exp_avg" if isinstance(optimizer, torch.optim.AdamW) else "momentum_buffer"
-            if step > 0 and not all(moment in state for state in states.values()):
+            is_adam = isinstance(optimizer, torch.optim.AdamW)
+            needed = {"step", "exp_avg", "exp_avg_sq"} if is_adam else {"momentum_buffer"}
+            if step > 0 and not all(needed <= state.keys() for state in states.values()):
                 raise KeyError("a moment is missing")
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for index, state in states.items():
-                moments_of = (value for key, value in state.items() if key != "step")
-                if any(m.shape != parameters[index].shape or not m.is_floating_point() for m in moments_of):
-                    raise ValueError("a moment doesn't fit its parameter")
+                for key, value in state.items():
+                    shape = () if key == "step" else parameters[index].shape
+                    if value.shape != shape or not value.is_floating_point():
+                        raise ValueError(f"{key} doesn't fit its parameter")
             optimizer.load_state_dict(
                 {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
             )
@@ -216,10 +218,11 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         state = parse_json(metadata["about"])
         state["configuration"].items()
-        if not (isinstance(state["step"], int) and state["step"] >= 0 and 0 <= state["seconds"] < math.inf):
-            raise ValueError(f"step {state['step']} at {state['seconds']} seconds")
-        if not isinstance(state.get("threads", 0), int):
-            raise ValueError(f"{state['threads']} threads")
+        for name in ("step", "seconds", "threads"):
+            # `True` is an `int` too. The limit keeps a number from overflowing later.
+            kinds = (int, float) if name == "seconds" else (int,)
+            if type(value := state.get(name, 0)) not in kinds or not 0 <= value < 2**53:
+                raise ValueError(f"{name} is {str(value)[:20]}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     return state, tensors

@@ -290,14 +290,19 @@ class Trainer:
         state, tensors = load_checkpoint(self.run_path)
         before, now = state["configuration"], self.configuration
         if before != now:
-            key = next(key for key in [*before, *now] if before.get(key) != now.get(key))
+            if one_sided := before.keys() ^ now.keys():
+                raise ValueError(
+                    f"{self.run_path} is a run of another version, which doesn't share the option "
+                    f"{min(one_sided)}; resume it with that version, or start a new run"
+                )
+            key = next(key for key in before if before[key] != now[key])
             if key == "corpus_sha256":
                 raise ValueError(
                     f"the text has changed since {self.run_path} was started; use the text as it was, or "
                     "start a new run"
                 )
             raise ValueError(
-                f"{self.run_path} was started with {key} = {before.get(key)}, not {now.get(key)}; "
+                f"{self.run_path} was started with {key} = {before[key]}, not {now[key]}; "
                 "leave that option out to resume, or start a new run"
             )
         restore(

@@ -98,6 +98,19 @@ def test_a_run_is_saved_if_nobody_reads_its_output(
     assert load_checkpoint(folder)[0]["step"] > 0
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize(("keeps_running", "exit_code"), [(False, 2), (True, 0)])
+def test_output_that_cannot_be_written_ends_no_run(keeps_running: bool, exit_code: int) -> None:
+    """A run goes on and can be saved; any other command ends with one line."""
+    code = f"from labml_bert.stdout import console; console.keeps_running = {keeps_running}; " + (
+        "console.print('1'); console.print('2')"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (exit_code, "error: cannot print: No space left on device\n")
+
+
 def test_the_last_line_cannot_control_the_terminal_either(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

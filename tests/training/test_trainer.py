@@ -172,6 +172,17 @@ def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None
         trainer.resume()
 
 
+def test_resuming_a_run_of_another_version_is_rejected(tmp_path: Path) -> None:
+    """Even if the option that this version doesn't have is null."""
+    train_to_end(tmp_path / "run", width=16)
+    metadata, tensors = load_checkpoint(tmp_path / "run")
+    for configuration in ({**metadata["configuration"], "new": None}, {}):
+        state = json.dumps({**metadata, "configuration": configuration})
+        write_tensors(tmp_path / "run" / CHECKPOINT, tensors, {"about": state})
+        with pytest.raises(ValueError, match="another version, which doesn't share the option"):
+            new_trainer(tmp_path / "run", width=16)[0].resume()
+
+
 def test_resuming_without_a_valid_checkpoint_is_rejected(tmp_path: Path) -> None:
     trainer, _ = new_trainer(tmp_path)
     with pytest.raises(ValueError, match="there is no run at"):
@@ -187,7 +198,8 @@ def test_an_incomplete_checkpoint_is_rejected(tmp_path: Path) -> None:
     metadata, tensors = load_checkpoint(tmp_path / "run")
     path = tmp_path / "run" / CHECKPOINT
     adamw, *_, muon = sorted({name.rpartition(".")[0] for name in tensors if name.startswith("optimizer.")})
-    for part in ("model.", "optimizer.", f"{adamw}.", f"{muon}.", "random.torch", "random.data"):
+    moments = (f"{adamw}.", f"{adamw}.exp_avg_sq", f"{adamw}.step", f"{muon}.")
+    for part in ("model.", "optimizer.", *moments, "random.torch", "random.data"):
         incomplete = {key: value for key, value in tensors.items() if not key.startswith(part)}
         write_tensors(path, incomplete, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
@@ -197,12 +209,15 @@ def test_an_incomplete_checkpoint_is_rejected(tmp_path: Path) -> None:
         write_tensors(path, {**tensors, moment: wrong}, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
             new_trainer(tmp_path / "run", optimizer="muon")[0].resume()
-    write_tensors(path, tensors, {"about": json.dumps({**metadata, "threads": "two"})})
-    with pytest.raises(ValueError, match=r"is damaged \(two threads\)"):
-        load_checkpoint(tmp_path / "run")
-    name = "model.bert.embeddings.word_embeddings.weight"
-    for wrong in (tensors[name].T.contiguous(), tensors[name][:1]):
-        write_tensors(path, {**tensors, name: wrong}, {"about": json.dumps(metadata)})
+    for changes in ({"threads": "two"}, {"threads": True}, {"step": 10**400}, {"seconds": 10**400}):
+        (name,) = changes
+        write_tensors(path, tensors, {"about": json.dumps({**metadata, **changes})})
+        with pytest.raises(ValueError, match=rf"is damaged \({name} is .{{3,20}}\)"):
+            load_checkpoint(tmp_path / "run")
+    name, count = "model.bert.embeddings.word_embeddings.weight", f"{adamw}.step"
+    wrong_weights = (tensors[name].T.contiguous(), tensors[name][:1], tensors[name].long())
+    for key, wrong in (*((name, weight) for weight in wrong_weights), (count, torch.ones(3))):
+        write_tensors(path, {**tensors, key: wrong}, {"about": json.dumps(metadata)})
         with pytest.raises(ValueError, match="is incomplete"):
             new_trainer(tmp_path / "run", optimizer="muon")[0].resume()
     for invalid_metadata in ([], None, {}, {**metadata, "configuration": "x"}, {**metadata, "step": "many"}):
