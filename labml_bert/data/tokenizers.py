@@ -12,6 +12,7 @@ on a text and returns it. It is saved as one JSON file, `tokenizer.json`, which 
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from labml_bert.files import make_folder
 
 # Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# In characters. A longer word is split before a vocabulary is learned.
+LONGEST_WORD = 1000
 
 
 def character_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -90,7 +93,8 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     for the method; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
-    texts = list(texts)
+    # The library's time grows with the square of the longest word.
+    texts = [re.sub(rf"\S{{{LONGEST_WORD}}}", r"\g<0> ", text) for text in texts]
     specials = list(SPECIAL_TOKENS)
     pieces = train_wordpiece(texts, 0, lowercase, specials)
     # The library numbers the `##` characters in a different order in each run, and breaks ties between merges

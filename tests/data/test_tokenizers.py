@@ -10,6 +10,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from labml_bert.data.tokenizers import (
+    LONGEST_WORD,
     SPECIAL_TOKENS,
     character_tokenizer,
     encode_corpus,
@@ -137,6 +138,12 @@ def test_wordpiece_vocabulary_must_hold_the_alphabet() -> None:
     assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
     with pytest.raises(ValueError, match="no text"):
         wordpiece_tokenizer([])
+
+
+def test_a_vocabulary_is_learned_from_a_long_word_in_parts() -> None:
+    """A file in one line without spaces is a single word, from which the library would learn for hours."""
+    tokenizer = wordpiece_tokenizer(["ab" * 8192, "a b"], vocab_size=60)
+    assert 500 < max(len(token.removeprefix("##")) for token in tokenizer.get_vocab()) <= LONGEST_WORD
 
 
 @pytest.mark.processes
