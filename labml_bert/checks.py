@@ -26,8 +26,13 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 # A product of two larger sizes would overflow.
 LARGEST_SIZE = 2**31 - 1
-# No model has more layers or tokens than this. A seed isn't a size.
-LARGEST_VALUES = {"num_hidden_layers": 1_000, "vocab_size": 10_000_000, "seed": 2**63 - 1}
+# No model has more layers or tokens than this, and no run a larger batch. A seed isn't a size.
+LARGEST_VALUES = {
+    "num_hidden_layers": 1_000,
+    "vocab_size": 10_000_000,
+    "batch_tokens": 10_000_000,
+    "seed": 2**63 - 1,
+}
 MODERN_COUNTS = (*COUNTS[:-1], "global_attn_every_n_layers", "local_attention")
 MODERN_DROPOUTS = ("embedding_dropout", "attention_dropout", "mlp_dropout")
 

@@ -4,6 +4,7 @@
 Which processor should you train on, and in which precision? By default, both depend on the machine.
 """
 
+import warnings
 from typing import Literal
 
 import torch
@@ -27,9 +28,10 @@ def choose_device(name: str = "auto") -> torch.device:
     if name.startswith("cuda"):
         name = local_gpu(name)
     try:
-        device = torch.device(name)
-        # This line also raises for "meta", where a tensor has a shape but no numbers.
-        torch.zeros(1, device=device).item()
+        with warnings.catch_warnings(action="ignore"):
+            device = torch.device(name)
+            # This line also raises for "meta", where a tensor has a shape but no numbers.
+            torch.zeros(1, device=device).item()
     except Exception:  # Each missing backend raises a different error.
         raise ValueError(f"device {name!r} is not available here; use --device cpu or auto") from None
     return device
