@@ -24,6 +24,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -47,6 +48,8 @@ from labml_bert.training.tracking import read_metrics
 
 # The version of the web format. A page accepts only the version that it knows.
 FORMAT = 2
+# What a graph says of the program that wrote it.
+PRODUCER = "labml_bert.export"
 # How much an output may differ: the graph and torch add the same numbers in a different order.
 TOLERANCE = 1e-4
 
@@ -250,6 +253,7 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
             )
         assert program is not None
         proto = program.model_proto
+        proto.producer_name = PRODUCER
         for node in proto.graph.node:
             # Remove the source line of each operation. They take up a third of a small file.
             del node.metadata_props[:]
@@ -315,12 +319,15 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     return folder
 
 
-def check_is_export(folder: Path) -> None:
-    """Raises `ValueError` if `folder` has a `weights.bin` or a `model.json` that isn't from an export."""
-    path = folder / "model.json"
-    is_ours = path.is_file() and path.read_bytes()[:10] == b'{"format":'
-    if not is_ours and (path.exists() or (folder / "weights.bin").exists()):
-        raise ValueError(f"{folder} has files of another program; choose another folder with --output")
+def check_is_export(path: Path, start: bytes, *others: str) -> None:
+    """
+    An export may replace an earlier one, which has a file `path` whose beginning matches `start`.
+
+    Raises `ValueError` if `path`, or one of `others` in the same folder, belongs to another program.
+    """
+    is_ours = path.is_file() and re.match(start, path.read_bytes()[:100], re.DOTALL)
+    if not is_ours and any((path.parent / name).exists() for name in (path.name, *others)):
+        raise ValueError(f"{path.parent} has files of another program; choose another folder with --output")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -348,7 +355,7 @@ def main(argv: list[str] | None = None) -> None:
             to_float16(model)
             checkpoint, curve = read_history(options.run)
             prepare_folder(folder, "weights.bin", "model.json")
-            check_is_export(folder)
+            check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
             weights = write_weights(folder / "weights.bin", model)
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
@@ -358,6 +365,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
+            check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
             difference = write_onnx(path, model, options.encoder)
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
             rows = {"check": "none, because onnxruntime is not installed"}

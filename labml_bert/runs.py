@@ -43,6 +43,8 @@ CHARTS = {
 # Options that the comparison leaves out. The table has columns for the steps and the time, and the other
 # three follow from the rest.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
+# A page that starts in another way is somebody else's, and isn't overwritten.
+PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
 # The size of a chart, in pixels.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64
 
@@ -200,10 +202,17 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
         if curves:
             charts.append(draw_chart(title, curves))
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
-        '<meta name="viewport" content="width=device-width">'
+        f'{PAGE_START}<meta name="viewport" content="width=device-width">'
         f"<style>{STYLE}</style><h1>Runs</h1><ol>{''.join(list_items())}</ol><main>{''.join(charts)}</main></html>"
     )
+
+
+def is_our_page(path: Path) -> bool:
+    """Whether a file is a page that `draw_page` has drawn."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PAGE_START)) == PAGE_START.encode()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -217,8 +226,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     with exit_on_bad_input():
         runs = find_runs(options.folder or [Path("logs")])
-        if options.html is not None and options.html.exists() and options.html.suffix != ".html":
-            raise ValueError(f"{options.html} exists and is not an .html file; choose another name")
+        if options.html is not None and options.html.exists() and not is_our_page(options.html):
+            raise ValueError(f"{options.html} exists and is not a page of curves; choose another name")
         print_runs(runs)
         page = options.html
         if options.open and page is None:

@@ -240,6 +240,8 @@ def test_the_graph_is_one_file_without_private_paths(graph: tuple[BertForMaskedL
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
     data = (folder / "model.onnx").read_bytes()
     assert b".py" not in data and str(Path.home()).encode() + b"/" not in data
+    # A later export may replace it.
+    export.check_is_export(folder / "model.onnx", b".*" + export.PRODUCER.encode(), "tokenizer.json")
 
 
 @TRACES
@@ -287,6 +289,10 @@ BAD_INPUT = {
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
     "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
     "metadata that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
+    "a description of another program": (["model", "--to", "web", "--output", "foreign"], "another program"),
+    "a similar description": (["model", "--to", "web", "--output", "similar"], "files of another program"),
+    "a graph of another program": (["model", "--to", "onnx", "--output", "foreign2"], "another program"),
+    "a tokenizer without a graph": (["model", "--to", "onnx", "--output", "other"], "another program"),
     "an encoder for a web page": (["model", "--to", "web", "--encoder"], "--encoder needs --to onnx"),
     "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
 }  # fmt: skip
@@ -301,6 +307,10 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "taken2" / "model.json").mkdir(parents=True)
     (folder / "foreign").mkdir()
     (folder / "foreign" / "model.json").write_text('{"weights": "of another program"}')
+    (folder / "similar").mkdir()
+    (folder / "similar" / "model.json").write_text('{"format": "of another program"}')
+    (folder / "foreign2").mkdir()
+    (folder / "foreign2" / "model.onnx").write_bytes(b"a graph of another program")
     for name in ("model", "mute", "half", "other"):
         save_model(random_model(), folder / name)
     save_model(random_model(max_position_embeddings=2), folder / "short")

@@ -140,7 +140,8 @@ def test_a_curve_spans_the_chart() -> None:
     [
         (["empty"], "no run in empty; train a model"),
         (["missing"], "no run in missing"),
-        (["logs", "--html", "notes.txt"], "notes.txt exists and is not an .html file"),
+        (["logs", "--html", "notes.txt"], "notes.txt exists and is not a page of curves"),
+        (["logs", "--html", "notes.html"], "notes.html exists and is not a page of curves"),
         (["logs", "--html", "gone/curves.html"], "gone"),
         (["damaged"], "is damaged"),
     ],
@@ -149,11 +150,13 @@ def test_bad_input(
     logs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (logs.parent / "empty").mkdir()
-    (logs.parent / "notes.txt").write_text("my notes")
+    for name in ("notes.txt", "notes.html"):
+        (logs.parent / name).write_text("my notes")
     (logs.parent / "damaged").mkdir()
     (logs.parent / "damaged" / "checkpoint.safetensors").write_bytes(b"12345678")
     assert_fails(main, arguments, message, capsys)
-    assert (logs.parent / "notes.txt").read_text() == "my notes"
+    for name in ("notes.txt", "notes.html"):
+        assert (logs.parent / name).read_text() == "my notes"
 
 
 def test_a_run_logs_its_learning_rate_length_gradient_norm_and_speed(
