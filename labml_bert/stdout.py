@@ -75,10 +75,14 @@ def is_ascii_only() -> bool:
 
 
 def display_path(path: Path) -> str:
-    """The path relative to the working directory if it's inside, otherwise unchanged."""
+    """
+    The path relative to the working directory if it's inside, otherwise unchanged. A path that starts with a
+    dash would be an option.
+    """
+    text = str(path)
     with contextlib.suppress(ValueError):
-        return str(path.resolve().relative_to(Path.cwd()))
-    return str(path)
+        text = str(path.resolve().relative_to(Path.cwd()))
+    return f"./{text}" if text.startswith("-") else text
 
 
 def without_controls(text: str) -> str:

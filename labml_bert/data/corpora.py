@@ -45,6 +45,8 @@ WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 # A folder with this file was written by `prepare.py`, and has token ids instead of text.
 BLOCKS = "blocks.jsonl"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
+# The texts that can be loaded by name.
+NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ def load_corpus(name: str) -> Corpus:
     ## By name or by path
 
     `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
-    a UTF-8 file or of a folder of such files. Each file is a document.
+    a UTF-8 file or of a folder of such files. Each file is a document. If a file is called like one of the
+    texts, `./python-docs` is the file.
 
     Raises `ValueError` if there is no such corpus or path, if a file is empty or isn't UTF-8, or if a
     download fails or has the wrong sha256.
@@ -110,8 +113,9 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"all files in {name} are empty; put text into them")
         return split_documents(decode_file_name(path.name), documents)
     if not name.strip() or not path.exists():
-        choices = ", ".join(["python-docs", "python-source", "tiny-shakespeare", *WIKITEXT])
-        raise ValueError(f"no corpus or file is called {name!r}; use a file, a folder, or one of {choices}")
+        raise ValueError(
+            f"no corpus or file is called {name!r}; use a file, a folder, or one of {', '.join(NAMES)}"
+        )
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")

@@ -21,6 +21,7 @@ import tyro
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_modern_config
+from labml_bert.data.corpora import NAMES
 from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
@@ -141,7 +142,7 @@ def parse_options(
         options = replace(options, minutes=None)
     if "--minutes" in flags:
         options = replace(options, steps=None)
-    if "--corpus" in flags and os.path.exists(options.corpus):
+    if "--corpus" in flags and options.corpus not in NAMES and os.path.exists(options.corpus):
         # An absolute path still works if the run is resumed from another folder.
         options = replace(options, corpus=os.path.abspath(options.corpus))
     return options

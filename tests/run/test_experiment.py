@@ -11,6 +11,7 @@ import pytest
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.run.experiment import lock_run, masked_line, new_run_path
+from labml_bert.run.options import RunOptions, parse_options
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text
@@ -97,6 +98,13 @@ def test_a_run_folder_has_a_utf8_name(tmp_path: Path) -> None:
     assert not folder.exists()
     with pytest.raises(ValueError, match="is not UTF-8; use another folder"):
         load_checkpoint(folder)
+
+
+def test_a_name_of_a_text_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python-docs").write_text("a text of my own")
+    monkeypatch.chdir(tmp_path)
+    for word, corpus in (("python-docs", "python-docs"), ("./python-docs", str(tmp_path / "python-docs"))):
+        assert parse_options(RunOptions, "mlm_tiny", "", ["--corpus", word]).corpus == corpus
 
 
 def test_a_blank_text_has_an_example_sentence_too() -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from labml_bert import files
 from labml_bert.run import terminal
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input, fail, print_last
-from labml_bert.stdout import console
+from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
@@ -96,6 +96,12 @@ def test_a_run_is_saved_if_nobody_reads_its_output(
         process.stderr.close()
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     assert load_checkpoint(folder)[0]["step"] > 0
+
+
+def test_a_path_is_never_printed_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert display_path(Path("-r", "a")) == display_path(tmp_path / "-r" / "a") == "./-r/a"
+    assert display_path(Path("r-")) == "r-" and display_path(tmp_path.parent) == str(tmp_path.parent)
 
 
 @pytest.mark.processes
