@@ -285,6 +285,8 @@ def lock(
         return file_lock.acquire(blocking=False)
     except Timeout:
         if on_wait is None:
-            raise BlockingIOError(f"{folder / name} is locked by another process; wait until that one ends") from None
+            raise BlockingIOError(
+                f"{folder / name} is locked by another process; wait until that one ends"
+            ) from None
     on_wait()
     return file_lock.acquire()
