@@ -130,7 +130,11 @@ def main(argv: list[str] | None = None) -> None:
         progress = read_progress(options.output)
         assert progress is not None
     train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
-    console.print(f"  {train:,} training tokens, {valid:,} held out\n\n  Train on them:\n")
+    console.print(f"  {train:,} training tokens, {valid:,} held out\n")
+    if min(train, valid) == 0:
+        console.print("  The text is too short for these files. Train on the text itself.\n")
+        return
+    console.print("  Train on them:\n")
     example = command("experiments/own_language.py", "--corpus", display_path(options.output))
     console.print(f"  {example}\n")
 

@@ -476,6 +476,17 @@ def test_prepare_and_train(
     assert "continued pretraining on again" in capsys.readouterr().out
 
 
+def test_a_short_text_needs_no_token_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None of it would be held out."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("the cat sees the dog\n" * 9)
+    prepare.main(["short.txt", "--output", "tokens", "--vocab-size", "50"])
+    out = capsys.readouterr().out
+    assert "Train on the text itself" in out and "own_language.py" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
