@@ -42,8 +42,8 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    The masker chooses about 15% of the ordinary tokens (all but special tokens and padding). Each chosen
-    token meets one of three fates:
+    The masker chooses about 15% of the ordinary tokens (no special tokens or padding). Each chosen token
+    meets one of three fates:
 
     | fraction | what the model sees | why |
     |---|---|---|
@@ -145,7 +145,7 @@ class TokenMasker:
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
-        # Both are indexed by word number. An unused number has size 0, so choosing it is harmless.
+        # `size` and `word_draw` are indexed by word number. An unused number has size 0 and does no harm.
         draw = draw.masked_fill(~is_candidate, 2.0)  # (B, T)
         word_draw = torch.full_like(draw, 2.0).scatter_reduce(1, words, draw, "amin")  # (B, T)
         is_chosen = torch.zeros_like(is_candidate)  # (B, T)

@@ -27,8 +27,8 @@ This file needs only PyTorch, so you can copy it into your own project. The para
 in `transformers`, so you can load the same checkpoints.
 
 Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
-(attention heads), `d` (width of a head), `I` (intermediate size), `V` (vocabulary size), `P` (positions per
-sequence whose vectors you need; by default, all `T`) and `M` (labeled positions in all `B` sequences).
+(attention heads), `d` (width of a head), `I` (intermediate size), `V` (vocabulary size), `P` (output
+positions per sequence; by default, all `T`) and `M` (labeled positions in all `B` sequences).
 """
 
 import math
@@ -171,7 +171,7 @@ class ModernBertMLP(nn.Module):
     ## The gated feed-forward network (GeGLU)
 
     BERT applies a GELU to a projection of $x$. GeGLU multiplies the result by a second projection, element by
-    element, so the second projection gates the first:
+    element, so each of them can scale the other up or down:
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
@@ -283,7 +283,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # On a CPU, this saves a cast in every layer.
+        if torch.is_autocast_enabled(x.device.type):  # Or the linear layers cast it.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)

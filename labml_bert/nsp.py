@@ -13,8 +13,8 @@ Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) doe
 4.2). The [ALBERT](https://arxiv.org/abs/1909.11942) paper argues that it's too easy: a change of topic gives
 the answer away. But models that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
 
-This file needs only PyTorch, so you can copy it into your own project. Letters stand for sizes: `B` (pairs
-in the batch), `T` (tokens in the longest pair) and `D` (hidden size).
+This file needs only PyTorch, so you can copy it into your own project. In the shapes of tensors,
+`B` is the number of pairs and not a text, `T` is the length of the longest pair, and `D` is the hidden size.
 """
 
 import random
@@ -56,13 +56,13 @@ class PairMaker:
     max_length: int = 128
     """Maximum number of tokens in a pair, including the three special tokens."""
     short_seq_prob: float = 0.1
-    """Probability that a document's pairs get a random, shorter length, so the model sees short inputs."""
+    """Probability that a document's pairs get a random, usually shorter target length."""
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
     If `True`, as in Google's code, a chunk can be a single sentence. That sentence becomes A and gets a
     random B, so the fraction of random pairs can exceed `random_next_prob`. If `False`, every chunk has at
-    least two sentences, and a single sentence that's left over at the end of a document isn't used.
+    least two sentences, and a single sentence that's left over at the end of a document never becomes A.
     """
 
     def __post_init__(self) -> None:
