@@ -51,8 +51,9 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention ignores the order of its input vectors, so each vector has to encode a position in addition
-    to a token and a segment (A or B). BERT learns three embedding tables and adds up one row from each:
+    Attention ignores the order of its input vectors, so each vector has to encode its token's
+    position, too. It also encodes the token's type, which is its segment: text A or text B. BERT learns three
+    embedding tables and adds up one row from each:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
@@ -306,12 +307,11 @@ class BertModel(nn.Module):
         """
         The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens and 0 for padding (default:
         all 1). `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
-        pooler always reads position 0. Raises `ValueError` if the mask is additive or has the wrong shape.
+        pooler always reads position 0. Raises `ValueError` if the mask has another shape or a negative value.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
-            is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
-            if is_additive or attention_mask.shape != input_ids.shape:
+            if attention_mask.shape != input_ids.shape or (attention_mask < 0).any():
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             # Tokens don't attend to padding. Padding still gets output vectors, but they're meaningless.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
@@ -330,8 +330,8 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
 
     Weights are drawn from a normal distribution with a standard deviation of `std`, truncated at twice `std`.
     Biases start at 0. LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would
-    initialize embeddings with a standard deviation of 1. If such an embedding table were also the output
-    layer, the loss could start at many times $\ln V$, the loss of a uniform prediction.
+    initialize embeddings with a standard deviation of 1. With an output layer that is tied to such
+    embeddings, the loss could start many times higher than $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py`, in
     [google-research/bert](https://github.com/google-research/bert).

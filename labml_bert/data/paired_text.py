@@ -4,8 +4,12 @@
 How does a corpus become batches of sentence pairs? The documents are turned into pairs on disk, once for each
 length. Evaluations use a fixed set of pairs from held-out documents, with the same masks in every run."""
 
+import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
@@ -21,6 +25,9 @@ from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, special_token_ids
 from labml_bert.files import make_folder
 from labml_bert.mlm import IGNORE
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class PairedText:
@@ -77,19 +84,27 @@ class PairedText:
             lone_sentence_is_random=False,
             static_masking=static,
         )
-        folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{length}-{masking}")
-        build_dataset(self.corpus.train, self.tokenizer, folder, arguments)
+        dataset = self.build(self.corpus.train, f"{length}-{masking}", arguments)
         collator = PairCollator(self.tokenizer, None if static else recipe, length, self.generator)
-        return PairBatches(open_dataset(folder), collator, self.batch_tokens // length, self.generator)
+        return PairBatches(dataset, collator, self.batch_tokens // length, self.generator)
 
     def held_out_pairs(self, length: int) -> list[dict[str, Tensor]]:
         """The held-out pairs in batches, with the same masks in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
-        folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{length}-held-out")
-        build_dataset(self.corpus.valid, self.tokenizer, folder, arguments)
-        rows = open_dataset(folder).with_format("arrow")
+        rows = self.build(self.corpus.valid, f"{length}-held-out", arguments).with_format("arrow")
         collator = PairCollator(self.tokenizer, None, length, held_out_generator())
         return [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
+
+    def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
+        """
+        Builds the pairs, or finds them in their folder. Runs with other arguments or another tokenizer have
+        other folders, so they can train at the same time.
+        """
+        recipe = json.dumps([self.tokenizer.to_str(), asdict(arguments)])
+        digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+        folder = pairs_folder(f"{self.corpus.sha256[:16]}-{self.vocab_size}-{name}-{digest}")
+        manifest = build_dataset(documents, self.tokenizer, folder, arguments)
+        return open_dataset(folder, manifest["fingerprint"])
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """

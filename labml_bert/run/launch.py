@@ -14,7 +14,7 @@ from pathlib import Path
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
-from labml_bert.run.options import OptionsType, parse_options
+from labml_bert.run.options import OptionsType, parse_options, resume_options
 from labml_bert.run.record import origin
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console
@@ -34,7 +34,7 @@ def launch(
     with exit_on_bad_input():
         options = parse_options(options_type, experiment, description, argv)
         run = Run(options, experiment)
-    with exit_cleanly(lambda: run.path, lambda: run.is_resumable):
+    with exit_cleanly(lambda: run.path, lambda: run.is_resumable, resume_options(options)):
         with run.resources:
             main(run, options)
         if options.record is not None and rank() == 0:

@@ -198,6 +198,20 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
     return options
 
 
+def resume_options(options: RunOptions) -> list[str]:
+    """
+    The options that a run doesn't save, and that aren't at their defaults, as words of a command line. With
+    them, a resumed run goes on in the same way.
+    """
+    words = []
+    for option in fields(options):
+        value = getattr(options, option.name)
+        is_saved = not option.metadata.get("operational") or option.name in ("runs", "resume")
+        if not is_saved and value not in (None, option.default):
+            words += [f"--{option.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
 def usage_error(message: str) -> NoReturn:
     """Ends the program. All processes parse the same command line, so only rank zero prints."""
     if rank() == 0:

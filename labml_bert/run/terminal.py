@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,14 +68,16 @@ def exit_on_bad_input() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[], bool]) -> Iterator[None]:
+def exit_cleanly(
+    find_path: Callable[[], Path | None], is_resumable: Callable[[], bool], resume_options: Sequence[str] = ()
+) -> Iterator[None]:
     """
     ## When a run ends early
 
     As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After that,
-    a run that you stop prints how to resume it, if `is_resumable` says that it can be resumed and if it has
-    saved a checkpoint. A loss that isn't finite or a full disk prints one line. Everything saved so far is
-    kept."""
+    a run that you stop prints how to resume it, with `resume_options`, if `is_resumable` says that it can be
+    resumed and if it has saved a checkpoint. A loss that isn't finite or a full disk prints one line.
+    Everything saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
@@ -86,7 +88,7 @@ def exit_cleanly(find_path: Callable[[], Path | None], is_resumable: Callable[[]
     except KeyboardInterrupt:
         path = find_path()
         if rank() == 0 and path is not None and has_checkpoint(path):
-            again = command(*launcher(), sys.argv[0], "--resume", display_path(path))
+            again = command(*launcher(), sys.argv[0], "--resume", display_path(path), *resume_options)
             print_last(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
             print_last("\nstopped; run the same command to start over (earlier results are unchanged)")

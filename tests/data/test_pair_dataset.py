@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,9 +21,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
 from labml_bert.data import pair_dataset as module
+from labml_bert.data import paired_text
+from labml_bert.data.corpora import Corpus
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, group_documents, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
+from labml_bert.data.paired_text import PairedText
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
@@ -478,6 +482,36 @@ def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
         build_small_dataset(tmp_path)
         assert part.read_bytes() == whole
     assert len(open_dataset(tmp_path)) > 0
+
+
+def test_the_pairs_of_a_later_build_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:
+    manifest = build_small_dataset(tmp_path)
+    assert len(open_dataset(tmp_path, str(manifest["fingerprint"]))) > 0
+    build_small_dataset(tmp_path, dupe_factor=2)
+    with pytest.raises(ValueError, match="are not those"):
+        open_dataset(tmp_path, str(manifest["fingerprint"]))
+
+
+@pytest.mark.parametrize("changes", [{"dupe_factor": 2}, {"mlm_probability": 0.3}])
+def test_runs_with_other_options_have_other_pairs(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if they start at the same time, on the same text."""
+    monkeypatch.setattr(paired_text, "cache_folder", lambda: tmp_path)
+    texts = [small_text(30, seed) for seed in range(20)]
+    tokenizer = wordpiece_tokenizer(texts, 200)
+    corpus = Corpus("small", texts[:16], texts[16:])
+
+    def pairs(**options: Any) -> int:
+        generator = torch.Generator().manual_seed(0)
+        text = PairedText(corpus, tokenizer, [32], 512, "static", generator, **options)
+        return len(text.batches[32].dataset)
+
+    expected = pairs()
+    folders = {*(tmp_path / "pairs").iterdir()}
+    pairs(**changes)
+    assert len({*(tmp_path / "pairs").iterdir()} - folders) == 1
+    assert pairs() == expected
 
 
 def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:

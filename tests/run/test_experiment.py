@@ -11,7 +11,7 @@ import pytest
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.run.experiment import lock_run, masked_line, new_run_path
-from labml_bert.run.options import RunOptions, parse_options
+from labml_bert.run.options import RunOptions, parse_options, resume_options
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text
@@ -98,6 +98,12 @@ def test_a_run_folder_has_a_utf8_name(tmp_path: Path) -> None:
     assert not folder.exists()
     with pytest.raises(ValueError, match="is not UTF-8; use another folder"):
         load_checkpoint(folder)
+
+
+def test_the_options_to_resume_with() -> None:
+    options = RunOptions(steps=3, device="cpu", torch_compile=True, runs=Path("a"), resume=Path("b"))
+    assert resume_options(options) == ["--device", "cpu", "--torch-compile"]
+    assert resume_options(RunOptions(record=Path("a b"))) == ["--record", "a b"]
 
 
 def test_a_name_of_a_text_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
