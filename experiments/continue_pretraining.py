@@ -142,7 +142,8 @@ def main(run: Run, options: Options) -> None:
         "old text": f"{old_text.corpus.name}, {len(old_text.held_out.labels):,} held-out windows",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    trainer = run.trainer(model, text, "continued pretraining", details)
+    other_texts = {"old_corpus_sha256": old_text.corpus.sha256}
+    trainer = run.trainer(model, text, "continued pretraining", details, other_texts=other_texts)
 
     def evaluate(tokens: int | None = None) -> dict[str, float]:
         new, old = (evaluate_masked_lm(trainer, one.held_out, tokens) for one in (text, old_text))

@@ -41,8 +41,8 @@ CHARTS = {
     "tokens_per_second": "tokens per second",
 }
 # Options that the comparison leaves out. The table has columns for the steps and the time, and the other
-# three follow from the rest.
-NOT_COMPARED = {"experiment", "model", "corpus_sha256", "steps", "minutes"}
+# others follow from the rest.
+NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
 # A page that starts in another way is somebody else's, and isn't overwritten.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
 # The size of a chart, in pixels.

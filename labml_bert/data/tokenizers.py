@@ -213,8 +213,9 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             # `transformers` saves how it last truncated and padded. We never want either.
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            # Some mistakes are noticed only when a text has an unknown character, or becomes a pair.
-            ids = [*tokenizer.encode("a \ue000").ids, *tokenizer.encode("a \ue000", "b").ids]
+            # Some mistakes are noticed only when a text has an unknown character or word, or becomes a pair.
+            text = "a \ue000 \ua66e " + "x" * 200
+            ids = [*tokenizer.encode(text).ids, *tokenizer.encode(text, "b").ids]
         if max(ids, default=0) >= tokenizer.get_vocab_size():
             raise ValueError(
                 f"it gives a text the id {max(ids)}, and has {tokenizer.get_vocab_size()} tokens"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.checksums import write_checked
+from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
@@ -132,10 +132,12 @@ class Run:
         title: str,
         details: dict[str, str],
         arguments: TrainingArguments | None = None,
+        other_texts: dict[str, str] | None = None,
     ) -> Trainer:
         """
         Creates the trainer of `model`, resumes the run if the options say so, and starts tracking. Prints the
-        header, with `title` and the rows of `details`, and the baselines.
+        header, with `title` and the rows of `details`, and the baselines. `other_texts` has the sha256 of
+        each further text that the result depends on.
 
         Raises `ValueError` if the batch is too small for the processes, if the folder isn't writable, or if
         the run can't be resumed.
@@ -151,6 +153,7 @@ class Run:
             "experiment": self.experiment,
             **options.configuration(),
             "corpus_sha256": text.corpus.sha256,
+            **(other_texts or {}),
             "model": asdict(model.config),
         }
         path = broadcast_from_rank_zero(lambda: options.resume or new_run_path(options.runs, self.experiment))
@@ -160,6 +163,7 @@ class Run:
             model, arguments, text.generator, self.device, options.precision, path, self.configuration
         )
         if options.resume:
+            check_tokenizer(path, text.tokenizer)
             trainer.resume()
         self.set_threads(trainer)
         self.path = path
@@ -362,6 +366,20 @@ class Run:
                 "wall_seconds": time.monotonic() - self.start_time,
             },
         }
+
+
+def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """
+    Raises `ValueError` if the run in `path` was started with another tokenizer. Every row of its embeddings
+    would belong to another token.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        before = parse_json(read_checked(path / "tokenizer.json"))
+        if before != parse_json(tokenizer.to_str()):
+            raise ValueError(
+                f"the tokenizer has changed since {path} was started; use the text, the model and the new "
+                "tokens as they were, or start a new run"
+            )
 
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:

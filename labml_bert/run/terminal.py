@@ -65,6 +65,11 @@ def exit_on_bad_input() -> Iterator[None]:
         fail_for_memory(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BaseException as error:
+        # So fails a tokenizer from elsewhere, if a text is one that it can't encode.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        fail(f"the tokenizer can't encode this text: {error}; use another one")
 
 
 @contextlib.contextmanager

@@ -296,9 +296,10 @@ class Trainer:
                     f"{min(one_sided)}; resume it with that version, or start a new run"
                 )
             key = next(key for key in before if before[key] != now[key])
-            if key == "corpus_sha256":
+            if key.endswith("_sha256"):
+                text = "the old text" if key.startswith("old") else "the text"
                 raise ValueError(
-                    f"the text has changed since {self.run_path} was started; use the text as it was, or "
+                    f"{text} has changed since {self.run_path} was started; use the text as it was, or "
                     "start a new run"
                 )
             raise ValueError(

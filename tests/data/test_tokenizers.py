@@ -207,4 +207,9 @@ def test_a_tokenizer_that_fails_only_when_it_encodes_is_refused(
         path.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
             load_tokenizer(path)
+    # A word can be unknown because it's long, even if all characters are known.
+    content = json.loads(wordpiece_tokenizer(["a b \ua66e x xx " * 20], 60).to_str())
+    path.write_text(json.dumps(content | {"model": content["model"] | {"unk_token": "[NO]"}}))
+    with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
+        load_tokenizer(path)
     assert capfd.readouterr().err == ""

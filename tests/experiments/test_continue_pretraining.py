@@ -106,6 +106,32 @@ def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.Mon
     assert load_checkpoint(run)[0]["step"] == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("words.txt", "kwargs\ndataclass", "the tokenizer has changed since"),
+        ("old.txt", small_text(201), "the old text has changed since"),
+        ("new.txt", code(401), "the text has changed since"),
+    ],
+)
+def test_a_run_whose_files_have_changed_is_not_resumed(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    message: str,
+) -> None:
+    run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
+    before = (run / "tokenizer.json").read_bytes()
+    (folder / name).write_text(text)
+    script = load_script("continue_pretraining")
+    with pytest.raises(SystemExit) as exit_info:
+        script.launch(script.main, script.Options, ["--resume", str(run)])
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert (run / "tokenizer.json").read_bytes() == before
+
+
 def corrupt_config(folder: Path) -> None:
     (folder / "model" / "config.json").write_text("{")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.table import Table
 from rich.text import Text
+from tokenizers import Tokenizer, models
 
 from labml_bert import files
 from labml_bert.run import terminal
@@ -249,6 +250,17 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
     # The lock was released with the process.
     with files.lock(folder):
         pass
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The library raises a bare `Exception`. Its panics aren't even that."""
+    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
+        tokenizer.encode("b")
+    assert exit_info.value.code == 2
+    assert re.fullmatch("error: the tokenizer can't encode this text: .+\n", capsys.readouterr().err)
+    with pytest.raises(AttributeError), exit_on_bad_input():
+        raise AttributeError("a bug of ours")
 
 
 def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
