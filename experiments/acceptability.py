@@ -237,7 +237,9 @@ def main(argv: list[str] | None = None) -> None:
     # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
-    name = options.corpus or (run_state["configuration"]["corpus"] if run_state else "python-docs")
+    name = options.corpus
+    if name is None:
+        name = run_state["configuration"]["corpus"] if run_state else "python-docs"
     corpus = load_corpus(name)
     candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
     longest = model.config.max_position_embeddings

@@ -103,7 +103,7 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines for `rotate`, with the first
-    half of the sines negated. Both have shape `(B or 1, 1, 1, T, d)`: queries, keys and all heads share them.
+    half of the sines negated. Both have shape `(B or 1, 1, 1, T, d)`: queries and keys share them.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -150,7 +150,7 @@ class ModernBertAttention(nn.Module):
     ) -> Tensor:
         """
         `rotary` comes from `rotary_angles`. The boolean `attention_mask`, `(B or 1, 1, T or 1, T)`, is true
-        for the keys to attend to. Returns `(B, T, D)`, or `(B, P, D)` given `output_positions`, `(B, P)`.
+        where a query may attend to a key. Returns `(B, T, D)`, or `(B, P, D)` with `output_positions`.
         """
         qkv = self.Wqkv(x).unflatten(-1, (3, self.num_attention_heads, -1))  # (B, T, 3, H, d)
         cos, sin = (angles.to(qkv.dtype) for angles in rotary)
@@ -261,16 +261,15 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        Local windows cover neighbors in the row, whatever their `position_ids`. `output_positions`, `(B, P)`,
+        Local layers measure distance along the row, not by `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
 
-        Raises `ValueError` if the mask is additive or has the wrong shape.
+        Raises `ValueError` if the mask has another shape or a negative value.
         """
         config, T = self.config, input_ids.size(1)
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
-            is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
-            if is_additive or attention_mask.shape != input_ids.shape:
+            if attention_mask.shape != input_ids.shape or (attention_mask < 0).any():
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         indices = torch.arange(T, device=input_ids.device)
@@ -348,8 +347,8 @@ class ModernBertForMaskedLM(nn.Module):
     ) -> MaskedLMOutput:
         """
         `labels`, `(B, T)`, holds the true token at each position to predict and -100 elsewhere. For a
-        micro-batch, `num_items_in_batch` is the number of labeled positions in the whole batch. `inputs` are
-        passed on to `ModernBertModel.forward`. Raises `ValueError` if `labels` has another shape."""
+        micro-batch, pass the number of labeled positions in the whole batch as `num_items_in_batch`. `inputs`
+        are passed on to `ModernBertModel.forward`. Raises `ValueError` if `labels` has another shape."""
         if labels is None:
             x = self.model(input_ids, **inputs)  # (B, T, D)
             return MaskedLMOutput(None, self.decoder(self.head(x)), None)

@@ -13,8 +13,8 @@ Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) doe
 4.2). The [ALBERT](https://arxiv.org/abs/1909.11942) paper argues that it's too easy: a change of topic gives
 the answer away. But models that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
 
-This file needs only PyTorch, so you can copy it into your own project. In the shapes of tensors,
-`B` is the number of pairs and not a text, `T` is the length of the longest pair, and `D` is the hidden size.
+This file needs only PyTorch, so you can copy it into your own project. In tensor shapes,
+`B` is the number of pairs (not text B), `T` the length of the longest pair in tokens, and `D` the hidden size.
 """
 
 import random

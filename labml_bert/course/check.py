@@ -102,6 +102,8 @@ def read_problem(step: Step, text: str) -> Verdict | None:
         details = (f"{error.msg}:", f"  {(error.text or '').strip()}")
         message = f"{step.file} isn't valid Python."
         return Verdict(step.name, False, message, details, error.lineno, "syntax error")
+    except (MemoryError, RecursionError):
+        return Verdict(step.name, False, f"{step.file} is too deeply nested for Python's parser.")
     except ValueError as error:
         message = f"In {step.file}, {error} any more. Every function of the file has to stay where it was."
         return Verdict(step.name, False, message)

@@ -95,6 +95,9 @@ def read_files(folder: Path) -> dict[str, str]:
     texts = {}
     for file in FILES:
         try:
+            # Reading a pipe would wait forever.
+            if (folder / file).is_fifo():
+                raise ValueError(f"{folder / file} is a pipe; put a file in its place")
             # Some editors on Windows write a byte order mark.
             texts[file] = (folder / file).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
@@ -143,10 +146,12 @@ class Progress:
 def read_progress(folder: Path) -> Progress:
     """The progress. A file that is missing or damaged counts as an empty one."""
     try:
+        if not (folder / PROGRESS).is_file():
+            return Progress()
         content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         passed = {str(name): str(value) for name, value in content["passed"].items()}
         return Progress(passed, {str(name): int(value) for name, value in content["hints"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Progress()
 
 
