@@ -14,7 +14,7 @@ Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) doe
 the answer away. But models that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
 
 This file needs only PyTorch, so you can copy it into your own project. In tensor shapes,
-`B` is the number of pairs (not text B), `T` the length of the longest pair in tokens, and `D` the hidden size.
+`B` is the number of pairs (not text B), `T` is the length of the longest pair, and `D` is the hidden size.
 """
 
 import random

@@ -183,8 +183,8 @@ STEPS = (
             ),
             Mistake(
                 "additive mask accepted",
-                "if is_additive or attention_mask.shape",
-                "if attention_mask.shape",
+                " or (attention_mask < 0).any():",
+                ":",
                 "You accept an additive mask, which means the opposite as a boolean. Raise `ValueError`.",
             ),
             Mistake(

@@ -205,8 +205,10 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
     try:
         data = read_checked(path)
-    except OSError:
+    except FileNotFoundError:
         raise ValueError(f"no tokenizer at {path}; use the folder of a finished run") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}; make it readable") from None
     try:
         with silent_panics():
             tokenizer = Tokenizer.from_buffer(data)

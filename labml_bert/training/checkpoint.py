@@ -201,6 +201,12 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"
         )
     try:
+        # A file that can't be opened, perhaps because it's somebody else's, isn't damaged.
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
+    try:
         return read_checkpoint(path)
     except ValueError as error:
         try:

@@ -1,5 +1,6 @@
 """A damaged checkpoint, and the previous one."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from labml_bert.data.tokenizers import character_tokenizer, load_tokenizer, save_tokenizer
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
 from tests.support.damage import flip_bit
 from tests.support.mutations import read_as_commands_do
@@ -57,3 +59,20 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_read(tmp_path: Path, names: tupl
     os.mkfifo(tmp_path / "pipe")
     os.replace(tmp_path / "pipe", tmp_path / names[-1])
     assert read_as_commands_do(lambda: load_checkpoint(tmp_path), str(tmp_path)) is None
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever renamed the previous checkpoint would lose the last one. Root may open anything."""
+    train_to_end(tmp_path)
+    save_tokenizer(character_tokenizer(["abc"]), tmp_path)
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    for read in (lambda: load_checkpoint(tmp_path), lambda: load_tokenizer(tmp_path / "tokenizer.json")):
+        with pytest.raises(ValueError, match=r"^cannot read .*: Permission denied; make it readable$"):
+            read()
+
+
+def refuse(path: Path, *arguments: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
