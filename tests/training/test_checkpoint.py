@@ -65,11 +65,12 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever renamed the previous checkpoint would lose the last one. Root may open anything."""
-    train_to_end(tmp_path)
-    save_tokenizer(character_tokenizer(["abc"]), tmp_path)
+    path = tmp_path / "run"
+    train_to_end(path)
+    save_tokenizer(character_tokenizer(["abc"]), path)
     monkeypatch.setattr("builtins.open", refuse)
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    for read in (lambda: load_checkpoint(tmp_path), lambda: load_tokenizer(tmp_path / "tokenizer.json")):
+    for read in (lambda: load_checkpoint(path), lambda: load_tokenizer(path / "tokenizer.json")):
         with pytest.raises(ValueError, match=r"^cannot read .*: Permission denied; make it readable$"):
             read()
 
