@@ -27,7 +27,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +62,10 @@ def pool_texts(
     make all texts more alike. `[UNK]` stands for a word, so it counts.
 
     Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, or if you ask for
-    `[CLS]` and the tokenizer adds none.
+    `[CLS]` and the tokenizer adds none, or for another pooling.
     """
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
     for text in texts:
@@ -108,8 +110,8 @@ def embed(
 
     Raises `ValueError` if there are no texts, and the errors of `pool_texts`.
     """
-    if not texts:
-        raise ValueError("there are no texts; pass at least one")
+    if not texts or isinstance(texts, str):
+        raise ValueError("there are no texts; pass a list with at least one")
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     vectors = [
@@ -173,14 +175,16 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     because the LayerNorm at the end of an encoder subtracts the mean over the dimensions. With `dimensions`,
     at most that many remain, those with the largest variance; the paper keeps a third of BERT base's.
 
-    Raises `ValueError` if all vectors are equal.
+    Raises `ValueError` if all vectors are equal, or if `dimensions` is below 1.
     """
+    if dimensions is not None and dimensions < 1:
+        raise ValueError(f"dimensions is {dimensions}; it must be at least 1")
     x = vectors.double()
+    if (x == x[:1]).all():
+        raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
     variances, directions = torch.linalg.eigh(torch.cov(x.T))  # ascending
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
     K = int((variances > 1e-9 * variances[0].clamp(min=1e-30)).sum())
-    if K == 0:
-        raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
     matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
     return Whitening(x.mean(0).to(vectors), matrix.to(vectors))
 

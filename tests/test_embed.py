@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,11 @@ def test_a_long_text_loses_its_end() -> None:
         (["\udcff"], {}, "not UTF-8"),
         (["dog"], {"max_length": 2}, "max_length is 2"),
         (["dog"], {"pooling": "cls"}, r"trained without \[CLS\]"),
+        (["dog"], {"pooling": "max"}, "pooling is 'max'; choose from mean, cls"),
+        ("dog", {}, "pass a list"),
     ],
 )
-def test_bad_texts_are_refused(texts: list[str], arguments: dict, message: str) -> None:
+def test_bad_texts_are_refused(texts: Sequence[str], arguments: dict, message: str) -> None:
     tokenizer = character_tokenizer(["the dog"])
     with pytest.raises(ValueError, match=message):
         embed(model_of("bert", tokenizer), tokenizer, texts, **arguments)
@@ -148,6 +151,11 @@ def test_a_direction_without_variance_is_left_out() -> None:
     assert fit_whitening(vectors).matrix.shape == (6, 5)
     with pytest.raises(ValueError, match="all 3 vectors are equal"):
         fit_whitening(torch.ones(3, 4))
+    with pytest.raises(ValueError, match="all 1 vectors are equal"):
+        fit_whitening(torch.randn(1, 4))
+    for dimensions in (0, -1):
+        with pytest.raises(ValueError, match=f"dimensions is {dimensions}; it must be at least 1"):
+            fit_whitening(vectors, dimensions)
 
 
 def test_the_loss_is_the_formula() -> None:

@@ -168,7 +168,7 @@ def write_token_files(
         json_text = tokenizer.to_str(pretty=True)
         settings = {**settings, "tokenizer_sha256": hashlib.sha256(json_text.encode()).hexdigest()}
         progress = read_progress(folder)
-        if progress is None:
+        if progress is None or not (progress.blocks or progress.is_finished):
             write_whole(folder / "tokenizer.json", json_text)
             with whole_file(folder / BLOCKS) as part:
                 part.write_bytes(encode_line(settings))

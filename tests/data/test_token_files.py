@@ -392,6 +392,18 @@ def test_a_pipe_in_place_of_a_token_file_is_not_read(tmp_path: Path, tokenizer: 
     assert read_as_commands_do(lambda: read_token_files(tmp_path / "tokens"), "are damaged") is None
 
 
+def test_a_start_without_tokens_may_be_of_another_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A file that isn't UTF-8 leaves a folder without tokens. Once it's converted, it has another sha256."""
+    file, folder = tmp_path / "text.txt", tmp_path / "tokens"
+    file.write_bytes("für".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        write_token_files(folder, tokenizer, partial(read_files, [file]), SETTINGS)
+    file.write_text("the cat sees the dog\n" * 9)
+    write_token_files(folder, tokenizer, partial(read_files, [file]), {**SETTINGS, "files": "converted"})
+    with pytest.raises(ValueError, match="another text"):
+        write_token_files(folder, tokenizer, partial(read_files, [file]), SETTINGS)
+
+
 def test_a_text_without_held_out_pieces_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "text.txt").write_text("the cat sees the dog.")
     with pytest.raises(ValueError, match="no held-out text; the text is short"):
