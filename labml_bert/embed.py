@@ -290,6 +290,7 @@ def main(argv: list[str] | None = None) -> None:
         model, tokenizer = load_model(run_path)
         texts = options.texts or read_texts(sys.stdin.buffer.read())
         vectors = embed(model, tokenizer, [options.query, *texts])
+    unknown = sum(tokenizer.encode(text).tokens.count("[UNK]") for text in (options.query, *texts))
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("cosine", justify="right", no_wrap=True)
@@ -297,7 +298,10 @@ def main(argv: list[str] | None = None) -> None:
     for cosine, text in sorted(zip(cosines(vectors[:1], vectors[1:])[0].tolist(), texts, strict=True))[::-1]:
         table.add_row(f"{cosine:.3f}", printable(text))
     console.print(table, soft_wrap=False)
-    console.print(f"\n  mean cosine of any two of these texts: {mean_cosine(vectors):.3f}\n", style="dim")
+    console.print(f"\n  mean cosine of any two of these texts: {mean_cosine(vectors):.3f}", style="dim")
+    if unknown:
+        console.print(f"  tokens outside the vocabulary, which all look the same: {unknown}", style="dim")
+    console.print()
 
 
 if __name__ == "__main__":

@@ -240,7 +240,9 @@ def test_the_table_has_the_most_similar_text_first(
     data = "\n\n".join(texts).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
     module.main([query, "--run", str(tmp_path)])
-    assert capsys.readouterr().out == out
+    assert capsys.readouterr().out == out and "outside the vocabulary" not in out
+    module.main(["the ꙮ", "ꙮꙮ", "--run", str(tmp_path)])
+    assert "outside the vocabulary, which all look the same: 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
