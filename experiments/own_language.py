@@ -23,6 +23,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
+import math
+
 from tokenizers import Tokenizer
 
 from labml_bert.data.corpora import Corpus
@@ -129,15 +131,18 @@ def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
     initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum over $D$ weights
     is as large as in BERT base."""
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
-    steps = EPOCHS * characters // 4 // Options.batch_tokens
+    width = options.hidden_size or width
+    # The learning rate of the nearest width in the table.
+    nearest = min(LEARNING_RATES, key=lambda known: abs(math.log(known / width)))
+    steps = EPOCHS * characters // 4 // options.batch_tokens
     defaults = {
         "vocab_size": vocab_size,
         "hidden_size": width,
         "num_hidden_layers": layers,
-        "num_attention_heads": width // 32 if width < 512 else width // 64,
-        "intermediate_size": 2 * (options.hidden_size or width),
+        "num_attention_heads": max(1, width // (32 if width < 512 else 64)),
+        "intermediate_size": 2 * width,
         "initializer_range": round(0.02 * (768 / width) ** 0.5, 3),
-        "learning_rate": LEARNING_RATES[width],
+        "learning_rate": LEARNING_RATES[nearest],
         "steps": min(max(steps, FEWEST_STEPS), MOST_STEPS) if options.minutes is None else None,
     }
     return replace(options, **{k: v for k, v in defaults.items() if getattr(options, k) is None})
@@ -168,7 +173,8 @@ def main(run: Run, options: Options) -> None:
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
     if run.user_options.steps is None and options.steps:
-        details["budget"] = f"{EPOCHS} passes over the text, at least {FEWEST_STEPS:,} steps"
+        passes = options.steps * options.batch_tokens / len(text.train_ids)
+        details["budget"] = f"about {passes:.0f} passes over the text"
     trainer = run.trainer(model, text, "a modern masked language model", details)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints

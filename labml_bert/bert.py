@@ -51,9 +51,8 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention ignores the order of its input vectors, so each vector has to encode its token's
-    position, too. It also encodes the token's type, which is its segment: text A or text B. BERT learns three
-    embedding tables and adds up one row from each:
+    Attention ignores the order of its input vectors, so each vector encodes a position, as well as a
+    token and its segment (text A or B). BERT learns three embedding tables and adds up one row from each:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
@@ -275,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer can have fewer queries."""
+    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer may have fewer queries."""
 
 
 class BertModel(nn.Module):
@@ -305,13 +304,14 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for tokens and 0 for padding (default:
-        all 1). `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
-        pooler always reads position 0. Raises `ValueError` if the mask has another shape or a negative value.
+        The first four arguments are `(B, T)`. The default `attention_mask` is 1 for all; 0 is for padding.
+        `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The pooler
+        reads position 0. Raises `ValueError` for a mask of another shape, or a float below 0.
         """
         if attention_mask is not None:
-            # An additive mask is 0 for a token and a large negative number for padding.
-            if attention_mask.shape != input_ids.shape or (attention_mask < 0).any():
+            # An additive mask is 0 for a token and far below 0 for padding.
+            is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
+            if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             # Tokens don't attend to padding. Padding still gets output vectors, but they're meaningless.
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)

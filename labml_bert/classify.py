@@ -272,8 +272,9 @@ def train_command(options: argparse.Namespace) -> None:
     learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
     if options.learning_rate is not None:
         learning_rates = (options.learning_rate,)
-    full = sum(len(row.input_ids) == max_length for row in rows[0]) / len(rows[0])
-    longer = f"{full:.0%} of the texts fill that, or lose their end" if full else "no text is longer"
+    lengths = [len(row.input_ids) for part in rows for row in part]
+    full = lengths.count(max_length)
+    longer = f"{full:,} of the texts fill that, or lose their end" if full else "no text is longer"
     sizes = [len(part) for part in parts]
     details = {
         **describe_texts(options.file, texts),

@@ -38,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from labml_bert.fill_mask import check_encoding, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
-from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
@@ -239,6 +239,8 @@ def train_simcse(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
+        elif isinstance(module, ModernBertAttention):
+            module.attention_dropout = dropout
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -290,7 +292,8 @@ def main(argv: list[str] | None = None) -> None:
         model, tokenizer = load_model(run_path)
         texts = options.texts or read_texts(sys.stdin.buffer.read())
         vectors = embed(model, tokenizer, [options.query, *texts])
-    unknown = sum(tokenizer.encode(text).tokens.count("[UNK]") for text in (options.query, *texts))
+    encodings = [tokenizer.encode(text).tokens for text in (options.query, *texts)]
+    unknown = sum(tokens[: model.config.max_position_embeddings].count("[UNK]") for tokens in encodings)
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("cosine", justify="right", no_wrap=True)

@@ -360,7 +360,7 @@ def main(argv: list[str] | None = None) -> None:
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
             error = f"{rounding_error(model):.1g}"
-            rows = {"rounding": f"changes a probability by at most {error}, on random text"}
+            rows = {"rounding": f"changes a probability by about {error}, on random text"}
             path = folder / "weights.bin"
         else:
             check_onnx_is_here()
@@ -370,7 +370,7 @@ def main(argv: list[str] | None = None) -> None:
             write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
             rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:
-                rows = {"check": f"outputs differ from torch's by at most {difference:.1g}"}
+                rows = {"check": f"outputs differ from torch's by about {difference:.1g}"}
         data = path.read_bytes()
     rows = {
         "file": display_path(path),

@@ -133,7 +133,7 @@ def fill_mask(
         raise ValueError("the vocabulary has only special tokens; train a model on text")
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
-    probabilities[:, special] = 0
+    probabilities[:, special] = -1  # Below even a probability that underflows to 0.
     guesses: list[list[Guess]] = []
     for position in positions:
         guesses.append([])

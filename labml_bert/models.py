@@ -150,13 +150,14 @@ class BertPreTrainedModel(nn.Module):
         shared_rows = min(vocab_size, old.num_embeddings)
         with torch.no_grad():
             new.weight[:shared_rows] = old.weight[:shared_rows]
+        new.weight.requires_grad = old.weight.requires_grad
         self.bert.embeddings.word_embeddings = new
         self.config.vocab_size = vocab_size
         for module in self.modules():
             if isinstance(module, BertLMPredictionHead):
                 bias = module.bias.new_zeros(vocab_size)
                 bias[:shared_rows] = module.bias.detach()[:shared_rows]
-                module.bias = nn.Parameter(bias)
+                module.bias = nn.Parameter(bias, module.bias.requires_grad)
 
 
 def tie_embeddings(model: nn.Module) -> None:

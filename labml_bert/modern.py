@@ -264,12 +264,13 @@ class ModernBertModel(nn.Module):
         Local layers measure distance along the row, not by `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
 
-        Raises `ValueError` if the mask has another shape or a negative value.
+        Raises `ValueError` if the mask has another shape, or is a float below 0.
         """
         config, T = self.config, input_ids.size(1)
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
-            if attention_mask.shape != input_ids.shape or (attention_mask < 0).any():
+            is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
+            if is_additive or attention_mask.shape != input_ids.shape:
                 raise ValueError("attention_mask must be (B, T), with 1 for a token and 0 for padding")
             attention_mask = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         indices = torch.arange(T, device=input_ids.device)

@@ -45,6 +45,8 @@ SUPPORTED: dict[str, object] = {
     "mlp_bias": False,
     "decoder_bias": True,
     "tie_word_embeddings": True,
+    "classifier_bias": False,
+    "classifier_activation": "gelu",
 }
 
 
@@ -106,6 +108,8 @@ def read_config(folder: Path) -> ModernBertConfig:
 def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     """Converts the layer settings of recent `transformers` versions to those of `ModernBertConfig`."""
     values: dict[str, Any] = {}
+    if content.get("rope_scaling"):
+        raise ValueError("rope_scaling is not supported")
     rope = content.get("rope_parameters")
     if rope is not None:
         kinds = {"global_rope_theta": LAYER_TYPES[True], "local_rope_theta": LAYER_TYPES[False]}

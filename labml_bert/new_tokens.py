@@ -138,8 +138,10 @@ def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[
         embedding, head = model.bert.embeddings.word_embeddings, model.cls.predictions
     means = torch.stack([embedding.weight[ids].mean(0) for ids in pieces])  # (N, D)
     bias_means = torch.stack([head.bias[ids].mean() for ids in pieces])  # (N)
-    embedding.weight = nn.Parameter(torch.cat([embedding.weight, means]))  # (V + N, D)
-    head.bias = nn.Parameter(torch.cat([head.bias, bias_means]))  # (V + N)
+    # Frozen parameters stay frozen.
+    weight, bias = torch.cat([embedding.weight, means]), torch.cat([head.bias, bias_means])
+    embedding.weight = nn.Parameter(weight, embedding.weight.requires_grad)  # (V + N, D)
+    head.bias = nn.Parameter(bias, head.bias.requires_grad)  # (V + N)
     embedding.num_embeddings = model.config.vocab_size = len(embedding.weight)
     if isinstance(model, ModernBertForMaskedLM):
         # The output layer shares the embedding. In a BERT, the head gets it as an argument instead.

@@ -53,7 +53,9 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
     if options.tokenizer is not None:
         folder: Path = options.tokenizer
         return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
-    if read_progress(options.output) is not None:
+    progress = read_progress(options.output)
+    # A start without any tokens may have been of another text.
+    if progress is not None and (progress.blocks or progress.is_finished):
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
         return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)

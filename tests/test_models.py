@@ -15,6 +15,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
+from labml_bert.new_tokens import add_embeddings
 from tests.support.damage import flip_bit
 from tests.support.parity import (
     TOLERANCE,
@@ -198,6 +199,13 @@ def test_new_rows_of_a_resized_model_are_trained() -> None:
     model(ids, ids).loss.backward()
     assert model.bert.embeddings.word_embeddings.weight.grad[old_size + 2].abs().max() > 0
     assert model.cls.predictions.bias.grad[old_size + 2].abs() > 0
+
+
+def test_a_frozen_model_stays_frozen_when_it_is_resized() -> None:
+    model = BertForMaskedLM(random_config(5)).requires_grad_(False)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    add_embeddings(model, [[5, 6]])
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_an_untied_state_is_rejected() -> None:

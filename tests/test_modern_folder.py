@@ -68,6 +68,9 @@ def damaged(folder: Path, **changes: object) -> Path:
     [
         ({"model_type": "bert"}, "model_type = 'bert'"),
         ({"norm_bias": True}, "norm_bias = True"),
+        ({"classifier_bias": True}, "classifier_bias = True"),
+        ({"classifier_activation": "relu"}, "classifier_activation = 'relu'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope_scaling is not supported"),
         ({"hidden_size": 20}, "has other sizes"),
         ({"num_hidden_layers": 4}, "has other sizes"),
         ({"hidden_size": 6}, "RoPE turns pairs"),

@@ -236,15 +236,15 @@ STEPS = (
         mistakes=(
             Mistake(
                 "additive mask accepted",
-                " or (attention_mask < 0).any():",
-                ":",
+                "if is_additive or attention_mask.shape",
+                "if attention_mask.shape",
                 "You accept an additive mask: 0 for a token, a large negative number for padding. Turned "
                 "into a boolean, it means the opposite. Raise `ValueError`.",
             ),
             Mistake(
                 "mask of a wrong shape accepted",
-                "if attention_mask.shape != input_ids.shape or ",
-                "if ",
+                "if is_additive or attention_mask.shape != input_ids.shape:",
+                "if is_additive:",
                 "You accept a mask with another shape than `input_ids`. Raise `ValueError`.",
             ),
             Mistake(

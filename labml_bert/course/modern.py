@@ -183,8 +183,8 @@ STEPS = (
             ),
             Mistake(
                 "additive mask accepted",
-                " or (attention_mask < 0).any():",
-                ":",
+                "if is_additive or attention_mask.shape",
+                "if attention_mask.shape",
                 "You accept an additive mask, which means the opposite as a boolean. Raise `ValueError`.",
             ),
             Mistake(

@@ -109,6 +109,11 @@ def load_corpus(name: str) -> Corpus:
         # Fails at once if the files together are larger than memory.
         bytearray(sum(file.stat().st_size for file in files))
         documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
+        # A copy of a held-out document would be training text, so each text counts once.
+        names: dict[str, str] = {}
+        for document, text in documents.items():
+            names.setdefault(text, document)
+        documents = {document: text for text, document in names.items()}
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; put text into them")
         return split_documents(decode_file_name(path.name), documents)
@@ -189,7 +194,8 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
         split = max(0, len(text) - int(room))
-        split = text.rfind("\n", 0, split) + 1 or split
+        # A line end that is far away would change how much is held out.
+        split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split
         train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
         return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
     return Corpus(
@@ -289,7 +295,8 @@ def compiled_members(owner: object) -> dict[str, object]:
         # `sys` keeps the original of each hook: `sys.__excepthook__`.
         return {name: members.get(f"__{name}__", member) for name, member in members.items()}
     if owner is builtins:
-        return {name: member for name, member in members.items() if not inspect.isfunction(member)}
+        is_added = (inspect.isfunction, inspect.ismethod)
+        return {name: member for name, member in members.items() if not any(f(member) for f in is_added)}
     return members
 
 

@@ -31,11 +31,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
 from labml_bert.checksums import (
-    SUMS,
     are_as_listed,
     list_files,
     parse_json,
     read_checked,
+    read_sums,
     write_checked,
 )
 from labml_bert.data.pair_collator import PairCollator
@@ -268,21 +268,22 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     # Progress bars would interrupt the output of a run, and unpacking takes less than a second.
     disable_progress_bars()
-    files = [str(folder / part["name"]) for part in parts]
+    # If all documents of a shard have a single sentence, it may have no pairs.
+    files = [str(folder / part["name"]) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
-    with contextlib.ExitStack() as stack:
-        if not are_as_listed(arrow, unpacked_files(arrow)):
-            # Another process may be unpacking the same files.
-            stack.enter_context(lock(folder, lambda: None, ".arrow.lock"))
-            if not are_as_listed(arrow, unpacked_files(arrow)):
-                shutil.rmtree(arrow, ignore_errors=True)
+    # Another process may be unpacking the same files.
+    with lock(folder, lambda: None, ".arrow.lock"):
+        is_intact = are_as_listed(arrow, unpacked_files(arrow))
+        if not is_intact:
+            shutil.rmtree(arrow, ignore_errors=True)
         try:
             dataset = Dataset.from_parquet(files, cache_dir=str(arrow))
         except Exception as error:  # Each kind of damage raises a different error.
             raise ValueError(
                 f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
             ) from None
-        if not (arrow / SUMS).is_file():
+        # `datasets` unpacks the files again if the folder has been copied.
+        if not is_intact or len(unpacked_files(arrow)) != len(read_sums(arrow)):
             list_files(arrow, unpacked_files(arrow))
     return dataset
 

@@ -194,10 +194,12 @@ class ShardWriter:
             {
                 "tokens": pa.array([pair.input_ids for pair in pairs], pa.list_(self.ids_type)),
                 "segment_ids": pa.array([pair.token_type_ids for pair in pairs], pa.list_(pa.uint8())),
-                "is_random_next": pa.array([pair.next_sentence_label == IS_RANDOM for pair in pairs]),
+                "is_random_next": pa.array(
+                    [pair.next_sentence_label == IS_RANDOM for pair in pairs], pa.bool_()
+                ),
             }
         )
-        if self.arguments.static_masking is None:
+        if self.arguments.static_masking is None or not len(rows):
             return rows
         # Static masking is the same as dynamic masking, done once and saved.
         return pa.concat_tables(

@@ -142,29 +142,37 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
         yield Chunk(row[column] + "\n\n", (0, number))
 
 
+# In bytes. The sample has pieces of this size from a large file.
+SAMPLE_PIECE = 100_000
+
+
 def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     """
     ## A sample for the vocabulary
 
-    Returns evenly spaced pieces of the text, about `most` bytes in total. For a compressed file, we know only
+    Returns evenly spaced pieces of the text, about `most` bytes in total: all of a short text, and of many
+    small files some whole ones. For a compressed file, we know only
     the compressed size, so the pieces come from its beginning.
 
     Raises `ValueError` if a file can't be read.
     """
-    size = 100_000
-    total = sum(file.stat().st_size for file in files)
-    distance = max(size, -(-total * size // most))
-    pieces, start = [], 0
+    ratio = min(1.0, most / max(1, sum(file.stat().st_size for file in files)))
+    pieces, owed = [], 0.0
     for path in files:
-        # The sample has a piece at each multiple of `distance`, as if all files were one.
         length = path.stat().st_size
-        offsets = range(-start % distance, length, distance)
-        start += length
+        # How much the sample still lacks at the end of this file.
+        owed += length * ratio
+        is_whole = ratio == 1 or length < SAMPLE_PIECE
+        size = length if is_whole else SAMPLE_PIECE
+        count = min(int(owed // max(1, size)), 1 if is_whole else length)
+        owed -= count * size
+        if not count:
+            continue
         with explain_unreadable(path), open_file(path) as file:
-            for offset in offsets:
+            for offset in (i * length // count for i in range(count)):
                 file.seek(offset)
                 # The offset may be inside a line, or even inside a character.
                 if offset:
-                    file.readline(size)
+                    file.readline(1000)
                 pieces.append(file.read(size).decode("utf-8", "ignore"))
     return pieces

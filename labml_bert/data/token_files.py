@@ -34,7 +34,7 @@ from torch import Tensor
 from labml_bert.checksums import decode_line, encode_line
 from labml_bert.data.corpora import BLOCKS, Corpus, decode_file_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
-from labml_bert.data.tokenizers import encode_texts, load_tokenizer, split_lines
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
 from labml_bert.files import (
     PART,
     append,
@@ -245,7 +245,11 @@ class TokenizedCorpus:
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises `ValueError` if `tokenizer` would produce different ids."""
         a, b = (json.loads(t.to_str()) for t in (tokenizer, self.tokenizer))
-        if any(a[part] != b[part] for part in ("normalizer", "pre_tokenizer", "model")):
+        for parts in (a, b):
+            # How a special token is matched doesn't matter, because a text has none.
+            added = parts["added_tokens"]
+            parts["added_tokens"] = [token for token in added if token["content"] not in SPECIAL_TOKENS]
+        if any(a[part] != b[part] for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")):
             raise ValueError(
                 f"{self.name} was tokenized with another tokenizer than the model's; run labml_bert.prepare "
                 "again with --tokenizer and the folder of the model"

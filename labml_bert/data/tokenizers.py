@@ -156,7 +156,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     Concatenates the documents, with an empty line after each. Returns a one-dimensional int64 tensor.
     """
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping of offsets
-    # small. Each piece ends at a line end, so no word is cut.
+    # small. Each piece ends at a line end or at a space, so no word is cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
@@ -174,10 +174,15 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
-    """Splits `text` at line ends into pieces of about `size` characters. Joined, they give `text` again."""
+    """
+    Splits `text` at line ends into pieces of about `size` characters, and a longer line at a space. Joined,
+    they give `text` again.
+    """
     pieces, start = [], 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
+        if end - start > 2 * size:
+            end = text.find(" ", start + size, start + 2 * size) + 1 or start + 2 * size
         pieces.append(text[start:end])
         start = end
     return pieces

@@ -343,7 +343,7 @@ class Run:
         return [
             w
             for name, value in non_defaults.items()
-            for w in (f"--{name.rstrip('_').replace('_', '-')}", str(value))
+            for w in (f"--{name.rstrip('_').replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
 
     def describe(self, result: dict[str, float]) -> dict[str, Any]:

@@ -265,6 +265,12 @@ def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[
     return tensor.tolist()
 
 
+def all_reduce_flag(flag: Tensor) -> None:
+    """Sets a tensor of zeros and ones to the maximum over all processes, on its device."""
+    if world_size() > 1:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+
+
 def all_gather(tensor: Tensor) -> list[Tensor]:
     """The tensors of all processes, in the order of their ranks. They must have the same shape."""
     if world_size() == 1:

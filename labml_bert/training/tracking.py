@@ -65,12 +65,13 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     ## Reading
 
     Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. If a killed
-    run was resumed, it has repeated the steps after its last checkpoint. If a step was reported twice, the
-    later value counts. A damaged line is skipped; earlier versions wrote lines without a crc32, which can't
-    be checked. A folder without metrics gives an empty dictionary.
+    run was resumed, it has repeated the steps after its last checkpoint, and those from before the kill don't
+    count. If a step was reported twice, the later value counts. A damaged line is skipped; earlier versions
+    wrote lines without a crc32, which can't be checked. A folder without metrics gives an empty dictionary.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
+    last_step = 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             values = parse_json(line) if line.startswith(b'{"step": ') else decode_line(line)
@@ -78,6 +79,12 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
             finite = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
             continue
+        if step < last_step:
+            metrics = {
+                name: {s: value for s, value in points.items() if s < step}
+                for name, points in metrics.items()
+            }
+        last_step = step
         for name, value in finite.items():
             metrics.setdefault(name, {})[step] = value
     return {name: sorted(points.items()) for name, points in metrics.items()}

@@ -52,6 +52,7 @@ from labml_bert.training.checkpoint import (
 )
 from labml_bert.training.device import Precision, autocast, choose_precision
 from labml_bert.training.distributed import (
+    all_reduce_flag,
     all_reduce_max,
     all_reduce_sum,
     no_sync,
@@ -107,7 +108,8 @@ class Trainer:
         configuration: dict[str, Any] | None = None,
         largest_loss: float = LARGEST_LOSS,
     ):
-        self.model = model.to(device)
+        # A model that was loaded from a folder is in eval mode.
+        self.model = model.to(device).train()
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
         module: Any = torch.compile(self.model) if arguments.torch_compile else self.model
         self.parallel = wrap_in_ddp(module)
@@ -176,13 +178,15 @@ class Trainer:
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
-        self.evaluation_points = [p for p in points if p > self.progress or self.progress == 0]
+        # The points are rounded.
+        self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
         self.milestones = [point for point in evaluate_at if point > self.progress]
         self.save()
         self.start_time = time.monotonic() - self.seconds
         self.last_report = last_save = self.seconds
         with self.stoppable():
-            while self.progress < 1:
+            # A report takes time, too. If it spends the rest of the budget, one more step is evaluated.
+            while self.progress < 1 or self.evaluation_points:
                 set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
                 step = Step(self)
                 yield step
@@ -401,6 +405,8 @@ class Step:
         is_finite = (norm < math.inf) | has_overflowed
         is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
+        # Each process knows only its part of the loss, and all of them must skip the step.
+        all_reduce_flag(trainer.has_failed)
         trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
         if not has_overflowed and (trainer.reads_flag or not trainer.has_failed):
@@ -422,12 +428,12 @@ class Step:
         self.number = trainer.step
         trainer.read_clock()
         points = trainer.evaluation_points
-        is_point = bool(points) and trainer.progress >= points[0]
+        is_point = bool(points) and trainer.progress >= points[0] - 1e-6
         self.report_due = is_point or trainer.is_stopping or trainer.seconds - trainer.last_report > 1
         if self.report_due:
             trainer.check_pending_steps()
         if is_point:
-            trainer.evaluation_points = [point for point in points if point > trainer.progress]
+            trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
             # Rank zero evaluates; the others wait for it at the next collective.
             self.evaluation_due = rank() == 0
             milestones = trainer.milestones

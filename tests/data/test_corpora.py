@@ -88,6 +88,32 @@ def test_the_end_of_a_dominant_document_is_held_out() -> None:
     assert sum(map(len, corpus.train + corpus.valid)) == 10_010
 
 
+def test_a_tenth_is_held_out_even_if_lines_are_long() -> None:
+    for text in ("A title\n" + "word " * 20_000, "\n".join("word " * n for n in (2_000, 4_000, 14_000))):
+        corpus = split_documents("x", {"x": text})
+        assert corpus.train[0] + corpus.valid[0] == text
+        assert 0.09 < len(corpus.valid[0]) / len(text) < 0.16
+
+
+def test_a_copy_of_a_held_out_document_is_no_training_text(tmp_path: Path) -> None:
+    for i in range(30):
+        for name in (f"{i}.txt", f"{i} (copy).txt"):
+            (tmp_path / name).write_text(f"document {i} " * 20)
+    corpus = load_corpus(str(tmp_path))
+    assert not {*corpus.train} & {*corpus.valid} and len(corpus.train) + len(corpus.valid) == 30
+
+
+def test_what_a_notebook_adds_to_the_builtins_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [*compiled_docstrings("builtins")]
+
+    class Shell:
+        def get_ipython(self) -> None:
+            """Return the shell."""
+
+    monkeypatch.setattr(builtins, "get_ipython", Shell().get_ipython, raising=False)
+    assert [*compiled_docstrings("builtins")] == before
+
+
 def test_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / ".hidden").write_bytes(b"\xff")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
+from labml_bert.checksums import are_as_listed
 from labml_bert.data import pair_dataset as module
 from labml_bert.data import paired_text
 from labml_bert.data.corpora import Corpus
@@ -482,6 +484,30 @@ def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
         build_small_dataset(tmp_path)
         assert part.read_bytes() == whole
     assert len(open_dataset(tmp_path)) > 0
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_shard_without_pairs_does_no_harm(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of one sentence gives no pair here, so a shard of titles has none."""
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 500)
+    texts = [f"a title {i}" for i in range(100)] + [small_text(5, seed) for seed in range(50)]
+    masking = MaskingArguments(0.15, 32) if static else None
+    arguments = DatasetArguments(32, lone_sentence_is_random=False, static_masking=masking)
+    manifest = build_dataset(texts, word_tokenizer(texts), tmp_path, arguments, 1)
+    assert any(part["rows"] == 0 for part in manifest["parts"])
+    assert len(open_dataset(tmp_path)) == manifest["rows"] > 0
+
+
+def test_a_copied_folder_is_unpacked_and_listed_again(tmp_path: Path) -> None:
+    build_small_dataset(tmp_path / "a")
+    rows = len(open_dataset(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for _ in range(2):
+        assert len(open_dataset(tmp_path / "b")) == rows
+        (arrow,) = (tmp_path / "b" / "arrow").iterdir()
+        assert are_as_listed(arrow, module.unpacked_files(arrow))
 
 
 def test_the_pairs_of_a_later_build_are_not_taken_for_those_of_this_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,13 @@ from labml_bert.data.token_files import (
     read_token_files,
     write_token_files,
 )
-from labml_bert.data.tokenizers import encode_texts, save_tokenizer, split_lines, wordpiece_tokenizer
+from labml_bert.data.tokenizers import (
+    encode_texts,
+    load_tokenizer,
+    save_tokenizer,
+    split_lines,
+    wordpiece_tokenizer,
+)
 from labml_bert.files import PART
 from tests.support.mutations import read_as_commands_do
 from tests.support.runs import SIZES, main_in_process, small_text
@@ -195,11 +201,28 @@ def test_the_sample_is_spread_over_all_files(tmp_path: Path) -> None:
         files.append(tmp_path / f"{part}.txt")
         files[-1].write_text(f"file {part}\n" * 100_000)  # 700 kB
     pieces = sample_text(files, most=1_000_000)
-    assert [sum(f"file {part}" in piece for piece in pieces) for part in range(4)] == [3, 2, 3, 2]
+    assert [sum(f"file {part}" in piece for piece in pieces) for part in range(4)] == [2, 3, 2, 3]
     assert all(piece.startswith("file") for piece in pieces)
     assert 900_000 < sum(map(len, pieces)) <= 1_000_000
     # A small text is its own sample.
-    assert sum(map(len, sample_text(files[:1]))) > 600_000
+    assert sample_text(files[:1]) == [files[0].read_text()]
+
+
+@pytest.mark.parametrize("most", [1_000, 2_500, 10_000])
+def test_the_sample_of_many_small_files_has_whole_ones(tmp_path: Path, most: int) -> None:
+    files = [tmp_path / f"{part}.txt" for part in range(500)]
+    for part, path in enumerate(files):
+        path.write_text(f"file {part:03}\n")
+    pieces = sample_text(files, most)
+    assert len(pieces) == min(most // 9, 500) and all(len(piece) == 9 for piece in pieces)
+    parts = [int(piece.split()[1]) for piece in pieces]
+    assert max(b - a for a, b in pairwise(parts)) <= -(-4500 // most) + 1
+
+
+def test_a_long_line_is_not_left_out_of_the_sample(tmp_path: Path) -> None:
+    path = tmp_path / "line.txt"
+    path.write_text("word " * 100_000)  # 500 kB
+    assert 390_000 < sum(map(len, sample_text([path], most=400_000))) <= 400_000
 
 
 # Writing
@@ -486,6 +509,25 @@ def test_prepare_and_train(
         experiment="continue_pretraining",
     )
     assert "continued pretraining on again" in capsys.readouterr().out
+
+
+def test_prepare_takes_no_vocabulary_from_a_start_without_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_bytes(b"the cat sees the dog\n" * 99)
+    (tmp_path / "b.txt").write_bytes("кот видит пса\n".encode() * 99)
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_files, "encode_block", stop)
+        with pytest.raises(SystemExit):
+            prepare.main(["a.txt", "--output", "tokens", "--vocab-size", "60"])
+    assert (tmp_path / "tokens" / "tokenizer.json").exists()
+    prepare.main(["b.txt", "--output", "tokens", "--vocab-size", "70"])
+    assert "кот" in load_tokenizer(tmp_path / "tokens" / "tokenizer.json").get_vocab()
 
 
 def test_a_short_text_needs_no_token_files(

@@ -56,6 +56,13 @@ def test_word_tokenizer() -> None:
     assert tokenizer.decode(ids[:2]) == "the cat"
 
 
+def test_a_long_line_is_split_at_spaces() -> None:
+    for text in ("word " * 1000, "w" * 5000, "\n" + "word " * 1000):
+        pieces = split_lines(text, 100)
+        assert "".join(pieces) == text and max(map(len, pieces)) <= 200
+        assert text.startswith("w" * 9) or all(piece.endswith((" ", "\n")) for piece in pieces)
+
+
 def test_documents_are_only_split_at_line_ends() -> None:
     assert "".join(split_lines(TEXT, 100)) == TEXT
     assert all(piece.endswith("\n") for piece in split_lines(TEXT, 100))

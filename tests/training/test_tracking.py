@@ -84,10 +84,13 @@ def test_a_value_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
-def test_after_a_resume_the_last_value_of_a_step_counts(tmp_path: Path) -> None:
-    for step, loss in ((1, 3.0), (2, 2.5), (3, 2.25), (2, 2.0), (4, 1.0)):
+def test_after_a_resume_the_steps_from_before_the_kill_do_not_count(tmp_path: Path) -> None:
+    """A run with a budget of minutes may report other steps after a resume, and end at an earlier one."""
+    for step, loss in ((1, 3.0), (2, 2.5), (4, 2.25), (2, 2.0), (3, 1.0)):
         append_metrics(tmp_path, step, {"loss": loss})
-    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 2.25), (4, 1.0)]}
+    assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 1.0)]}
+    append_metrics(tmp_path, 3, {"valid.loss": 1.5})
+    assert read_metrics(tmp_path)["loss"][-1] == (3, 1.0)
 
 
 def test_metrics_are_never_written_through_a_link(tmp_path: Path) -> None:

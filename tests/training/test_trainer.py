@@ -125,6 +125,36 @@ def test_a_failed_step_leaves_the_weights_alone_with_muon_too() -> None:
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
 
 
+@pytest.mark.parametrize(("epochs", "length"), [(3, 1), (6, 1), (3, 5), (6, 5), (7, 3)])
+def test_evaluations_are_due_after_each_epoch(epochs: int, length: int) -> None:
+    """A third has no exact decimal fraction."""
+    trainer, next_batch = new_trainer(None, steps=epochs * length)
+    trainer.arguments = replace(trainer.arguments, evaluations=epochs)
+    due = []
+    for step in trainer.steps():
+        train_on(step, next_batch())
+        due += [step.number] * step.evaluation_due
+    assert due == [*range(length, epochs * length + 1, length)]
+
+
+def test_the_end_of_a_budget_of_minutes_is_evaluated() -> None:
+    """Even if the report before takes longer than the rest of the budget."""
+    trainer, next_batch = new_trainer(None)
+    trainer.arguments = replace(trainer.arguments, steps=None, minutes=1 / 60, evaluations=4)
+    trainer.on_report = lambda report: time.sleep(0.6)
+    due = []
+    for step in trainer.steps():
+        train_on(step, next_batch())
+        due += [trainer.progress] * step.evaluation_due
+    assert due[-1] >= 1
+
+
+def test_a_model_in_eval_mode_is_trained_with_dropout() -> None:
+    trainer, _ = new_trainer(None)
+    again = Trainer(trainer.model.eval(), trainer.arguments, trainer.generator, trainer.device)
+    assert all(module.training for module in again.model.modules())
+
+
 def test_an_unavailable_device_is_rejected() -> None:
     with pytest.raises(ValueError, match="not available here"):
         choose_device("cuda:99")
