@@ -509,10 +509,11 @@ def arrivals(claim: Claim) -> str:
             else:
                 table += " no run |"
         table += "\n"
+    seeds = " in the pilot seeds" if claim.confirmation and claim.entry["seeds"] else ""
     return (
-        "The next table shows how many tokens and seconds each variant needed to get this far below the "
-        "unigram baseline, averaged over the runs that did. If some runs never did, the entry says how many "
-        "did.\n\n"
+        f"The next table shows how many tokens and seconds each variant needed{seeds} to get this far below "
+        "the unigram baseline, averaged over the runs that did. If some runs never did, the entry says how "
+        "many did.\n\n"
         f"{wide(table)}\n"
     )
 
@@ -559,5 +560,6 @@ def names(claims: Path | None = None) -> list[str]:
 
 
 def hours(claims: Path | None = None) -> float:
-    """How many hours all claims take."""
-    return sum(minutes(read_claim(name, claims)) for name in names(claims)) / 60
+    """How many hours all recorded claims took."""
+    entries = (read_claim(name, claims) for name in names(claims))
+    return sum(minutes(claim) for claim in entries if claim.record) / 60

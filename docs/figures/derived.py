@@ -19,6 +19,7 @@ from docs.literate.chart import Line, line_chart
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from experiments.claims.decision import difference
+from experiments.claims.results import TUNING_SEED
 from labml_bert.bert import BertConfig
 from labml_bert.models import BertForPreTraining
 
@@ -175,7 +176,7 @@ def search_loss(claim: Claim, arm: str, learning_rate: float) -> float:
     """The held-out loss of a variant at one learning rate of its search, which has a seed of its own."""
     table: list[dict[str, Any]] = claim.record.data["table"] if claim.record else []
     for row in table:
-        is_search = row["seed"] >= claim.entry["seeds"]
+        is_search = row["seed"] == TUNING_SEED
         if is_search and (row["arm"], row["point"].get("learning_rate")) == (arm, learning_rate):
             return float(row["result"]["loss"])
     raise PageError(f"the search of {claim.entry['name']!r} has no {arm!r} at {learning_rate}")

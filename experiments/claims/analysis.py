@@ -115,6 +115,9 @@ class Analysis:
         middle, low, high = map(math.exp, difference(x, y, level))
         unknown_low = 0.0 in better or grid[-1] in worse
         unknown_high = 0.0 in worse or grid[-1] in better
+        # With one end unknown, the mean is a bound too, and the grid is as coarse for it.
+        if unknown_high != unknown_low:
+            middle = middle / gap if unknown_high else middle * gap
         gain = Interval(middle, 0.0 if unknown_low else low / gap, math.inf if unknown_high else high * gap)
         return Effect(gain, at_least=unknown_high, at_most=unknown_low)
 
