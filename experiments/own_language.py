@@ -133,7 +133,7 @@ def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     width = options.hidden_size or width
     # The learning rate of the nearest width in the table.
-    nearest = min(LEARNING_RATES, key=lambda known: abs(math.log(known / width)))
+    nearest = min(LEARNING_RATES, key=lambda other: abs(math.log(other / width)))
     steps = EPOCHS * characters // 4 // options.batch_tokens
     defaults = {
         "vocab_size": vocab_size,

@@ -64,6 +64,11 @@ class RunFolder(NamedTuple):
         points = self.metrics.get(metric)
         return points[-1][1] if points else None
 
+    def result(self, metric: str) -> float | None:
+        """The result of a finished run, on all of the held-out text, or else that of the last evaluation."""
+        result = self.last(f"result.{metric}")
+        return self.last(f"valid.{metric}") if result is None else result
+
 
 def read_run(path: Path) -> RunFolder:
     """Reads the folder of a run. Raises `ValueError` if there is no run, or if its checkpoint is damaged."""
@@ -122,7 +127,7 @@ def print_runs(runs: Sequence[RunFolder]) -> None:
     width = max(map(len, names))
     console.print(f"\n  {'run':{width}}  {'steps':>8}  {'time':>9}  {'loss':>6}  accuracy", style="dim")
     for name, run, options in zip(names, runs, differences(runs), strict=True):
-        loss, accuracy = run.last("valid.loss"), run.last("valid.accuracy")
+        loss, accuracy = (run.result(metric) for metric in ("loss", "accuracy"))
         console.print(
             f"  {name:{width}}  {run.steps:8,}  {run.seconds / 60:5.1f} min  "
             f"{'' if loss is None else f'{loss:.3f}':>6}  {'' if accuracy is None else f'{accuracy:.1%}':>8}"

@@ -68,6 +68,10 @@ def test_the_list(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["seed", "0,", "not", "finished"],
     ]
     assert max(map(len, lines)) <= 80
+    # The result on all of the held-out text, once there is one.
+    append_metrics(logs / "mlm_tiny" / "new", 2, {"result.loss": 2.25, "result.accuracy": 0.25})
+    main([])
+    assert ["2.250", "25.0%"] in [line.split()[-2:] for line in capsys.readouterr().out.splitlines()]
 
 
 class Tags(HTMLParser):

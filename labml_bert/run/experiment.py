@@ -297,6 +297,8 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
         write_pretraining_card(self.path / "model", script, self.describe(result))
+        # The evaluations during the run used only a part of the held-out text.
+        self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})
         self.resources.close()
 
         console.print()
