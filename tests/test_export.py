@@ -103,7 +103,7 @@ def test_the_printed_rounding_error_is_that_of_the_file(
 ) -> None:
     model = random_model()
     export.main([str(save_model(model, tmp_path / "model")), "--to", "web"])
-    printed_error = float(re.search(r"at most (\S+?),", capsys.readouterr().out)[1])
+    printed_error = float(re.search(r"by about (\S+?),", capsys.readouterr().out)[1])
     metadata, tensors = read_web(tmp_path / "model" / "web")
     assert metadata["checkpoints"][0]["seconds"] is None and metadata["arms"]["model"]["curve"] == []
     reloaded = random_model()
