@@ -233,7 +233,7 @@ class Run:
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         tokens_per_second = self.progress.tokens_per_second(report, self.text.batch_tokens)
         others = {
-            "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["lr"],
+            "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["learning_rate"],
             "length": report.length,
             "tokens_per_second": tokens_per_second,
         }

@@ -67,7 +67,8 @@ class RunOptions:
     checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)
     """Seconds between checkpoints, and so the work that a killed run can lose."""
     gradient_accumulation_steps: int = field(default=1, metadata=OPERATIONAL)
-    """Micro-batches per process and step. More of them need less memory and give the same result."""
+    """Micro-batches per process and step. More of them need less memory and give the same result, apart from
+    rounding and the masks of dropout."""
     torch_compile: bool = field(default=False, metadata=OPERATIONAL)
     """Compile the model with torch.compile. It may pay off on a GPU; we haven't measured that."""
     resume: Path | None = field(default=None, metadata=OPERATIONAL)

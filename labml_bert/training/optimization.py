@@ -188,6 +188,7 @@ def set_learning_rate(
     for group in adamw.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
+        group["learning_rate"] = learning_rate  # Without the factor, for whoever reports it.
         # AdamW multiplies the decay by this learning rate, so divide by its scale.
         group["weight_decay"] = decay / scale
     for optimizer in muon:

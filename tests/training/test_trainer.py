@@ -391,6 +391,8 @@ def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: b
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
         trainer.model.zero_grad()
         learning_rate = 1e-2 * min(step / steps / 0.25, (1 - step / steps) / 0.75)
+        # Without the factor that undoes the bias correction.
+        assert trainer.optimizers[0].param_groups[0]["learning_rate"] == pytest.approx(learning_rate)
         for name, g in grads.items():
             g = g * min(1.0, 0.5 / (norm + 1e-6))
             m[name] = 0.9 * m[name] + 0.1 * g
