@@ -129,7 +129,9 @@ def parts_table(record: Record) -> str:
 
 def curves(record: Record) -> str:
     """Training and held-out loss by seconds of training."""
-    lines = [Line("training", record.curve("loss")), Line("held out", record.curve("valid.loss"))]
+    # The loss of a run on pairs includes that of next sentence prediction.
+    training = "masked_lm_loss" if "masked_lm_loss" in record.data["history"] else "loss"
+    lines = [Line("training", record.curve(training)), Line("held out", record.curve("valid.loss"))]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = f"Training and held-out loss of the run {record.name}"
     return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines)
@@ -156,12 +158,14 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     for record in mine:
         sentence = f"{describe_check(record)}\n\n" if describe_check(record) else ""
         if "pictures" in record.data:
+            modern = Record(record.name, record.data | record.data["modern"])
             pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
             content = "\n\n".join(
                 [
                     live.curves(record),
                     live.moments(record, records.get("mlm_tiny")),
                     facts(record),
+                    f"The modern encoder: {provenance(modern)}",
                     *(picture(record) for picture in pictures),
                 ]
             )

@@ -83,6 +83,8 @@ function fault(card) {
   if (card.format !== FORMAT) return `its format is ${card.format}, and this page reads format ${FORMAT}`;
   const { tokens, arms, checkpoints } = card;
   if (!Array.isArray(tokens) || !tokens.every((token) => typeof token === "string")) return "its tokens aren't a list of texts";
+  // The page looks up one character at a time.
+  if (tokens.some((token) => [...token].length !== 1 && !/^\[\w+\]$/.test(token))) return "its tokens aren't characters";
   const is_id = (id) => Number.isInteger(id) && id >= 0 && id < tokens.length;
   if (!is_id(card.mask_id) || !is_id(card.unk_id)) return "it has no id of [MASK] or [UNK]";
   const has_frame = is_id(card.cls_id) && is_id(card.sep_id);

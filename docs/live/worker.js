@@ -65,7 +65,7 @@ const tasks = {
     const described = metadata.arms[arm];
     const model = CLASSES[described.config.model_type].from_pretrained(described, buffer);
     // The first pass is several times slower than the next, until the engine has compiled the code. So do it now.
-    fill_mask(model, Array(32).fill(metadata.mask_id), metadata.mask_id);
+    fill_mask(model, Array(Math.min(32, model.config.max_position_embeddings)).fill(metadata.mask_id), metadata.mask_id);
     models.set(file, model);
   },
 
