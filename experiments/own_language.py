@@ -133,15 +133,18 @@ def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     width = options.hidden_size or width
     # The learning rate of the nearest width in the table.
-    nearest = min(LEARNING_RATES, key=lambda other: abs(math.log(other / width)))
-    steps = EPOCHS * characters // 4 // options.batch_tokens
+    nearest = min(LEARNING_RATES, key=lambda other: abs(math.log(other / max(1, width))))
+    steps = EPOCHS * characters // 4 // max(1, options.batch_tokens)
+    heads = max(1, width // (32 if width < 512 else 64))
+    while heads > 1 and width % (2 * heads):  # RoPE turns pairs of numbers.
+        heads -= 1
     defaults = {
         "vocab_size": vocab_size,
         "hidden_size": width,
         "num_hidden_layers": layers,
-        "num_attention_heads": max(1, width // (32 if width < 512 else 64)),
+        "num_attention_heads": heads,
         "intermediate_size": 2 * width,
-        "initializer_range": round(0.02 * (768 / width) ** 0.5, 3),
+        "initializer_range": round(0.02 * (768 / max(1, width)) ** 0.5, 3),
         "learning_rate": LEARNING_RATES[nearest],
         "steps": min(max(steps, FEWEST_STEPS), MOST_STEPS) if options.minutes is None else None,
     }

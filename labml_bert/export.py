@@ -325,9 +325,17 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
 
     Raises `ValueError` if `path`, or one of `others` in the same folder, belongs to another program.
     """
-    is_ours = path.is_file() and re.match(start, path.read_bytes()[:100], re.DOTALL)
-    if not is_ours and any((path.parent / name).exists() for name in (path.name, *others)):
-        raise ValueError(f"{path.parent} has files of another program; choose another folder with --output")
+    beginning = b""
+    if path.is_file():
+        with open(path, "rb") as file:
+            beginning = file.read(100)
+    if re.match(start, beginning, re.DOTALL):
+        return
+    if any((path.parent / name).exists() for name in (path.name, *others)):
+        raise ValueError(
+            f"{path.parent} has files of another program or of an earlier version; choose another folder with "
+            "--output"
+        )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -97,8 +97,14 @@ def fold(text: str) -> str:
     The text without differences in case, spaces and invisible characters. An accent that follows its letter
     as a character of its own becomes a part of the letter.
     """
-    visible = (c for c in unicodedata.normalize("NFC", text) if unicodedata.category(c) != "Cf")
-    return " ".join("".join(visible).split()).casefold()
+    if not text.isascii():
+        # The characters of the range are parts of some flags.
+        text = "".join(
+            c
+            for c in unicodedata.normalize("NFC", text)
+            if unicodedata.category(c) != "Cf" or "\U000e0020" <= c <= "\U000e007f"
+        )
+    return " ".join(text.split()).casefold()
 
 
 def some(items: list[str], separator: str = ", ", longest: int = LONGEST_LIST) -> str:
@@ -199,7 +205,9 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
     def likelihood(delimiter: str) -> tuple[bool, int]:
         # A name in quotes may contain a delimiter.
-        names = {name.strip() for name in next(csv.reader([first_line], delimiter=delimiter), [])}
+        names: set[str] = set()
+        with contextlib.suppress(csv.Error):  # The reader below explains it.
+            names = {name.strip() for name in next(csv.reader([first_line], delimiter=delimiter), [])}
         return {"text", "label"} <= names, first_line.count(delimiter)
 
     delimiter = max(DELIMITERS, key=likelihood)

@@ -108,7 +108,8 @@ def read_config(folder: Path) -> ModernBertConfig:
 def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     """Converts the layer settings of recent `transformers` versions to those of `ModernBertConfig`."""
     values: dict[str, Any] = {}
-    if content.get("rope_scaling"):
+    scaling = content.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         raise ValueError("rope_scaling is not supported")
     rope = content.get("rope_parameters")
     if rope is not None:

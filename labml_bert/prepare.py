@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
+from labml_bert.data.corpora import NAMES
 from labml_bert.data.text_files import find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
@@ -137,7 +138,10 @@ def main(argv: list[str] | None = None) -> None:
         console.print("  The text is too short for these files. Train on the text itself.\n")
         return
     console.print("  Train on them:\n")
-    example = command("experiments/own_language.py", "--corpus", display_path(options.output))
+    path = display_path(options.output)
+    # A name of a text would be that text.
+    path = f"./{path}" if path in NAMES else path
+    example = command("experiments/own_language.py", "--corpus", path)
     console.print(f"  {example}\n")
 
 

@@ -55,7 +55,8 @@ class PersistentConsole(Console):
             if failure.errno == errno.EIO:  # The terminal was closed.
                 self.on_broken_pipe()
                 return
-            print_error(f"cannot print: {failure.strerror}")
+            with contextlib.suppress(OSError):  # Perhaps stderr is on the same disk.
+                print_error(f"cannot print: {failure.strerror}")
             with contextlib.suppress(SystemExit):
                 super().on_broken_pipe()
             if not self.keeps_running:

@@ -174,5 +174,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
                 # The offset may be inside a line, or even inside a character.
                 if offset:
                     file.readline(1000)
-                pieces.append(file.read(size).decode("utf-8", "ignore"))
+                # The size of a compressed file isn't that of its text.
+                most_of_it = max(size, SAMPLE_PIECE) if is_whole else size
+                pieces.append(file.read(most_of_it).decode("utf-8", "ignore"))
     return pieces

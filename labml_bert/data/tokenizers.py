@@ -94,7 +94,11 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
     # The library's time grows with the square of the longest word.
-    texts = [re.sub(rf"\S{{{LONGEST_WORD}}}", r"\g<0> ", text) for text in texts]
+    long_word = re.compile(rf"\S{{{LONGEST_WORD}}}")
+    texts = [
+        long_word.sub(r"\g<0> ", text) if max(map(len, text.split()), default=0) > LONGEST_WORD else text
+        for text in texts
+    ]
     specials = list(SPECIAL_TOKENS)
     pieces = train_wordpiece(texts, 0, lowercase, specials)
     # The library numbers the `##` characters in a different order in each run, and breaks ties between merges
@@ -156,7 +160,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     Concatenates the documents, with an empty line after each. Returns a one-dimensional int64 tensor.
     """
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping of offsets
-    # small. Each piece ends at a line end or at a space, so no word is cut.
+    # small. Each piece ends at a line end or at a space if there is one, so no word is cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
@@ -180,9 +184,12 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
     """
     pieces, start = [], 0
     while start < len(text):
-        end = text.find("\n", start + size) + 1 or len(text)
-        if end - start > 2 * size:
-            end = text.find(" ", start + size, start + 2 * size) + 1 or start + 2 * size
+        limit = start + 2 * size
+        end = text.find("\n", start + size, limit) + 1
+        if not end:
+            # Before the space, because some tokenizers read it as the start of the next word.
+            space = text.find(" ", start + size, limit)
+            end = len(text) if len(text) <= limit else space if space > 0 else limit
         pieces.append(text[start:end])
         start = end
     return pieces

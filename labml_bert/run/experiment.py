@@ -64,7 +64,7 @@ from labml_bert.training.distributed import (
     world_size,
 )
 from labml_bert.training.optimization import TrainingArguments
-from labml_bert.training.tracking import METRICS, Tracker, read_metrics
+from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics
 from labml_bert.training.trainer import Report, Step, Trainer
 
 
@@ -163,8 +163,8 @@ class Run:
             model, arguments, text.generator, self.device, options.precision, path, self.configuration
         )
         if options.resume:
-            check_tokenizer(path, text.tokenizer)
             trainer.resume()
+            check_tokenizer(path, text.tokenizer)
         self.set_threads(trainer)
         self.path = path
         # From now on, the loop stops the run if nobody reads its output.
@@ -175,6 +175,9 @@ class Run:
         trainer.on_report = self.on_report or self.report
         trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
+            if options.resume:
+                # From here on, the steps from before a kill don't count.
+                append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())
         self.current_trainer = trainer
@@ -373,15 +376,17 @@ class Run:
 def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     """
     Raises `ValueError` if the run in `path` was started with another tokenizer. Every row of its embeddings
-    would belong to another token.
+    would belong to another token. A damaged file says nothing, and is written again.
     """
-    with contextlib.suppress(FileNotFoundError):
+    try:
         before = parse_json(read_checked(path / "tokenizer.json"))
-        if before != parse_json(tokenizer.to_str()):
-            raise ValueError(
-                f"the tokenizer has changed since {path} was started; use the text, the model and the new "
-                "tokens as they were, or start a new run"
-            )
+    except (OSError, ValueError):
+        return
+    if before != parse_json(tokenizer.to_str()):
+        raise ValueError(
+            f"the tokenizer has changed since {path} was started; use the text, the model and the new tokens "
+            "as they were, or start a new run"
+        )
 
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:

@@ -69,7 +69,7 @@ def exit_on_bad_input() -> Iterator[None]:
         # So fails a tokenizer from elsewhere, if a text is one that it can't encode.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        fail(f"the tokenizer can't encode this text: {error}; use another one")
+        fail(f"the program or a library failed: {error}")
 
 
 @contextlib.contextmanager

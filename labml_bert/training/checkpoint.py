@@ -227,7 +227,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for name in ("step", "seconds", "threads"):
             # `True` is an `int` too. The limit keeps a number from overflowing later.
             kinds = (int, float) if name == "seconds" else (int,)
-            if type(value := state.get(name, 0)) not in kinds or not 0 <= value < 2**53:
+            value = state.get(name, 0) if name == "threads" else state[name]
+            if type(value) not in kinds or not 0 <= value < 2**53:
                 raise ValueError(f"{name} is {str(value)[:20]}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None

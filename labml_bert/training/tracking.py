@@ -81,7 +81,7 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
             continue
         if step < last_step:
             metrics = {
-                name: {s: value for s, value in points.items() if s < step}
+                name: {s: value for s, value in points.items() if s <= step}
                 for name, points in metrics.items()
             }
         last_step = step
