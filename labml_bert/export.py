@@ -333,8 +333,8 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
         return
     if any((path.parent / name).exists() for name in (path.name, *others)):
         raise ValueError(
-            f"{path.parent} has files of another program or of an earlier version; choose another folder with "
-            "--output"
+            f"{path.parent} has files of another program or of an earlier version; choose another folder "
+            "with --output"
         )
 
 
