@@ -146,7 +146,7 @@ BAD_INPUT = {
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
     "resume of a size that is text": (["--resume", "wordy"], "hidden_size = 'wide', which is not valid"),
-    "resume from a negative step": (["--resume", "early"], "step -1 at 0.5 seconds"),
+    "resume from a negative step": (["--resume", "early"], "step is -1"),
 }  # fmt: skip
 
 
