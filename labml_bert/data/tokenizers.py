@@ -20,7 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from labml_bert.checksums import read_checked, write_checked
+from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.files import make_folder
 
 # Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
@@ -249,6 +249,22 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             f"{vocab_size}; they do not belong together"
         )
     return tokenizer
+
+
+def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """
+    Raises `ValueError` if the run in `folder` was started with another tokenizer. Every row of its embeddings
+    would belong to another token. A damaged file says nothing, and is written again.
+    """
+    try:
+        before = parse_json(read_checked(folder / "tokenizer.json"))
+    except (OSError, ValueError):
+        return
+    if before != parse_json(tokenizer.to_str()):
+        raise ValueError(
+            f"the tokenizer has changed since {folder} was started; use the text, the model and the new tokens "
+            "as they were, or start a new run"
+        )
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> None:

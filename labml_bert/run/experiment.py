@@ -10,7 +10,6 @@ import contextlib
 import json
 import signal
 import stat
-import string
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
@@ -24,11 +23,11 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.checksums import parse_json, read_checked, write_checked
+from labml_bert.checksums import write_checked
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
-from labml_bert.data.tokenizers import save_tokenizer
+from labml_bert.data.tokenizers import check_same_tokenizer, save_tokenizer
 from labml_bert.files import (
     check_own,
     check_utf8,
@@ -49,6 +48,7 @@ from labml_bert.run.terminal import (
     command,
     filled_lines,
     header,
+    masked_line,
     quote,
     results_table,
 )
@@ -164,7 +164,7 @@ class Run:
         )
         if options.resume:
             trainer.resume()
-            check_tokenizer(path, text.tokenizer)
+            check_same_tokenizer(text.tokenizer, path)
         self.set_threads(trainer)
         self.path = path
         # From now on, the loop stops the run if nobody reads its output.
@@ -371,48 +371,6 @@ class Run:
                 "wall_seconds": time.monotonic() - self.start_time,
             },
         }
-
-
-def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
-    """
-    Raises `ValueError` if the run in `path` was started with another tokenizer. Every row of its embeddings
-    would belong to another token. A damaged file says nothing, and is written again.
-    """
-    try:
-        before = parse_json(read_checked(path / "tokenizer.json"))
-    except (OSError, ValueError):
-        return
-    if before != parse_json(tokenizer.to_str()):
-        raise ValueError(
-            f"the tokenizer has changed since {path} was started; use the text, the model and the new tokens "
-            "as they were, or start a new run"
-        )
-
-
-def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
-    """
-    A line of the text with its middle word masked. For a character model, and for a script without spaces,
-    only one letter is masked. The line fits into a model with `longest` positions, because a token has at
-    least one character. If the text is blank, the line is only a mask.
-    """
-    is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
-        "two words"
-    )
-    lines = [" ".join(line.split()) for text in texts for line in text.splitlines() if line.strip()]
-    if not lines:
-        return "[MASK]"
-    # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
-    most = min(60, longest - 2)
-    # Avoid quotes, which the shell would interpret.
-    special = {*string.punctuation, *string.digits}
-    candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
-    line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
-    words = line.split(" ")
-    middle = len(words) // 2
-    if is_character_model or len(words) < 4:
-        index = len(" ".join(words[:middle])) + len(words[middle]) // 2
-        return f"{line[:index]}[MASK]{line[index + 1 :]}"
-    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])
 
 
 def new_run_path(runs: Path, experiment: str) -> Path:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shlex
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -313,3 +314,29 @@ def filled_lines(
         predictions.append((before + prediction).ljust(size), style)
         symbols.append((before + symbol).ljust(size), style)
     return [text, predictions, symbols]
+
+
+def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
+    """
+    A line of the text with its middle word masked. For a character model, and for a script without spaces,
+    only one letter is masked. The line fits into a model with `longest` positions, because a token has at
+    least one character. If the text is blank, the line is only a mask.
+    """
+    is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
+        "two words"
+    )
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "[MASK]"
+    # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
+    most = min(60, longest - 2)
+    # Avoid quotes, which the shell would interpret.
+    special = {*string.punctuation, *string.digits}
+    candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
+    line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
+    words = line.split(" ")
+    middle = len(words) // 2
+    if is_character_model or len(words) < 4:
+        index = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        return f"{line[:index]}[MASK]{line[index + 1 :]}"
+    return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])

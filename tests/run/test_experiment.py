@@ -10,8 +10,9 @@ import pytest
 
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
-from labml_bert.run.experiment import lock_run, masked_line, new_run_path
+from labml_bert.run.experiment import lock_run, new_run_path
 from labml_bert.run.options import RunOptions, parse_options, resume_options
+from labml_bert.run.terminal import masked_line
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text
