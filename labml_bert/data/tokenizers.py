@@ -262,8 +262,8 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         return
     if before != parse_json(tokenizer.to_str()):
         raise ValueError(
-            f"the tokenizer has changed since {folder} was started; use the text, the model and the new tokens "
-            "as they were, or start a new run"
+            f"the tokenizer has changed since {folder} was started; use the text, the model and the new "
+            "tokens as they were, or start a new run"
         )
 
 
