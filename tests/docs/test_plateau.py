@@ -75,4 +75,9 @@ def test_on_the_plateau_only_the_visible_characters_are_easy() -> None:
     masked = losses[(labels != IGNORE) & (ids == card["mask_id"])].mean().item()
     kept = losses[(labels != IGNORE) & (ids == labels)].mean().item()
     assert abs(masked - 3.07) < 0.05 and abs(kept - 0.35) < 0.05
-    assert f"{3.07} nats where the model sees `[MASK]`, and {0.35} nats where" in PAGE
+    assert "it's 3.07 nats where the model sees `[MASK]`, and 0.35 nats where" in PAGE
+    counts = torch.bincount(text.train_ids, minlength=len(card["tokens"])).double()
+    unigram = -(counts / counts.sum()).log()[labels.clamp(min=0)]  # (B, T)
+    for is_kind, expected in ((ids == card["mask_id"], 3.20), (ids == labels, 3.24)):
+        assert abs(unigram[(labels != IGNORE) & is_kind].mean().item() - expected) < 0.05
+    assert "the unigram baseline is 3.20 and 3.24 nats" in PAGE
