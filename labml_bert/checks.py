@@ -1,10 +1,10 @@
 """
 # Checks of sizes and probabilities
 
-Which invalid sizes and probabilities would cause an error deep inside a model, or no error at all? These
-functions check values where they enter: in the options of a run, in `config.json`, in a checkpoint, in a data
-set. They raise `ValueError` with the cause and the remedy in one line. `bert.py`, `mlm.py`, `nsp.py` and
-`modern.py` trust their callers, so you can read the ideas there without the armor."""
+A size or a probability that makes no sense either causes an error deep inside a model or silently trains a
+wrong one. These functions check values where they enter: in the options of a run, in `config.json`, in a
+checkpoint, in a data set. They raise `ValueError` with the cause and the remedy in one line. `bert.py`,
+`mlm.py`, `nsp.py` and `modern.py` trust their callers, so you can read the ideas there without the armor."""
 
 import sys
 from collections.abc import Collection

@@ -108,17 +108,25 @@ def test_a_path_is_never_printed_as_an_option(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize(("keeps_running", "exit_code"), [(False, 2), (True, 0)])
-def test_output_that_cannot_be_written_ends_no_run(keeps_running: bool, exit_code: int) -> None:
+def test_output_that_cannot_be_written_ends_no_run(
+    keeps_running: bool, exit_code: int, tmp_path: Path
+) -> None:
     """A run goes on and can be saved; any other command ends with one line."""
-    code = f"from labml_bert.stdout import console; console.keeps_running = {keeps_running}; " + (
-        "console.print('1'); console.print('2')"
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
-        both = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full)
-    assert (done.returncode, done.stderr) == (exit_code, "error: cannot print: No space left on device\n")
+    code = f"""
+import resource
+from labml_bert.stdout import console
+# From now on, this process can't write to any file.
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+console.keeps_running = {keeps_running}
+console.print("1")
+console.print("2")
+"""
+    words = [sys.executable, "-c", code]
+    with open(tmp_path / "output", "w") as file:
+        done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True)
+        both = subprocess.run(words, stdout=file, stderr=file)
+    assert (done.returncode, done.stderr) == (exit_code, "error: cannot print: File too large\n")
     assert both.returncode == exit_code
 
 
