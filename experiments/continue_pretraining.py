@@ -22,13 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without 
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import math
-import os
 from typing import Annotated, Any
 
 import tyro
 from tokenizers import Tokenizer
 
-from labml_bert.data.corpora import NAMES
+from labml_bert.data.corpora import absolute_path
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import load_text_or_tokens
@@ -116,11 +115,8 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         model, tokenizer = load_start(options)
-        # Absolute paths still work if the run is resumed from another folder.
         paths = {n: getattr(options, n) for n in ("from_", "new_tokens", "old_corpus")}
-        paths = {
-            n: os.path.abspath(p) for n, p in paths.items() if p and p not in NAMES and os.path.exists(p)
-        }
+        paths = {n: absolute_path(p) for n, p in paths.items() if p}
         learning_rate = options.learning_rate
         if learning_rate is None:
             learning_rate = 3e-3 * (128 / model.config.hidden_size) ** 1.4

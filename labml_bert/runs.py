@@ -40,7 +40,7 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# Options that the comparison leaves out. The table has columns for the steps and the time, and the other
+# Options that the comparison leaves out. The table has columns for the steps and the time, and the
 # others follow from the rest.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
 # A page that starts in another way is somebody else's, and isn't overwritten.

@@ -205,7 +205,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         def draw(name: str) -> str:
             runs = [record(name)]
             if picture is live.curves:  # The modern encoder was trained on another day.
-                runs.append(Record(name, runs[0].data | runs[0].data["modern"]))
+                runs.append(runs[0].modern)
             caption = Markup("<figcaption>{}</figcaption></figure>").format(provenance_of(runs))
             return picture(record(name)).replace("</figure>", caption)
 

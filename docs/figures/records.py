@@ -28,6 +28,11 @@ class Record:
     """The name of the file, without the extension."""
     data: dict[str, Any]
 
+    @property
+    def modern(self) -> "Record":
+        """The run of the modern encoder. One file has the runs of both, which the live pages show."""
+        return Record(self.name, self.data | self.data["modern"])
+
     def curve(self, metric: str, over: str = "seconds") -> list[tuple[float, float]]:
         """The points of a metric over `seconds` or `step`. Raises `PageError` for an unknown metric."""
         history = self.data["history"]

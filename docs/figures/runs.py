@@ -158,14 +158,13 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     for record in mine:
         sentence = f"{describe_check(record)}\n\n" if describe_check(record) else ""
         if "pictures" in record.data:
-            modern = Record(record.name, record.data | record.data["modern"])
             pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
             content = "\n\n".join(
                 [
                     live.curves(record),
                     live.moments(record, records.get("mlm_tiny")),
                     facts(record),
-                    f"The modern encoder: {provenance(modern)}",
+                    f"The modern encoder: {provenance(record.modern)}",
                     *(picture(record) for picture in pictures),
                 ]
             )

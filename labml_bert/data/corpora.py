@@ -49,6 +49,14 @@ WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw
 NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 
+def absolute_path(name: str) -> str:
+    """
+    The absolute path of a file or folder, so that a run can be resumed from another folder. Any other name
+    stays the same, such as one of `NAMES`.
+    """
+    return os.path.abspath(name) if name not in NAMES and os.path.exists(name) else name
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents to train on (`train`) and held-out documents (`valid`)."""

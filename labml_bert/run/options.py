@@ -9,7 +9,6 @@ in the script that uses them."""
 import contextlib
 import io
 import math
-import os
 import sys
 import types
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import tyro
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_modern_config
-from labml_bert.data.corpora import NAMES
+from labml_bert.data.corpora import absolute_path
 from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
@@ -143,9 +142,8 @@ def parse_options(
         options = replace(options, minutes=None)
     if "--minutes" in flags:
         options = replace(options, steps=None)
-    if "--corpus" in flags and options.corpus not in NAMES and os.path.exists(options.corpus):
-        # An absolute path still works if the run is resumed from another folder.
-        options = replace(options, corpus=os.path.abspath(options.corpus))
+    if "--corpus" in flags:
+        options = replace(options, corpus=absolute_path(options.corpus))
     return options
 
 
