@@ -412,11 +412,13 @@ def test_ctrl_c_stops_both_processes_and_one_can_resume(folder: Path, tmp_path: 
     (run,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     command = shlex.split(out.splitlines()[-1])
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    assert command[1:] == [*launch, str(script), "--resume", str(run.relative_to(tmp_path))]
+    resume = [str(script), "--resume", str(run.relative_to(tmp_path))]
+    resume += ["--checkpoint-seconds", "0.0", "--gradient-accumulation-steps", "2"]
+    assert command[1:] == [*launch, *resume]
     step_before = load_checkpoint(run)[0]["step"]
     assert step_before > 0
     resumed_process = subprocess.Popen(
-        [sys.executable, str(script), *command[-2:], "--checkpoint-seconds", "0"],
+        [sys.executable, *resume],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
