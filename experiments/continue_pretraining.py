@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without 
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import math
+import os
 from typing import Annotated, Any
 
 import tyro
@@ -115,8 +116,11 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         model, tokenizer = load_start(options)
-        paths = {n: getattr(options, n) for n in ("from_", "new_tokens", "old_corpus")}
-        paths = {n: absolute_path(p) for n, p in paths.items() if p}
+        paths = {
+            name: os.path.abspath(p) for name in ("from_", "new_tokens") if (p := getattr(options, name))
+        }
+        if options.old_corpus:
+            paths["old_corpus"] = absolute_path(options.old_corpus)
         learning_rate = options.learning_rate
         if learning_rate is None:
             learning_rate = 3e-3 * (128 / model.config.hidden_size) ** 1.4

@@ -62,6 +62,12 @@ class Counts:
         return torch.where(sorted_context[last] == keys, order[last], default)
 
 
+def ordinary_triples(ids: Tensor, special_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the left neighbors, the tokens and the right neighbors of ordinary tokens that have both."""
+    is_ordinary = ~torch.isin(ids[1:-1], torch.tensor(special_ids, dtype=ids.dtype))
+    return ids[:-2][is_ordinary], ids[1:-1][is_ordinary], ids[2:][is_ordinary]
+
+
 class NgramModel:
     r"""
     ## The two-neighbor n-gram model
@@ -74,14 +80,14 @@ class NgramModel:
       p(w \mid l) = \frac{n(l, w) + t(l)\, p(w)}{n(l) + t(l)}$$
 
     where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is one-dimensional
-    token ids. A special token can be a neighbor, but its own probability is close to 0.
+    token ids. A special token can be a neighbor, but it's never predicted: only ordinary tokens are counted.
 
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
     """
 
     def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
         V = self.vocab_size = vocab_size
-        left, word, right = train[:-2], train[1:-1], train[2:]  # (N)
+        left, word, right = ordinary_triples(train, special_ids)  # (N)
         n_w = torch.bincount(train, minlength=V).double()
         n_w[special_ids] = 0
         self.p_w = (n_w + 1e-3) / (n_w + 1e-3).sum()
@@ -118,16 +124,14 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
     `train` and `valid` are one-dimensional token ids. The baselines are counted on `train` and evaluated on
     the tokens of `valid` that aren't special.
 
-    Raises `ValueError` if no token of `valid` has a neighbor on both sides.
+    Raises `ValueError` if one of the texts has no ordinary token with a neighbor on both sides.
     """
+    for name, text in (("training", train), ("held-out", valid)):
+        if len(ordinary_triples(text, special_ids)[1]) == 0:
+            reason = "shorter than three tokens" if len(text) < 3 else "almost nothing but special tokens"
+            raise ValueError(f"the {name} text is {reason}; use more text, or text that the tokenizer knows")
     model = NgramModel(train, vocab_size, special_ids)
-    ordinary = torch.ones(vocab_size, dtype=torch.bool)
-    ordinary[special_ids] = False
-    at = ordinary[valid[1:-1]]
-    left, word, right = valid[:-2][at], valid[1:-1][at], valid[2:][at]  # (M)
-    if len(word) == 0:
-        reason = "shorter than three tokens" if len(valid) < 3 else "almost nothing but special tokens"
-        raise ValueError(f"the held-out text is {reason}; use more text, or text that the tokenizer knows")
+    left, word, right = ordinary_triples(valid, special_ids)  # (M)
     p_w, p_both = model.p_w[word], model.probabilities(left, word, right)  # (M)
     is_most_frequent, is_predicted = word == model.p_w.argmax(), word == model.predict(left, right)  # (M)
 

@@ -165,6 +165,8 @@ class Run:
         if options.resume:
             trainer.resume()
             check_same_tokenizer(text.tokenizer, path)
+            # The run includes the training of earlier processes.
+            self.start_time -= trainer.seconds
         self.set_threads(trainer)
         self.path = path
         # From now on, the loop stops the run if nobody reads its output.

@@ -109,8 +109,13 @@ def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Finge
 
 
 def machine() -> dict[str, Any]:
-    """The processor and the versions, which determine the last bits of a result."""
-    return {"processor": hardware(torch.device("cpu"), "float32")["name"], "versions": versions()}
+    """
+    What determines the last bits of a result: the processor, its vector instructions, and the versions.
+    Processors with the same name can have different instructions.
+    """
+    name = hardware(torch.device("cpu"), "float32")["name"]
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"processor": name, "instructions": instructions, "versions": versions()}
 
 
 @contextlib.contextmanager

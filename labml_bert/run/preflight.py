@@ -38,9 +38,15 @@ for number in (0, 1, 2):
 if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
-# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing, or wraps forever.
-if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) < 20:
-    del os.environ["COLUMNS"]
+# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing, or wraps forever. It also
+# takes a character such as ² for a digit, and then raises an error.
+columns = os.environ.get("COLUMNS", "")
+if not columns.isdecimal() or int(columns) < 20:
+    os.environ.pop("COLUMNS", None)
+
+# A shell inside a job of `torchrun` may have inherited this variable without those of a process.
+if "RANK" not in os.environ:
+    os.environ.pop("TORCHELASTIC_RUN_ID", None)
 
 try:
     # Without a current folder, PyTorch's libraries don't load.

@@ -9,6 +9,7 @@ replace the progress bar.
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -43,6 +44,22 @@ from labml_bert.training.distributed import has_lost_another, is_first_to_fail, 
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
+
+# What to do about an error of the system.
+REMEDIES = {
+    errno.EACCES: "change the permissions, or choose another name",
+    errno.EPERM: "change the permissions, or choose another name",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.EEXIST: "choose another name",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "choose another name",
+    errno.ENOENT: "check the name",
+    errno.ELOOP: "check the links",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOSPC: "free some space on the disk",
+    errno.EDQUOT: "free some space on the disk",
+    errno.EMFILE: "close some files, or raise the limit with ulimit -n",
+}
 
 
 @contextlib.contextmanager
@@ -138,11 +155,20 @@ def print_last(text: str) -> None:
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
 
 
+def path_with_name(name: str) -> Path:
+    """The path with this name. Raises `ArgumentTypeError` if the name is empty."""
+    if not name:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(name)
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser that reports a bad command line in one line, and doesn't accept abbreviated options."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, **options)
+        # `Path("")` would be the current folder.
+        self.register("type", Path, path_with_name)
 
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes parse the same command line, so only rank zero prints."""
@@ -154,7 +180,8 @@ class OneLineParser(argparse.ArgumentParser):
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2. Of several processes, the first to fail prints it."""
     if is_first_to_fail():
-        print_error(explain(reason))
+        remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
+        print_error("; ".join(filter(None, (explain(reason), remedy))))
     raise SystemExit(2) from None
 
 

@@ -181,6 +181,7 @@ def test_the_learner_may_add_functions_and_imports(course: Path) -> None:
     assert check_folder(course).verdicts[0].passed
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_later_changes_are_checked_again(course: Path) -> None:
     text = write(course, SOLUTION)

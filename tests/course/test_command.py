@@ -105,6 +105,7 @@ def test_an_exception_shows_its_line(course: Path, capsys: pytest.CaptureFixture
     assert f"\n    Line {line}:\n      return logits + undefined\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_failure_after_the_steps_to_train_does_not_end_with_praise(
     course: Path, capsys: pytest.CaptureFixture[str]
@@ -171,6 +172,7 @@ def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.Ca
     assert "Hint 1 of" in output(capsys, "hint", "--step", "7")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_hint_after_the_last_step(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in STEPS:
@@ -187,6 +189,7 @@ def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.Capt
     assert "step 1 (The loss) isn't done yet; run check" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_learners_model_is_trained(course: Path, corpus_file: Path, tmp_path: Path) -> None:
     """The files in the folder are used, and not those of the package."""

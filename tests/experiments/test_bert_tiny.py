@@ -85,6 +85,7 @@ def test_transformers_loads_the_model_and_fills_a_mask(run_folder: Path) -> None
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), reloaded.parameters(), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [["--masking=static"], ["--masking=whole-word", "--adam=published"]])
 def test_other_maskings_and_the_published_adam(
     options: list[str], document_folder: Path, tmp_path: Path
@@ -93,6 +94,7 @@ def test_other_maskings_and_the_published_adam(
     assert f"masks {options[0].partition('=')[2]}" in out
 
 
+@pytest.mark.long
 def test_a_killed_and_resumed_run_gives_identical_weights(document_folder: Path, tmp_path: Path) -> None:
     """Bit for bit, across the change of length and with dropout on."""
     common = ["--corpus", document_folder, *PAIRS, "--steps=60", "--checkpoint-seconds=0"]
@@ -108,7 +110,9 @@ def test_a_killed_and_resumed_run_gives_identical_weights(document_folder: Path,
     process.communicate()
     path = checkpoints[0].parent
     assert 0 < load_checkpoint(path)[0]["step"] < 60
-    run("bert_tiny", "--resume", path, "--checkpoint-seconds=0", cwd=tmp_path)
+    run("bert_tiny", "--resume", path, "--checkpoint-seconds=0", "--record=r.json", cwd=tmp_path)
+    result = json.loads((tmp_path / "r.json").read_text())["result"]
+    assert result["wall_seconds"] >= result["training_seconds"], "the time before the kill counts"
     expected, resumed = load_checkpoint(uninterrupted.parent)[1], load_checkpoint(path)[1]
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)

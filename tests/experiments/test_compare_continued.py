@@ -85,6 +85,7 @@ def test_the_context_and_the_padding_do_not_change_a_prediction() -> None:
     assert both["word_log_prob"] == pytest.approx(sum(alone) / 2, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(main.__globals__, "OCCURRENCES", 20)

@@ -84,6 +84,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_worker_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
     """A worker that lived on would keep the output pipe open, and whoever reads it would wait forever."""

@@ -187,6 +187,7 @@ def test_lora_trains_few_parameters_and_scratch_starts_elsewhere(backbone: Backb
     assert torch.equal(pretrained, backbone.tensors[name]) and not torch.equal(scratch, pretrained)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_command_and_its_record(
     backbone: Backbone,

@@ -242,6 +242,7 @@ def test_one_model_can_be_trained_again(
         assert hashlib.sha256(data).hexdigest() == entry["sha256"]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_after_ctrl_c_it_suggests_starting_over(corpus_file: Path, tmp_path: Path) -> None:
     minutes_instead = {key: value for key, value in SIZES.items() if key != "steps"} | {"minutes": 5}

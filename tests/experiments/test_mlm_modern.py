@@ -18,6 +18,7 @@ pytestmark = pytest.mark.processes
 OPTIONS = [*SMALL, "--intermediate-size=48"]
 
 
+@pytest.mark.long
 def test_a_modern_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
     out = run(
         "mlm_modern", *OPTIONS, "--corpus", corpus_file, "--steps", 400, "--record", "r.json", cwd=tmp_path

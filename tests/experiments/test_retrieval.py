@@ -135,6 +135,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     assert_fails(main, ["--run", str(run_folder), *arguments], message, capsys)
 
 
+@pytest.mark.long
 @pytest.mark.slow("reads all docstrings of the standard library")
 def test_a_run_on_the_docstrings_of_another_python_is_refused(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

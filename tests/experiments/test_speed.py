@@ -32,6 +32,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> dict:
 SIZES = ["--batch-size", "2", "--length", "8", "--rounds", "2", "--device", "cpu"]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_from_the_command_to_the_record(
     module: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

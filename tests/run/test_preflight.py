@@ -78,12 +78,19 @@ def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
     assert process.returncode == 2 and re.fullmatch("error: .+\n", process.stderr)
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "4"])
+@pytest.mark.parametrize("columns", ["0", "1", "4", "²", "-80", ""])
 def test_a_terminal_without_columns_still_shows_the_text(columns: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "labml_bert.runs", "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}
     process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert process.returncode == 0 and "show this help" in process.stdout
+
+
+def test_a_variable_of_torchrun_alone_does_not_make_a_process_of_it(tmp_path: Path) -> None:
+    code = "from labml_bert.run import preflight; from labml_bert.training.distributed import rank; rank()"
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    environment |= {"PYTHONPATH": str(ROOT), "TORCHELASTIC_RUN_ID": "none"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
 def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> None:

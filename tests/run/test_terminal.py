@@ -1,5 +1,6 @@
 """What a run prints on a terminal, and how it ends."""
 
+import errno
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer, models
 
 from labml_bert import files
 from labml_bert.run import terminal
-from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input, fail, print_last
+from labml_bert.run.terminal import OneLineParser, exit_cleanly, exit_on_bad_input, fail, print_last
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
@@ -74,7 +75,7 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, None])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), None])
 @pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
 def test_a_run_is_saved_if_nobody_reads_its_output(
     number: int | None, stderr: int, corpus_file: Path, tmp_path: Path
@@ -192,6 +193,27 @@ def test_after_a_full_disk_resume_is_only_suggested_if_possible(
     error = capsys.readouterr().err
     assert re.fullmatch("error: No space left on device .*\n", error)
     assert words in error and ("--resume" in error) == (resumable and has_checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EEXIST, "choose another name"), (errno.EACCES, "change the permissions, .*")],
+)
+def test_an_error_of_the_system_names_the_remedy(
+    number: int, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), exit_on_bad_input():
+        raise OSError(number, os.strerror(number), "file")
+    assert re.fullmatch(rf"error: {os.strerror(number)} \(file\); {remedy}\n", capsys.readouterr().err)
+
+
+def test_an_empty_name_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = OneLineParser(prog="command")
+    parser.add_argument("folder", type=Path)
+    assert parser.parse_args(["."]).folder == Path()
+    with pytest.raises(SystemExit):
+        parser.parse_args([""])
+    assert capsys.readouterr().err == "error: argument folder: the name is empty; see --help\n"
 
 
 def screen(text: str, width: int = 80) -> list[str]:

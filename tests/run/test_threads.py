@@ -129,6 +129,7 @@ def test_other_cores_or_processes_keep_their_threads(two_threads: None, tmp_path
         assert torch.get_num_threads() == expected, changes
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_killed_run_with_auto_resumes_bit_for_bit(corpus_file: Path, tmp_path: Path) -> None:
     """Even if PyTorch would use another number of threads by now."""

@@ -124,6 +124,7 @@ def test_a_data_generator_that_is_not_restored_is_detected_after_a_resume(
         assert outcome["numbers"]["record.json/result/loss"] == last_loss
 
 
+@pytest.mark.long
 def test_another_learning_rate_changes_the_first_weights(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

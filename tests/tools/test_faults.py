@@ -24,6 +24,7 @@ def run_tool(*words: str) -> str:
     return process.stdout
 
 
+@pytest.mark.long
 @needs_linux
 @pytest.mark.processes
 @pytest.mark.slow("starts some thirty commands")
@@ -33,6 +34,7 @@ def test_no_fault_loses_anything() -> None:
     assert match is not None and int(match[1]) >= 20
 
 
+@pytest.mark.long
 @needs_linux
 @pytest.mark.processes
 @pytest.mark.slow("starts seven commands")

@@ -443,6 +443,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(number) for number in children.read_text().split()]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_path: Path) -> None:
     process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
@@ -455,7 +456,7 @@ def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_pa
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_if_a_worker_is_killed_one_line_says_how_to_resume(worker: int, folder: Path, tmp_path: Path) -> None:
     process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
     wait_for_step(tmp_path / "logs", 0, process)
@@ -479,6 +480,7 @@ with exit_cleanly(lambda: None, lambda: True), distributed.rank_zero_first():
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_if_a_worker_is_killed_before_the_first_checkpoint_one_line_says_so(tmp_path: Path) -> None:
     """The system may kill rank zero if the text is larger than the memory."""
@@ -504,6 +506,7 @@ with exit_cleanly(lambda: None, lambda: True):
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("worker", [0, 1])
 def test_the_others_do_not_wait_for_a_stopped_worker(worker: int, tmp_path: Path) -> None:
@@ -528,6 +531,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_worker_that_waits_for_another_ends_some_time_after_the_launcher(tmp_path: Path) -> None:
     """Rank one waits in a barrier that rank zero never reaches, so it can't save."""

@@ -242,6 +242,7 @@ train_to_end(Path(sys.argv[2]), steps=20)
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_same_seed_gives_identical_tensors_in_another_process(tmp_path: Path) -> None:
     """With dropout on. Hashes of strings differ between processes, so nothing may depend on them."""
