@@ -306,7 +306,7 @@ class BertModel(nn.Module):
         """
         The first four arguments are `(B, T)`. The default `attention_mask` is 1 for all; 0 is for padding.
         `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The pooler
-        reads position 0. Raises `ValueError` for a mask of another shape, or a float below 0.
+        reads position 0. Raises `ValueError` if the mask has another shape or negative floats.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and far below 0 for padding.

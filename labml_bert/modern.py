@@ -264,7 +264,7 @@ class ModernBertModel(nn.Module):
         Local layers measure distance along the row, not by `position_ids`. `output_positions`, `(B, P)`,
         lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
 
-        Raises `ValueError` if the mask has another shape, or is a float below 0.
+        Raises `ValueError` if the mask has another shape or negative floats.
         """
         config, T = self.config, input_ids.size(1)
         if attention_mask is not None:
