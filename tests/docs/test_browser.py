@@ -29,11 +29,11 @@ def addresses(site: Path) -> list[str]:
 
 
 # The pages are divided, so that several test processes can share the work.
-PARTS = 6
+PARTS = 12
 
 
 # Layout depends on the width and colors on the scheme, so two of the four combinations cover both.
-# Every sixth page is tested each time, and the others in `make test-long`.
+# Every twelfth page is tested each time, and the others in `make test-long`.
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, PARTS))])
 def test_every_page_is_accessible_and_has_no_errors(

@@ -44,7 +44,9 @@ def with_markup(record: Record, path: tuple[Any, ...], is_name: bool) -> Record:
 
 
 @pytest.mark.slow(reason="renders the page of a record once for each value in it")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in ("bert_tiny", "live") else n for n in NAMES]
+)
 def test_markup_in_a_record_stays_text(name: str) -> None:
     record = RECORDS[name]
     source: Any = SimpleNamespace(

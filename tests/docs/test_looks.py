@@ -184,7 +184,7 @@ def test_a_sample_can_be_copied(server: str, page: "sync_api.Page") -> None:
     assert copied == sample.locator("code").text_content() and copied.count("\n") > 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_forced_colors_keep_bars_and_squares(server: str, browser: "sync_api.Browser", scheme: str) -> None:
     context = browser.new_context(color_scheme=scheme, forced_colors="active")
     page = context.new_page()

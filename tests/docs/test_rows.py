@@ -6,7 +6,6 @@ from pathlib import Path
 
 import markdown
 import pytest
-import torch
 from bs4 import BeautifulSoup
 from mkdocs.config import load_config
 
@@ -230,19 +229,6 @@ def test_samples_run_in_order_and_are_rewritten() -> None:
     assert [output for _, output in run_samples(text, "page")] == ["", "2\n"]
     assert update_outputs(text, "page") == text.replace("    3\n", "    2\n")
     assert update_outputs(update_outputs(text, "page"), "page") == update_outputs(text, "page")
-
-
-CHAPTERS = sorted((ROOT / "docs" / "pages").glob("**/*.md"))
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.name)
-def test_the_samples_of_a_chapter_print_what_it_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    torch.manual_seed(0)
-    for match, output in run_samples(path.read_text("utf-8"), path.name):
-        lines = (match["output"] or "").splitlines(keepends=True)
-        page_output = "".join(line.removeprefix(match["indent"]) for line in lines)
-        assert output == page_output
 
 
 def test_an_experiment_shows_its_runs() -> None:
