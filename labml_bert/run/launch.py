@@ -50,5 +50,9 @@ def launch(
                 taken = record.setdefault("fingerprints", {})
                 for name, take in takers.items():
                     if name not in taken:
-                        taken[name] = take() | {"checked": origin()}
+                        try:
+                            taken[name] = take() | {"checked": origin()}
+                        except ValueError as error:
+                            # The text can no longer be read. `exit_cleanly` says how to go on.
+                            raise OSError(str(error)) from None
             write_whole(options.record, json.dumps(record, indent=1))

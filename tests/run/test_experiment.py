@@ -1,5 +1,6 @@
 """What surrounds a training run: its folder, its lock, `--resume`, and the example sentence."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,9 @@ import pytest
 
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
+from labml_bert.run import launch
 from labml_bert.run.experiment import lock_run, new_run_path
+from labml_bert.run.fingerprint import Fingerprint
 from labml_bert.run.options import RunOptions, parse_options, resume_options
 from labml_bert.run.terminal import masked_line
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -49,6 +52,27 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
     shutil.copy(tmp_path / "precious", folder / METRICS)
     corpus_file.write_text(small_text(1000, seed=1))
     assert "the text has changed since" in error_of()
+
+
+@pytest.mark.processes
+def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fingerprint of a record reads the text again."""
+
+    def take(*_: object) -> Fingerprint:
+        raise ValueError("cannot read text.txt: Permission denied")
+
+    arguments = [*SMALL, "--corpus", corpus_file, "--steps", 3, "--record", "r.json"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+        patch.setattr(launch, "take_fingerprint", take)
+        main_in_process(patch, tmp_path, *arguments)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    assert exit_info.value.code == 2 and "fingerprints" not in json.loads((tmp_path / "r.json").read_text())
+    error = "error: cannot read text.txt: Permission denied; once this is fixed, resume with --resume "
+    assert capsys.readouterr().err == f"{error}{folder.relative_to(tmp_path)}\n"
+    main_in_process(monkeypatch, tmp_path, "--resume", folder, "--record", "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["fingerprints"]
 
 
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:

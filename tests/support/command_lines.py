@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from labml_bert.checksums import SUMS
 from labml_bert.data import text_files, token_files
 from labml_bert.data.pair_shards import has_valid_checksums
 from labml_bert.files import PART, read_tensors
@@ -273,6 +274,9 @@ def is_whole(name: str, data: bytes, reference: bytes | None, scratch: Path) -> 
     path, suffix = Path(name), Path(name).suffix
     if data == reference or path.name in GROWING:
         return True
+    if path.name == SUMS:
+        # The files of a folder are written one by one, and the list grows with them.
+        return all(re.fullmatch(rb"[0-9a-f]{64}  .+\n", line) for line in data.splitlines(keepends=True))
     file = scratch / f"file{suffix}"
     file.unlink(missing_ok=True)
     file.write_bytes(data)
