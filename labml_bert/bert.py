@@ -13,7 +13,7 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 $$
 
 This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. The
-parameters have the same names as in `transformers`, and `models.py` loads its checkpoints. The pretraining
+parameters have the same names as in `transformers`, and `models.py` can load its weights. The pretraining
 tasks are in `mlm.py` and `nsp.py`. The code in the last section only makes the encoder faster.
 
 Letters stand for sizes: `B` (batch size), `T` (tokens per sequence), `D` (hidden size), `H` (attention
@@ -274,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer may have fewer queries."""
+    """Each layer's attention weights, `(B, H, T, T)`, or `None`; fewer rows with `output_positions`."""
 
 
 class BertModel(nn.Module):
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
+    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer has to cast it."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -183,7 +183,7 @@ class ModernBertMLP(nn.Module):
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        # Both projections share a matrix, because one large matmul can be faster than two small ones.
+        # One matrix holds both projections, because one large matmul can be faster than two small ones.
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.drop = nn.Dropout(config.mlp_dropout)
@@ -283,7 +283,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # Or the linear layers cast it.
+        if torch.is_autocast_enabled(x.device.type):  # Otherwise, each linear layer would.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)

@@ -56,7 +56,7 @@ class PairMaker:
     max_length: int = 128
     """Maximum number of tokens in a pair, including the three special tokens."""
     short_seq_prob: float = 0.1
-    """Probability that a document's pairs get a random, usually shorter target length."""
+    """Probability that a document's pairs get a random target length instead of the maximum."""
     random_next_prob: float = 0.5
     lone_sentence_is_random: bool = True
     """
