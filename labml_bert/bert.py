@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half the pairs match by design and a tenth of the rest by chance: "always equal" scores about 55%.
+        # Half the pairs match by design and a tenth of the rest by chance: always answering "equal" scores 55%.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -417,12 +417,12 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`. The last layer needs no other queries."""
+    """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`. The last layer queries only there."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer has to cast it."""
+    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input again."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 
