@@ -2,8 +2,8 @@ r"""
 # The training loop
 
 What does training need besides a model? An optimizer, a precision that is fast on the machine, a budget, and
-a way to stop and resume as if nothing had happened. The loop itself belongs to the script, and this file
-supplies the verbs:
+a way to stop and resume as if nothing had happened. Each script has its own loop, and this file supplies
+the methods that the loop calls:
 
     for step in trainer.steps():                      # budget, clock, Ctrl-C, checkpoints
         batch = ...                                   # the script's data
@@ -13,12 +13,12 @@ supplies the verbs:
             step.backward(output.loss)
         step.update()                                 # clip, check, optimizer, learning rate
 
-The budget is steps or minutes. With steps, a run is reproducible on one machine: the same seed gives the same
-bits. Five things change the last bits, and after a while the result too:
+The budget is a number of steps or of minutes. With steps, a run is reproducible on one machine: the same seed
+gives the same bits. Five things change the last bits, and after a while the result too:
 
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
-- another number of threads, processes or micro-batches, because the same numbers are added in another order;
-- another processor, another version of PyTorch or another precision, because matmuls round differently;
+- a different number of threads, processes or micro-batches, because numbers are added in a different order;
+- a different processor, version of PyTorch or precision, because matmuls round differently;
 - a GPU, because some sums, such as the gradient of an embedding, add numbers in the order that threads
   finish;
 - three or more processes, because the order in which they add their gradients depends on the network.
@@ -226,13 +226,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Turns Ctrl-C, SIGTERM and SIGHUP into a request, which the loop handles between two steps."""
+        """Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop, which the loop handles between steps."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
 
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # Closing the terminal sends SIGHUP. `nohup` ignores it, and Windows doesn't have it.
+        # Closing the terminal sends SIGHUP. Under `nohup`, it's ignored, and Windows doesn't have it.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, remember) for number in numbers}
@@ -285,10 +285,10 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`, and continues with as many threads. If the number of
-        processes has changed, or if the machine has fewer cores than that, it doesn't change the threads.
+        Restores the last checkpoint in `run_path`, and sets the number of threads to the one saved with it,
+        unless the number of processes has changed or the machine has too few cores.
 
-        Raises `ValueError` if there is none, if it's damaged, or if it has another configuration.
+        Raises `ValueError` if there is no checkpoint, or if it's damaged or has another configuration.
         """
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
@@ -328,7 +328,7 @@ class Step:
 
     `progress` is the fraction of the budget that was spent before this step. It determines the learning rate
     and the sequence length. After `update`, `number` is the number of steps taken, this one included, and
-    `loss` is the loss of the whole batch. `evaluation_due` says whether to evaluate now, and `at_milestone`
+    `loss` is the loss of the batch. `evaluation_due` says whether to evaluate now, and `at_milestone`
     whether this is one of the points in `evaluate_at`."""
 
     def __init__(self, trainer: Trainer):
@@ -344,7 +344,7 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device. With several processes, each has its own part."""
+        """The loss of the batch, a scalar on the device. With several processes, this process's part of it."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -373,9 +373,9 @@ class Step:
 
     def backward(self, loss: Tensor | None, **metrics: Tensor) -> None:
         """
-        Adds the gradient of a micro-batch's `loss`, a scalar. The gradients of all processes are summed too,
-        although DDP averages them. `metrics` are other scalars to track. Like the loss, they are summed over
-        the micro-batches. In float16, `trainer.scaler` scales the loss; otherwise, it returns the same loss.
+        Computes the gradient of `loss`, the scalar loss of a micro-batch, and adds it to the gradient of the
+        step, which is a sum over all processes. `metrics` are other scalars to track. Like the loss, they are
+        summed over the micro-batches. `trainer.scaler` scales the loss in float16 and does nothing otherwise.
         """
         assert loss is not None, "the batch has no labels"
         # DDP averages the gradients of the processes, but we need their sum.
@@ -405,13 +405,13 @@ class Step:
         is_finite = (norm < math.inf) | has_overflowed
         is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
-        # Each process knows only its part of the loss, and all of them must skip the step.
+        # Each process knows only its part of the loss, but if one of them skips the step, all of them must.
         all_reduce_flag(trainer.has_failed)
         trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
         if not has_overflowed and (trainer.reads_flag or not trainer.has_failed):
             adamw.step()
-        # Muon knows no such flag, so we have to wait for the device and ask.
+        # Unlike the fused AdamW, Muon can't read the flag on the device, so we wait for the device and check it.
         if muon and not has_overflowed and not trainer.has_failed:
             muon[0].step()
         trainer.scaler.update()
