@@ -274,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, or `None`. In the last layer, `P` or `P + 1` queries."""
+    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last may have fewer rows."""
 
 
 class BertModel(nn.Module):

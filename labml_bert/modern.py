@@ -102,8 +102,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines that `rotate` needs, each twice: once
-    for each element of a pair, the sine of the first one negated. Both have shape `(B or 1, 1, 1, T, d)`: queries and keys share them.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines that `rotate` needs, each twice:
+    once for each element of a pair. The sine for the first is negated. Both are `(B or 1, 1, 1, T, d)`.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """

@@ -344,7 +344,7 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device. With several processes, this process's part of it."""
+        """The loss of the batch, a scalar on the device. With several processes, only its own part."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -411,7 +411,7 @@ class Step:
         adamw, *muon = trainer.optimizers
         if not has_overflowed and (trainer.reads_flag or not trainer.has_failed):
             adamw.step()
-        # Unlike the fused AdamW, Muon can't read the flag on the device, so we wait for the device and check it.
+        # Muon, unlike the fused AdamW, can't read the flag on the device, so we wait for it here.
         if muon and not has_overflowed and not trainer.has_failed:
             muon[0].step()
         trainer.scaler.update()
