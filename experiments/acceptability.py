@@ -12,11 +12,11 @@ script takes sentences that a model hasn't seen in training, and scrambles the w
 
 Then the script compares the scores of `score.py`, per token, and counts how often the original wins. Guessing
 gives 50%. The baseline is a model that only counts: the two-neighbor n-gram model of `ngrams.py`, which
-scores each token from the token on either side. Its counts come from the model's training text.
+predicts each token from the tokens on both sides. Its counts come from the training part of the corpus.
 
-Only the words may give the answer away. So the sentences have no punctuation except the period at their end,
-which stays there. The first word stays too, because of its capital letter. Replacements are drawn in
-proportion to how often they occur in the text, because otherwise most of them would be rare words.
+Only the choice and order of the words may give the answer away. So the sentences have no punctuation except
+the period at their end, which stays there. The first word also stays in place, because of its capital letter.
+We draw replacements in proportion to how often they occur in the text. Otherwise, most would be rare words.
 """
 
 import sys
@@ -48,7 +48,7 @@ from labml_bert.score import token_log_probs
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
-# Words per sentence. In a shorter one, too little is left to scramble.
+# The minimum and maximum number of words. In a shorter sentence, there's too little to scramble.
 FEWEST_WORDS, MOST_WORDS = 6, 16
 
 
@@ -56,8 +56,8 @@ def plain_sentences(documents: Iterable[str]) -> list[list[str]]:
     """
     ## Sentences
 
-    The sentences of the documents as lists of words, without the period at the end, each sentence once. A
-    word consists of letters only, so code, numbers and lists are left out.
+    Returns each sentence of the documents once, as a list of words, without the period at the end. All words
+    have to consist of letters, so sentences with code or numbers are left out.
     """
     sentences: dict[tuple[str, ...], None] = {}
     for document in documents:
@@ -74,8 +74,8 @@ def swap_neighbors(words: list[str], others: list[str], random: Random) -> list[
     """
     ## Three ways to scramble
 
-    Each function takes the words after the first, and words to choose a replacement from. This one swaps two
-    different neighbors.
+    Each function takes all words of a sentence but the first, and other words to choose a replacement from.
+    This one swaps two neighbors that are different words.
     """
     i = random.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
@@ -106,7 +106,7 @@ SCRAMBLES: dict[str, Callable[[list[str], list[str], Random], list[str]]] = {
 
 
 def scramble(sentences: list[list[str]], random: Random) -> Iterable[dict[str, str]]:
-    """Yields each sentence, in random order, as `original` and under the name of each scramble."""
+    """Yields the sentences in random order, each as a dictionary of the `original` and its scrambles."""
     others = [word for words in sentences for word in words[1:]]
     for first, *words in random.sample(sentences, len(sentences)):
         versions = {name: change(words, others, random) for name, change in SCRAMBLES.items()}
@@ -119,10 +119,10 @@ def choose_items(
     items: Iterable[dict[str, str]], tokenizer: Tokenizer, longest: int, count: int
 ) -> list[dict[str, str]]:
     """
-    Returns the first `count` items that a model can be asked about: no text has more than `longest` tokens,
-    none has an `[UNK]`, and each scramble differs from the original in its tokens too.
+    Returns the first `count` items that a model can score: no text has more than `longest` tokens or an
+    `[UNK]`, and the tokens of each scramble differ from those of the original.
 
-    Raises `ValueError` if there are fewer.
+    Raises `ValueError` if there are fewer than `count`.
     """
     unknown, usable = tokenizer.token_to_id("[UNK]"), []
     for item in items:
@@ -143,7 +143,7 @@ def ngram_score(ngrams: NgramModel, tokenizer: Tokenizer, text: str) -> float:
     ## The baseline
 
     Returns the mean log-probability of the tokens, in nats, each predicted from its two neighbors. The
-    training text has no `[CLS]` and no `[SEP]`. So next to one of them, the model backs off.
+    training text has no `[CLS]` and no `[SEP]`, so the n-gram model backs off next to them.
     """
     cls, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
     ids = torch.tensor([cls, *encode_texts(tokenizer, [text])[0], sep])
@@ -151,7 +151,7 @@ def ngram_score(ngrams: NgramModel, tokenizer: Tokenizer, text: str) -> float:
 
 
 class Wins(NamedTuple):
-    """How often the original wins, and the ends of the 95% interval."""
+    """How often the original wins, with the ends of the 95% confidence interval."""
 
     fraction: float
     low: float
@@ -162,8 +162,8 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
     """
     ## Counting
 
-    The fraction of pairs in which the original has the higher score, with Wilson's interval. A tie is half a
-    win. The n-gram model produces ties: in unknown contexts, it falls back to word frequencies.
+    Returns the fraction of pairs in which the original has the higher score, with Wilson's interval. A tie
+    counts as half a win. The n-gram model has ties, because in unknown contexts only token frequencies count.
 
     Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
     """
@@ -177,7 +177,7 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
 def compare(
     items: list[dict[str, str]], scorers: dict[str, Callable[[str], float]]
 ) -> dict[str, dict[str, Wins]]:
-    """The fraction of wins for each scramble and each scorer."""
+    """Returns how often the original wins, for each scramble and each scorer."""
     scores = {
         scorer: {name: [score(item[name]) for item in items] for name in ("original", *SCRAMBLES)}
         for scorer, score in scorers.items()
@@ -206,11 +206,11 @@ def print_results(results: dict[str, dict[str, Wins]], item: dict[str, str]) -> 
 
 
 def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, Any]) -> dict[str, Any]:
-    """The result, with the configuration of the run that trained the model."""
+    """Returns the result with the configuration of the run that trained the model."""
     configuration = run_state["configuration"]
     return {
         **describe_run("acceptability", words, torch.device("cpu"), "float32"),
-        # The folders of the path mean nothing on another machine.
+        # Record only the name: the rest of a path means nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
         "result": result,
@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record)
     model, tokenizer = load_model(run_path)
-    # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
+    # A model's folder doesn't say how it was trained. The table doesn't need that, but a record does.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
     name = options.corpus

@@ -2,8 +2,8 @@
 # What does the mask attend to?
 
 Which characters does a trained model use to predict a masked one? This script runs a sentence with a `[MASK]`
-through a model that `mlm_tiny.py` has trained. For every head of every layer, it prints the positions with
-the largest attention weights at the masked position.
+through a model that `mlm_tiny.py` has trained. For every head of every layer, it prints the positions
+that the masked position attends to most.
 """
 
 import sys
@@ -32,7 +32,7 @@ TEXT = "Return a copy of the [MASK]ist."
 
 
 def print_weights(result: dict[str, Any], top: int = 3) -> None:
-    """Prints, for each head, the `top` positions with the largest weights: token, distance, weight."""
+    """Prints each head's `top` positions with the largest weights: token, distance from the mask, weight."""
     mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("layer", "head", *(f"position {i + 1}" for i in range(top))):
@@ -56,7 +56,7 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
     configuration = run_state["configuration"]
     record = {
         **describe_run("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
-        # The folders of the path mean nothing on another machine.
+        # Record only the name: the rest of a path means nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
         "result": result,

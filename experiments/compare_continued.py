@@ -4,18 +4,17 @@ r"""
 This script pretrains a model on Python's documentation, and then continues on source code with
 docstrings and comments removed. It compares four variants:
 
-- **from scratch**: the same model with random weights, trained on the source code. It's the baseline.
+- **from scratch**: the same model, trained on the source code from random weights. It's the baseline.
 - **continued**: the pretrained model, trained on the source code for half as many steps.
-- **continued, high learning rate**: the same with 1e-2, the learning rate of pretraining.
+- **continued, high learning rate**: the same as *continued*, but at 1e-2, the learning rate of pretraining.
 - **continued, new tokens**: the same as *continued*, but the most frequent words that the tokenizer splits
-  have become tokens.
+  are added to its vocabulary.
 
-All of them have the tokenizer of the pretrained model, because the losses of two tokenizers can't be
-compared: a token of one isn't a token of the other. So we compare the new tokens with their pieces in another
-way, by masking whole words in held-out code.
+The first three variants use the tokenizer of the pretrained model, so we can compare their losses. The fourth
+has a different tokenizer, and a whole word is harder to predict than one of its pieces. So we also mask whole
+words in held-out code, and compare how well the models predict them.
 
-Each run is one that you can type yourself: `own_language.py` pretrains, and `continue_pretraining.py` does
-the rest."""
+You can start each run yourself: `own_language.py` pretrains, and `continue_pretraining.py` does the rest."""
 
 import sys
 from pathlib import Path
@@ -54,18 +53,18 @@ from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
 from labml_bert.training.tracking import read_metrics
 
-# A small vocabulary, so that many words of the source code are split. All other values are defaults.
+# The vocabulary is small, so that many words of the source code are split. Other sizes keep their defaults.
 PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
 SCRATCH, TOKENS = "from scratch", "continued, new tokens"
-# The learning rate of each variant. In unrecorded trials from scratch, with 600 steps and seed 0, which the
-# comparison uses too, the loss was 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. We tuned no other variant.
+# The learning rate of each variant. We tuned only the first, in unrecorded trials of 600 steps: the loss was
+# 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0, which the comparison uses too.
 VARIANTS = {
     SCRATCH: 1e-2,
     "continued": 3e-3,
     "continued, high learning rate": 1e-2,
     TOKENS: 3e-3,
 }
-# The number of new tokens, of held-out words to predict, and of tokens on both sides of such a word.
+# The numbers of new tokens, of held-out words to predict, and of context tokens on each side of such a word.
 NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
 
 
@@ -74,11 +73,11 @@ class Options:
     """The options on the command line."""
 
     seeds: int = 3
-    """Number of seeds. Each has a pretrained model of its own."""
+    """Number of seeds. Each pretrains its own model."""
     pretraining_steps: int = 1200
     """Steps of pretraining on the old text."""
     steps: int = 600
-    """Steps from scratch. A pretrained model continues for half of them."""
+    """Steps of the run from scratch. A pretrained model continues for half as many."""
     corpus: str = "python-source"
     """The new text: a corpus by name, a UTF-8 file, or a folder."""
     old_corpus: str = "python-docs"
@@ -95,7 +94,7 @@ def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str
     """
     ## The runs
 
-    Runs `main` as if somebody had typed its command, and returns the finished run.
+    Runs `main` as its command would, and returns the finished run.
     """
     run = Run(options, experiment, is_alone=True)
     with run.resources:
@@ -104,7 +103,7 @@ def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str
 
 
 def variant_options(options: Options, variant: str, seed: int, start: Path) -> Any:
-    """The options of one variant. `start` is the folder of the pretrained model and of its new tokens."""
+    """The options of one variant. The folder `start` has the pretrained model and the list of new tokens."""
     script = load_script("continue_pretraining")
     return script.Options(
         from_=str(start),
@@ -122,7 +121,7 @@ def variant_options(options: Options, variant: str, seed: int, start: Path) -> A
 
 
 def write_new_tokens(tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> list[str]:
-    """Writes the list of new tokens to `folder`, and returns it."""
+    """Writes a list of new tokens to a file in `folder`, and returns the list."""
     words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
     write_whole(folder / "new_tokens.txt", "\n".join(words))
     return words
@@ -145,18 +144,18 @@ def find_occurrences(
     tokenizer: Tokenizer, texts: Iterable[str], words: Iterable[str], count: int
 ) -> list[Occurrence]:
     """
-    Returns up to `count` occurrences of `words` in `texts`, evenly spaced, each with `REACH` tokens on both
-    sides. Every word is a token of `tokenizer`.
+    Returns up to `count` occurrences of `words` in `texts`, evenly spaced, each with up to `REACH` tokens on
+    each side. Every word has to be a token of `tokenizer`.
 
-    Raises `ValueError` if there is none.
+    Raises `ValueError` if none of the words occurs.
     """
     ids = {tokenizer.token_to_id(word) for word in words}
     occurrences = []
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=False)
-        # Each access to one of these makes a new list.
+        # Read these attributes only once, because each access creates a new list.
         offsets, word_ids = encoding.offsets, encoding.word_ids
-        # A new token can also be the first piece of a longer word, which isn't the word itself.
+        # Count the pieces of each word, because a new token can also be the first piece of a longer word.
         sizes = Counter(word_ids)
         for i, token in enumerate(encoding.ids):
             if token in ids and sizes[word_ids[i]] == 1:
@@ -177,18 +176,18 @@ def predict_words(
     batch_size: int = 64,
 ) -> dict[str, float]:
     r"""
-    Masks each word completely, and returns the accuracy and the mean log-probability of the word, in nats. A
-    word of several pieces is predicted from left to right, and each piece sees the pieces before it. By the
-    chain rule, the log-probability of the word is then the sum over its pieces:
+    Masks each word completely, and returns the accuracy and the mean log-probability of the words, in nats.
+    The model predicts the pieces of a word from left to right, and sees those before the one it predicts. By
+    the chain rule, the log-probability of the word is then the sum over its pieces:
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
-    The prediction is right if the first choice is right for every piece. The pieces have an advantage: the
-    number of masks tells the model how many of them to expect.
+    The model is right about a word if its most probable token is right for every piece. It gets a hint: the
+    number of masks tells it how many pieces the word has.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     assert mask_id is not None  # `load_tokenizer` has checked this.
-    # One row for each piece.
+    # There is one row for each piece.
     words, inputs, targets, positions = list[int](), list[Tensor](), list[int](), list[int]()
     for number, (text, start, end) in enumerate(occurrences):
         encoding = tokenizer.encode(text)
@@ -218,7 +217,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     """
     ## One seed
 
-    Pretrains a model, and continues with each variant. Returns the configuration of the model, and the
+    Pretrains a model, and trains each variant. Returns the configuration of the pretrained model, and the
     results.
     """
     script = load_script("own_language")
@@ -239,7 +238,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     occurrences = [
         occurrence
         for occurrence in find_occurrences(larger, corpus.valid, words, OCCURRENCES)
-        # In pieces, the same context has more tokens.
+        # Without the new tokens, the same text has more tokens and may not fit.
         if len(tokenizer.encode(occurrence.text)) <= longest
     ]
     rows = []
@@ -276,7 +275,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         },
         "variants": rows,
         "words": len(occurrences),
-        # The accuracy of always answering with the most frequent of the words.
+        # The accuracy of always predicting the most frequent of the words.
         "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
         "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
         "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
@@ -284,7 +283,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns one function per variant, which computes its fingerprint."""
+    """Returns a function for each variant that computes the variant's fingerprint."""
     return {variant: partial(take_variant_fingerprint, record, variant) for variant in VARIANTS}
 
 
@@ -316,10 +315,10 @@ def main(argv: list[str] | None = None) -> None:
             check_record(options.record)
         device = choose_device(options.device)
         corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
-        # A path means nothing on another machine.
+        # Record only the names: a path means nothing on another machine.
         values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
         results: list[dict[str, Any]] = []
-        # The record is written after each seed, because three of them take a while.
+        # Write the record after each seed, because all of them together take a while.
         for seed in range(options.seeds):
             model, result = run_seed(options, corpus, seed)
             results.append(result)
@@ -331,7 +330,7 @@ def main(argv: list[str] | None = None) -> None:
             words = [f"--{name.replace('_', '-')}={values[name]}" for name in names]
             record = {
                 **describe_run("compare_continued", words, device),
-                # The page of this script shows the record too.
+                # The page of `continue_pretraining.py` shows the record too.
                 "scripts": ["continue_pretraining"],
                 "configuration": {name: values[name] for name in names} | {"model": model},
                 "result": {"continued": results},

@@ -2,17 +2,17 @@ r"""
 # Continue pretraining on your own kind of text
 
 You have a model, and text of a kind that the model has never seen: source code, case notes, contracts. Do you
-have to pretrain again? Usually not. Take the model, and train it further on your text:
+have to pretrain from scratch? Usually not. Take the model, and train it further on your text:
 
     python experiments/continue_pretraining.py --from MODEL --corpus my_texts
 
-`MODEL` is a run or a folder, from this project or from `transformers`, with a BERT or a ModernBERT. The
-model keeps its tokenizer. If the tokenizer cuts the words of your field into pieces, you can give it [new
+`MODEL` is the folder of a BERT or a ModernBERT, saved by this project or by `transformers`. The model keeps
+its tokenizer. If the tokenizer cuts the words of your field into pieces, you can give it [new
 tokens](../labml_bert/new_tokens.md).
 
-What the model learns now can push out what it knew. So each evaluation also measures the loss on the old
-text, on which the model no longer trains. [The chapter on this script](../continue-pretraining.md) says how
-much a model forgets, and [`compare_continued.py`](compare_continued.md) has measured it."""
+While the model learns the new text, it can forget the old one. So each evaluation also measures the loss on
+old text, which the model no longer trains on. We measured how much a model forgets with
+[`compare_continued.py`](compare_continued.md); [a chapter](../continue-pretraining.md) shows the results."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
 from labml_bert.training.tracking import read_metrics
 
-# Held-out tokens for the learning curves. The result at the end is from all held-out tokens.
+# The learning curves use this many held-out tokens of each text. The result at the end uses all of them.
 EVALUATION_TOKENS = 8_192
 
 
@@ -64,12 +64,12 @@ class Options(RunOptions):
     new_tokens: str | None = None
     """File with words to add to the vocabulary, one on each line."""
     from_scratch: bool = False
-    """Start from random weights instead. That shows what the pretrained ones are worth."""
+    """Start from random weights instead, to see what the pretrained weights are worth."""
     corpus: str = "python-source"
     """Text to train on: python-source, python-docs, another corpus by name, a UTF-8 file, a folder of such
     files, or the folder that labml_bert.prepare has written with this model's tokenizer."""
     old_corpus: str = "python-docs"
-    """Text like that of the first pretraining. Its held-out part shows what the model forgets."""
+    """Text like that of the original pretraining. Its held-out part shows what the model forgets."""
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     schedule: str = "64:1"
@@ -79,10 +79,10 @@ class Options(RunOptions):
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     optimizer: OptimizerName = "muon"
-    """Muon for the matrices of the blocks, AdamW for the embeddings."""
+    """Muon for the matrices of the blocks, AdamW for everything else."""
     learning_rate: float | None = None
-    """Peak learning rate. Default: 3e-3 for a width of 128, and less for wider models: 2.4e-4 for BERT base.
-    That's a third of what `own_language.py` uses for pretraining, so that the model forgets less."""
+    """Peak learning rate. Default: 3e-3 at a width of 128, and less for wider models, down to 2.4e-4 at 768.
+    That's about a third of the learning rate in `own_language.py`, so that the model forgets less."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
@@ -95,8 +95,8 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     """
     ## What the model starts with
 
-    Raises `ValueError` if there is no model, or if a new token doesn't suit its tokenizer.
-    """
+    Returns the model and its tokenizer, with any new tokens added. Raises `ValueError` if there is no model,
+    or if a new token doesn't suit the tokenizer."""
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
     model, tokenizer = load_model(Path(options.from_))
@@ -134,7 +134,7 @@ def main(run: Run, options: Options) -> None:
                 max_position_embeddings=model.config.max_position_embeddings,
                 mlm_probability=options.mlm_probability,
                 generator=run.generator,
-                # A model that was pretrained with these tokens keeps them.
+                # If the model was pretrained with [CLS] and [SEP], its tokenizer adds them.
                 with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
             )
             for name in (options.corpus, options.old_corpus)
@@ -156,14 +156,14 @@ def main(run: Run, options: Options) -> None:
         before = {f"before.{name}": value for name, value in evaluate().items()}
         start = {f"valid.{name}": value for name, value in evaluate(EVALUATION_TOKENS).items()}
         run.tracker.save(0, {"seconds": 0.0, **start, **before})
-    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
-        batch = text.batch(length_at(stages, step.progress))  # random windows, masked
-        for part in step.micro_batches(batch):  # this process's rows
-            with step.autocast():  # bfloat16 where that is fast
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints
+        batch = text.batch(length_at(stages, step.progress))  # random windows, with masks
+        for part in step.micro_batches(batch):  # this process's rows of the batch
+            with step.autocast():  # bfloat16 if the hardware is fast at it
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, Muon and AdamW, learning rate
+        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate(EVALUATION_TOKENS))
 

@@ -11,17 +11,17 @@ experiment compares three ways to learn a task from the same labeled texts:
 There are two tasks, and their labels come with Python. In *package*, the model predicts which of 20 packages
 a docstring is from. In *summary*, it predicts whether the first of two texts summarizes the second.
 
-Each method has one hyperparameter: a learning rate for the networks, a penalty for the bag of words. It is
-chosen on a fifth of the labeled texts, never on the test set. For the bag of words, it is chosen separately
-for each seed. For the networks, it is chosen only on the texts of the first seed, to save time. With more
-than 1,000 labels, the networks use the learning rate that was best at 1,000.
+Each method has one hyperparameter: a learning rate for the networks, a penalty for the bag of words. We
+choose it on a fifth of the labeled texts, never on the test set. We choose the penalty separately for each
+seed. To save time, we choose the learning rate only on the texts of the first seed. With more than 1,000
+labels, the networks use the learning rate that was best at 1,000.
 
 The seed determines which texts are labeled, in which order the model sees them, and the initial values of the
 new weights. With the same seed, all methods get the same texts.
 
 **What pretraining has seen.** The texts of *package* are docstrings of the standard library, which are also
 part of the corpus `python-docs`. A model that was pretrained on this corpus has read most of these texts,
-though never their labels. So the table has a column for the test texts that it hasn't read.
+though never their labels. So the table has a column for the test texts that such a model hasn't read.
 """
 
 import sys
@@ -67,14 +67,14 @@ from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
 # Our models have at most a few million parameters, so they need a higher learning rate than the 2e-5 to 5e-5
-# of BERT base. Which of these is best depends on the task and on the number of labels.
+# of BERT base. Which of these values is best depends on the task and on the number of labels.
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-# The largest number of epochs that the paper tried.
+# The paper tried up to four epochs.
 EPOCHS = 4
-# Maximum tokens in a text or a pair. A docstring often starts with what matters most, and a step with more
-# tokens takes longer. The bag of words sees whole texts.
+# The networks see at most this many tokens of a text or a pair. A docstring often starts with what matters
+# most, and a step with more tokens takes longer. The bag of words sees whole texts.
 MAX_LENGTH = {"package": 48, "summary": 64}
-# With more labels, the search for a learning rate would take longer than the training itself.
+# With more labels than this, the search for a learning rate would take longer than the training itself.
 MAX_TUNING_LABELS = 1000
 
 
@@ -85,7 +85,7 @@ class Options:
     model: Path | None = None
     """Folder of a pretrained model. Default: the newest model of bert_tiny.py under logs."""
     labels: tuple[str, ...] = ("100", "1000", "all")
-    """Numbers of labeled texts for the task package: few, ten times as many, and all of them."""
+    """Numbers of labeled texts to compare on the task package. The word all stands for all of them."""
     pairs: str = "1000"
     """Number of labeled pairs for the task summary."""
     seeds: int = 3
@@ -100,8 +100,8 @@ class Options:
 
 def build_classifier(backbone: Backbone, labels: list[str], arm: str) -> BertForSequenceClassification:
     """
-    Returns a classifier before fine-tuning, with the pretrained weights or, from scratch, with random
-    weights.
+    Returns a classifier to fine-tune. If `arm` is `pretrained`, it gets the pretrained weights, and otherwise
+    random weights.
 
     Raises `ValueError` if the weights don't fit the configuration.
     """
@@ -145,7 +145,7 @@ def choose_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, m
 
 
 def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints the mean over the seeds for each method, and the standard deviation if there are several."""
+    """Prints each method's mean over the seeds, and the standard deviation if there are several seeds."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column(title, min_width=22)
     for column in ("accuracy", "macro F1", "accuracy, unseen"):
@@ -163,8 +163,8 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns one function per task, which computes the fingerprint of that task. The function trains the model
-    from scratch, because the repository doesn't contain the pretrained one, and retrains the tokenizer.
+    Returns a function for each task that computes its fingerprint. The function trains the tokenizer again,
+    and a model from scratch, because the repository doesn't contain the pretrained one.
     """
     return {name: partial(take_task_fingerprint, record, name) for name in record["tasks"]}
 
@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
                             # Accuracy on the test texts that pretraining on `python-docs` hasn't seen.
                             "unseen_accuracy": score(logits[unseen], labels[unseen]).accuracy,
                             "learning_rate": learning_rate,
-                            # Seconds include training, testing and any hyperparameter search.
+                            # The seconds include training, testing and any hyperparameter search.
                             "seconds": time.monotonic() - run_start,
                             "losses": average_losses(losses),
                         }

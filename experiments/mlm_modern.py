@@ -5,14 +5,14 @@ How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? T
 same text, with the same mask rate and for the same time. The model comes from `modern.py`, and the optimizer
 for its matrices is Muon.
 
-The learning curve looks different. The plateau shrinks to about a hundred steps: then the model learns to use
-the neighboring characters, even at the full length. So we don't use a curriculum: all sequences have 128
-characters from the first step.
+The learning curve looks different. Even at the full length, the plateau shrinks to about a hundred steps.
+After that, the model learns to use the neighboring characters. So we don't use a curriculum: all sequences
+have 128 characters from the first step.
 
-We ran both scripts in turn, with three seeds each, on two CPU cores without AMX, so both got fewer steps in
-three minutes than on a faster CPU. These runs aren't recorded. On Python's documentation, this model ended at
-0.80 to 0.83 nats, and `mlm_tiny.py` at 1.10 to 1.19. A step took about 1.5 times as long as one of
-`mlm_tiny.py`. Architecture, optimizer and schedule all differ, so this doesn't say which of them helps."""
+On Python's documentation, this model ended at 0.80 to 0.83 nats, and that of `mlm_tiny.py` at 1.10 to 1.19,
+with three seeds each. A step took about 1.5 times as long as one of `mlm_tiny.py`. We ran the two scripts in
+turn on two CPU cores without AMX, so both took fewer steps than on a faster CPU. (The runs aren't recorded.)
+Architecture, optimizer and schedule all differ, so we can't tell which of them helps."""
 
 import sys
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Options(RunOptions):
     """How long to train, in minutes: the same as in `mlm_tiny.py`."""
     schedule: str = "128:1"
     """Sequence lengths, each with its weight in the training budget. With rotary positions, most runs
-    soon leave the plateau at full length. We haven't recorded a test of short sequences first."""
+    soon leave the plateau, even at full length. We have no recorded test of this model with a curriculum."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
@@ -56,34 +56,34 @@ class Options(RunOptions):
     num_hidden_layers: int = 4
     """Number of blocks."""
     num_attention_heads: int = 4
-    """Heads per block. The width of a head is the hidden size divided by this number. It must be even."""
+    """Heads per block. The width of a head, the hidden size divided by this number, must be even."""
     intermediate_size: int = 256
     """Width of the feed-forward network: twice the hidden size, compared with four times in BERT. The gate
     needs a matrix of its own, so this network costs three quarters as much as BERT's, not half."""
     global_attn_every_n_layers: int = 3
-    """Number of layers from one global layer to the next. A global layer sees the whole sequence. The layers
-    between see only their neighborhood, which costs 1.5% more time per step. With it, the loss was slightly
-    lower on average over three seeds, by 0.01 nats, but that could be chance."""
+    """Distance from one global layer to the next. In a global layer, a token sees the whole sequence. In the
+    local layers between, it sees only its neighborhood. With local layers, a step took 1.5% longer, and the
+    loss was 0.01 nats lower on average over three seeds, which could be chance."""
     local_attention: int = 32
-    """Tokens that a local layer sees: 16 on each side. ModernBERT uses 128, but our sequences are short."""
+    """Tokens in a local layer's window: 16 on each side. ModernBERT uses 128, but our sequences are short."""
     max_position_embeddings: int = 128
     """Longest sequence in training. The model has no table of positions, so it can also read longer
     sequences."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights, as in `mlm_tiny.py`."""
     optimizer: OptimizerName = "muon"
-    """In the claim on Muon, the loss after the same number of tokens was 0.10 nats lower with Muon than with
-    AdamW (95% CI 0.03 to 0.17), but a step took 24% longer. Muon's updates to a matrix are equally large in
-    all directions."""
+    """Muon's updates to a matrix are equally large in all directions. In our test of Muon, the loss after the
+    same number of tokens was 0.10 nats lower than with AdamW (95% CI 0.03 to 0.17), but a step took 24%
+    longer."""
     learning_rate: float = 1e-2
-    """Peak learning rate. Pre-norm tolerates a higher one than post-norm. In unrecorded trials of 1,500
-    steps, 1e-2 gave a lower loss than 5e-3 and 2e-2."""
+    """Peak learning rate. A pre-norm model tolerates a higher one than a post-norm model. In unrecorded
+    trials of 1,500 steps, the loss was lower at 1e-2 than at 5e-3 or 2e-2."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
-    """Weight decay of matrices. LayerNorms and the bias aren't decayed."""
+    """Weight decay of matrices. LayerNorms and the output bias aren't decayed."""
     adam_beta2: float = 0.98
-    """Decay rate of Adam's second moment, for embeddings and LayerNorms."""
+    """Decay rate of Adam's second moment, for the parameters that Muon doesn't train."""
 
 
 def main(run: Run, options: Options) -> None:
@@ -108,14 +108,14 @@ def main(run: Run, options: Options) -> None:
     }
     trainer = run.trainer(model, text, "a modern masked language model", details)
 
-    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
-        batch = text.batch(length_at(stages, step.progress))  # random windows, masked
-        for part in step.micro_batches(batch):  # this process's rows
-            with step.autocast():  # bfloat16 where that is fast
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints
+        batch = text.batch(length_at(stages, step.progress))  # random windows, with masks
+        for part in step.micro_batches(batch):  # this process's rows of the batch
+            with step.autocast():  # bfloat16 if the hardware is fast at it
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, Muon and AdamW, learning rate
+        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:

@@ -6,8 +6,8 @@ each token is a character, and the training text comes with Python.
 
 The learning curve tells a story. At first, the loss falls to that of the unigram baseline and stays there, on
 a plateau where many people give up. Then the model discovers that a character depends on its neighbors. It
-overtakes the n-gram model, which only counts neighbors, and continues to improve. How long the plateau lasts
-depends on a few choices. `Options` lists them, each with its reason."""
+overtakes the n-gram model, which sees only the two nearest characters, and continues to improve. How long the
+plateau lasts depends on a few choices. `Options` lists them, each with its reason."""
 
 import sys
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class Options(RunOptions):
     ## The values, and why
 
     We chose these values on tiny Shakespeare, for runs of three minutes on two cores. The one exception is
-    the first stage, at length 16: it lasts twice as long here as tiny Shakespeare needs."""
+    the first stage, at length 16: it lasts twice as long as tiny Shakespeare needs."""
 
     minutes: float | None = 3.0
-    """How long to train, in minutes. Long enough to get off the plateau and well below the n-gram model."""
+    """How long to train, in minutes. Three are enough to leave the plateau and beat the n-gram model."""
     schedule: str = "16:3,32:1,64:1,128:3"
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
     a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""
@@ -59,12 +59,12 @@ class Options(RunOptions):
     """Standard deviation of the initial weights. The paper's 0.02 suits a width of 768. A sum over D terms
     grows with the square root of D, so a narrow model needs larger weights to get sums of the same size."""
     hidden_dropout_prob: float = 0.0
-    """Dropout probability, also for attention weights. In the claim on dropout, the loss was 0.12 nats lower
-    without it (95% CI 0.07 to 0.17), but those runs read less than a third of the text. This one reads it
-    about six times."""
+    """Dropout probability, also for attention weights. In our test of dropout, the loss was 0.12 nats lower
+    without it (95% CI 0.07 to 0.17), but those runs read less than a third of the text. A run of this script
+    reads the text about six times."""
     learning_rate: float = 3e-3
     """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
-    needs it."""
+    needs a high one."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
@@ -97,15 +97,15 @@ def main(run: Run, options: Options) -> None:
     }
     trainer = run.trainer(model, text, "a masked language model", details)  # device, precision, DDP, --resume
 
-    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints
         length = length_at(stages, step.progress)  # the curriculum
-        batch = text.batch(length)  # random windows at random positions, masked
-        for part in step.micro_batches(batch):  # this process's rows
-            with step.autocast():  # bfloat16 where that is fast
+        batch = text.batch(length)  # random windows at random positions, with masks
+        for part in step.micro_batches(batch):  # this process's rows of the batch
+            with step.autocast():  # bfloat16 if the hardware is fast at it
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, AdamW, learning rate
+        step.update()  # clips the gradient, takes a step with AdamW, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:

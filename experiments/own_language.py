@@ -7,13 +7,13 @@ and run one command:
     python experiments/own_language.py --corpus my_texts
 
 The command trains a subword vocabulary, chooses sizes that suit the amount of text, and pretrains the modern
-encoder of `modern.py`. It saves the model in the folder `model` of the run, and `transformers` can load that
-folder as a ModernBERT.
+encoder of `modern.py`. It saves the model in the run's subfolder `model`, which `transformers` can load as a
+ModernBERT.
 
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
-chapter on this script](../own-language.md) compares one run of each on a German text.
+chapter on this script](../own-language.md) shows a run on a German text.
 
-The script works the same for every language, because it learns the subwords from the text itself. It keeps
+The script works the same in every language, because it learns the subwords from the text itself. It keeps
 case and accents, which many languages use to tell words apart."""
 
 import sys
@@ -53,9 +53,9 @@ class Options(RunOptions):
     """How long to train, in minutes. Default: no time limit, but a number of steps that suits the text."""
     vocab_size: int | None = None
     """Size of the vocabulary. Default: one subword per 400 characters of text, but at least 1,000 and at most
-    30,000."""
+    30,000, or more if the alphabet is large."""
     schedule: str = "128:1"
-    """Sequence lengths, each with its weight in the training budget. `32:1,128:1` starts with short ones."""
+    """Sequence lengths, each with its weight in the training budget. `32:1,128:1` puts short ones first."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths."""
     mlm_probability: float = 0.3
@@ -69,15 +69,15 @@ class Options(RunOptions):
     intermediate_size: int | None = None
     """Width of the feed-forward networks. Default: twice the hidden size."""
     global_attn_every_n_layers: int = 1
-    """Number of layers from one global layer to the next. Use 3, as ModernBERT does, for sequences of 512
-    tokens or more."""
+    """Distance from one global layer to the next. With 1, every layer attends to the whole sequence. Use 3,
+    as ModernBERT does, for sequences of 512 tokens or more."""
     max_position_embeddings: int = 128
     """Longest sequence in training."""
     initializer_range: float | None = None
     """Standard deviation of the initial weights. Default: 0.02 at a width of 768, larger for narrower
     models."""
     optimizer: OptimizerName = "muon"
-    """Muon for the matrices of the blocks, AdamW for the embeddings."""
+    """Muon for the matrices of the blocks, AdamW for everything else."""
     learning_rate: float | None = None
     """Peak learning rate. Default: from 1e-2 at a width of 128 down to 8e-4 at 768."""
     warmup_ratio: float = 0.05
@@ -89,17 +89,17 @@ class Options(RunOptions):
 
 
 # Each row gives the minimum number of characters of text, then the width and the number of blocks to use. A
-# model with far more parameters than the text has tokens memorizes the text. The last row is as wide and deep
-# as BERT base, which was trained on about 16 billion characters.
+# model with far more parameters than the text has tokens can memorize it. The last row is as wide and deep as
+# BERT base, which was trained on about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
-# The best learning rate falls as the width grows. We searched for it at a width of 128; 8e-4 is the peak of
-# ModernBERT base; the other two lie between them.
+# The best learning rate falls as the width grows. We searched for it at a width of 128. ModernBERT base used
+# 8e-4 at a width of 768. The other two values lie in between.
 LEARNING_RATES = {128: 1e-2, 256: 4e-3, 512: 1.5e-3, 768: 8e-4}
-# The number of characters of text for each subword of the vocabulary. At four characters per token, a subword
+# The vocabulary gets one subword for this many characters of text. At four characters per token, a subword
 # then occurs a hundred times on average, often enough for the model to learn its vector.
 CHARACTERS_PER_PIECE = 400
-# BERT was trained on 40 passes over its text. A small text needs more passes, so there is a minimum number
-# of steps.
+# BERT was trained for 40 epochs. On a small text, that's too few steps to learn much, so there's a minimum
+# number of steps.
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 2_000, 1_000_000
 
 
@@ -115,7 +115,7 @@ def default_vocab_size(corpus: Corpus) -> int:
 
 
 def choose_tokenizer(corpus: Corpus | TokenizedCorpus, vocab_size: int | None) -> Tokenizer:
-    """Returns the tokenizer that came with the tokens, or trains one on the text."""
+    """Returns the tokenizer of a tokenized corpus, or trains one on the text."""
     if isinstance(corpus, Corpus):
         size = default_vocab_size(corpus) if vocab_size is None else vocab_size
         return wordpiece_tokenizer(corpus.train, size, lowercase=False)
@@ -128,15 +128,15 @@ def choose_tokenizer(corpus: Corpus | TokenizedCorpus, vocab_size: int | None) -
 def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
     r"""
     Sets the options that you left out, for a text of this many characters. The standard deviation of the
-    initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum over $D$ weights
-    is as large as in BERT base."""
+    initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum of $D$ weights is
+    about as large as in BERT base."""
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     width = options.hidden_size or width
-    # The learning rate of the nearest width in the table.
+    # Use the learning rate of the nearest width in the table.
     nearest = min(LEARNING_RATES, key=lambda other: abs(math.log(other / max(1, width))))
     steps = EPOCHS * characters // 4 // max(1, options.batch_tokens)
     heads = max(1, width // (32 if width < 512 else 64))
-    while heads > 1 and width % (2 * heads):  # RoPE turns pairs of numbers.
+    while heads > 1 and width % (2 * heads):  # RoPE needs heads of even width.
         heads -= 1
     defaults = {
         "vocab_size": vocab_size,
@@ -180,14 +180,14 @@ def main(run: Run, options: Options) -> None:
         details["budget"] = f"about {passes:.0f} passes over the text"
     trainer = run.trainer(model, text, "a modern masked language model", details)
 
-    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, clock, Ctrl-C, checkpoints
-        batch = text.batch(length_at(stages, step.progress))  # random windows, masked
-        for part in step.micro_batches(batch):  # this process's rows
-            with step.autocast():  # bfloat16 where that is fast
+    for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints
+        batch = text.batch(length_at(stages, step.progress))  # random windows, with masks
+        for part in step.micro_batches(batch):  # this process's rows of the batch
+            with step.autocast():  # bfloat16 if the hardware is fast at it
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, Muon and AdamW, learning rate
+        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:

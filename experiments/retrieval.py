@@ -1,20 +1,20 @@
 r"""
 # Do similar texts get similar vectors?
 
-A good vector for a text should help you find related texts. Docstrings come with a test: by convention,
+A good vector for a text should help you find related texts. Docstrings let you test that: by convention,
 the first paragraph is a summary, and the rest is a description. This script takes descriptions that the model
-has never seen, and asks for the right summary among all held-out summaries. It compares:
+has never seen, and looks for the right summary among all held-out summaries. It compares five methods:
 
 - **TF-IDF**: one dimension for each word, and no network. Rare words count more.
-- **mean pooling**: the mean over the last hidden states of a pretrained encoder.
-- **whitened**: the same vectors after `Whitening`, which is fitted on training texts.
+- **mean pooling**: the mean of the last hidden states of a pretrained encoder.
+- **mean pooling, whitened**: the same vectors after `Whitening`, which is fitted to training texts.
 - **SimCSE**: the encoder after a few minutes of `train_simcse` on training texts, without any labels.
 - **SimCSE on pairs**: the same loss, but each training summary is paired with its own description. So this
-  encoder has seen what the task is, and the others haven't.
+  encoder has been trained on the task itself, and the others haven't.
 
-A summary can give itself away. If a description repeats its summary word by word, we drop the pair. Near
-copies of other docstrings are dropped too, see `docstring_tasks.py`. All test texts are from documents that
-pretraining on `python-docs` has held out, and no training text is equal to one of them.
+A description can give its summary away. If it repeats the summary word for word, we drop the pair. We also
+drop near copies of other docstrings (see `docstring_tasks.py`). All test texts are from held-out documents of
+`python-docs`, and no training text is equal to one of them.
 
 We chose the learning rate with `--validate`, which takes the test pairs from the training documents instead.
 After 60 steps, 1e-3 and 3e-4 were equally good.
@@ -48,7 +48,7 @@ from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
-# Words that a summary needs at least. "Constructor." could belong to anything.
+# The minimum number of words in a summary. "Constructor." could belong to anything.
 FEWEST_WORDS = 4
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 64
@@ -67,13 +67,13 @@ def split_pairs(docstrings: Sequence[Docstring]) -> Split:
     """
     ## Descriptions and summaries
 
-    The pairs of all docstrings that have both parts. Each part occurs once, and no description contains its
-    summary. Pairs that pretraining on `python-docs` hasn't seen are for the test.
+    Returns the pairs of all docstrings that have both parts. Each part occurs only once, and no description
+    contains its summary. Pairs that pretraining on `python-docs` hasn't seen become the test set.
     """
     train: list[Pair] = []
     test: list[Pair] = []
     earlier: set[str] = set()
-    # Start with the test pairs, so that a part that occurs twice is never in the training texts too.
+    # Start with the test pairs. A training pair that repeats a part of one of them is then left out.
     for docstring in sorted(docstrings, key=lambda docstring: not docstring.unseen):
         summary, _, description = (" ".join(p.split()) for p in docstring.text.strip().partition("\n\n"))
         repeats = summary.lower().rstrip(".") in description.lower()
@@ -85,7 +85,7 @@ def split_pairs(docstrings: Sequence[Docstring]) -> Split:
 
 
 def hold_out(train: list[Pair], count: int) -> Split:
-    """Splits the training pairs again: a random `count` of them becomes the test, for choosing values."""
+    """Splits the training pairs again: `count` random pairs become a test set, for choosing values."""
     order = random.Random(0).sample(train, len(train))
     return Split(order[count:], order[:count])
 
@@ -106,15 +106,15 @@ def tfidf_vectors(documents: list[str], queries: list[str]) -> tuple[Tensor, Ten
 
 
 class Result(NamedTuple):
-    """How well one kind of vectors finds the summaries."""
+    """How well one method finds the summaries."""
 
     ranks: Tensor
-    """`(Q,)`; 1 is best."""
+    """The rank of the right summary for each description, `(Q,)`; 1 is best."""
     mrr: float
     recall: float
-    """The fraction of descriptions whose summary is among the best 10."""
+    """The fraction of descriptions whose summary is among the top 10."""
     mean_cosine: float
-    """Of two random summaries."""
+    """The mean over all pairs of two different summaries."""
 
 
 def evaluate(queries: Tensor, candidates: Tensor) -> Result:
@@ -129,7 +129,7 @@ def compare(
     """
     ## The comparison
 
-    Returns the results of each method: one for each seed if it trains, else a single one.
+    Returns the results of each method: one per seed for SimCSE, and a single one for the other methods.
 
     Raises the errors of `train_simcse`.
     """
@@ -161,9 +161,9 @@ def difference(results: list[Result], baseline: list[Result]) -> dict[str, float
     """
     ## Is it luck?
 
-    The seeds tell you how much depends on training, and not how much depends on the choice of texts. So we
-    also compare two methods query by query. Returns the mean difference of their reciprocal ranks, each
-    averaged over the seeds, with its 95% interval over the queries.
+    The seeds tell you how much a result depends on training, but not how much it depends on the choice of
+    texts. So we also compare two methods query by query. Returns the mean difference of their reciprocal
+    ranks, which are averaged over the seeds, with its 95% confidence interval over the queries.
     """
     a, b = (torch.stack([1 / r.ranks.double() for r in one]).mean(0) for one in (results, baseline))  # (Q)
     mean, half = (a - b).mean().item(), 1.96 * (a - b).std().item() / len(a) ** 0.5
@@ -171,7 +171,7 @@ def difference(results: list[Result], baseline: list[Result]) -> dict[str, float
 
 
 def with_std(values: Sequence[float], form: str) -> str:
-    """The mean and, over several seeds, the standard deviation."""
+    """Formats the mean and, if there are several values, the standard deviation."""
     std = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{std}"
 
@@ -196,11 +196,11 @@ def main(argv: list[str] | None = None) -> None:
     start_time = time.monotonic()
     parser = OneLineParser(description="Find the summary of each description by comparing vectors.")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of SimCSE (default: 3)")
-    parser.add_argument("--steps", type=int, default=100, help="steps of SimCSE (default: 100)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds for SimCSE (default: 3)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of SimCSE (default: 100)")
     default = f"peak learning rate of SimCSE (default: {LEARNING_RATE:g})"
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help=default)
-    parser.add_argument("--validate", action="store_true", help="test on pairs of the training documents")
+    parser.add_argument("--validate", action="store_true", help="test on pairs from the training documents")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     check_scikit_learn_is_here()
@@ -211,7 +211,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record)
     load_model(run_path)
-    # A folder doesn't say how its model was trained. That's enough for a table, but not for a record.
+    # A model's folder doesn't say how it was trained. The table doesn't need that, but a record does.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
     configuration = run_state["configuration"] if run_state else {}
@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments += [f"--learning-rate={options.learning_rate:g}"] + ["--validate"] * options.validate
         record = {
             **describe_run("retrieval", arguments, torch.device("cpu")),
-            # The folders of the path mean nothing on another machine.
+            # Record only the name: the rest of a path means nothing on another machine.
             "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
             "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
             "result": {

@@ -3,7 +3,7 @@
 
 A size or a probability that makes no sense either causes an error deep inside a model or silently trains a
 wrong one. These functions check values where they enter: in the options of a run, in `config.json`, in a
-checkpoint, in a data set. They raise `ValueError` with the cause and the remedy in one line. `bert.py`,
+checkpoint or in a dataset. They raise `ValueError` with the cause and the remedy in one line. `bert.py`,
 `mlm.py`, `nsp.py` and `modern.py` trust their callers, so you can read the ideas there without the armor."""
 
 import sys
@@ -26,7 +26,7 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 # A product of two larger sizes would overflow.
 LARGEST_SIZE = 2**31 - 1
-# No model has more layers or tokens than this, and no run a larger batch. A seed isn't a size.
+# No real model has more layers or tokens, and no real run has a larger batch. A seed must fit in 64 bits.
 LARGEST_VALUES = {
     "num_hidden_layers": 1_000,
     "vocab_size": 10_000_000,
@@ -59,7 +59,7 @@ def check_values(
     probabilities: Collection[str],
     positive: Collection[str],
 ) -> None:
-    """Raises `ValueError` if one of the named values is out of range, or if the heads don't fit."""
+    """Raises `ValueError` if a value is out of range or the head count doesn't divide the hidden size."""
     for name in (*counts, "pad_token_id"):
         if type(getattr(config, name)) is not int:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be an integer")
@@ -133,7 +133,7 @@ def check_masking(
 
 
 def check_pairs(max_length: int, short_seq_prob: float = 0.1, random_next_prob: float = 0.5) -> None:
-    """Takes arguments of `PairMaker`. Raises `ValueError` if no pair fits, or a value is out of range."""
+    """Takes arguments of `PairMaker`. Raises `ValueError` if no pair fits or a value is out of range."""
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special ones need 5")
     for name, p in (("short_seq_prob", short_seq_prob), ("random_next_prob", random_next_prob)):

@@ -4,7 +4,7 @@
 A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration can silently change what
 a model predicts. `files.py` checks files of tensors. This file checks the rest.
 
-A file that is written at once is listed in `SHA256SUMS` in its folder. You can check the whole folder with
+A file that is written as a whole is listed in `SHA256SUMS` in its folder. You can check the whole folder with
 `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
 isn't listed, such as one from another program, isn't checked.
 
@@ -24,7 +24,7 @@ from typing import Any
 from labml_bert.files import whole_file, write_whole
 
 SUMS = "SHA256SUMS"
-# In bytes. The largest of these files is a tokenizer with millions of tokens.
+# The largest size to read, in bytes. A tokenizer with millions of tokens is the largest of these files.
 LARGEST_FILE = 1_000_000_000
 
 
@@ -50,7 +50,7 @@ def write_checked(path: Path, text: str) -> None:
     """
     Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`.
 
-    Raises `OSError` if that fails. If the program is killed in between, the file is just not listed.
+    Raises `OSError` if that fails. If the program is killed in between, the file is left unlisted.
     """
     data = (text + "\n").encode()
     digest, sums = hashlib.sha256(data).hexdigest(), read_sums(path.parent)
@@ -66,7 +66,7 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     Returns the contents of a file.
 
     Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
-    it has more than `most` bytes, or another sha256 than `SHA256SUMS` says.
+    it has more than `most` bytes or doesn't match its sha256 in `SHA256SUMS`.
     """
     # Reading anything else, such as a pipe, could wait forever.
     if not path.is_file():
@@ -84,7 +84,7 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parses JSON. Raises `ValueError` for anything else, also if it's nested too deeply to be parsed."""
+    """Parses JSON. Raises `ValueError` for anything else, and for JSON that's nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -92,12 +92,12 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def list_files(folder: Path, files: Sequence[Path]) -> None:
-    """Lists files of any size in the `SHA256SUMS` of `folder`. They may be in folders below it."""
+    """Lists files of any size in the `SHA256SUMS` of `folder`. They may be in its subfolders."""
     write_sums(folder, {path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
 def are_as_listed(folder: Path, files: Sequence[Path]) -> bool:
-    """Whether the `SHA256SUMS` of `folder` lists exactly these files, and all of them are as they were."""
+    """Whether the `SHA256SUMS` of `folder` lists exactly these files, and none has changed."""
     sums = read_sums(folder)
     names = {path.relative_to(folder).as_posix(): path for path in files}
     return sums.keys() == names.keys() and all(file_sha256(names[name]) == sums[name] for name in sums)

@@ -22,7 +22,7 @@ from labml_bert.baselines.tfidf import tune
 from labml_bert.labeled_text import Example, Score, confusion_matrix, score
 from labml_bert.stdout import console, printable
 
-# An accuracy from which on the test rows say little about which method is better.
+# At or above this accuracy, the test rows say little about which method is better.
 NEARLY_PERFECT = 0.99
 
 
@@ -30,8 +30,8 @@ def print_report(
     logits: Tensor, labels: Sequence[str], train: Sequence[Example], test: Sequence[Example]
 ) -> dict[str, Score | None]:
     """
-    Prints the scores of `logits`, `(N, K)`, which are predictions for `test`, beside those of the baselines,
-    and the confusion matrix. `labels` are the names of the classes, and the baselines learn from `train`.
+    `logits`, `(N, K)`, are predictions for `test`. Prints their scores beside those of the baselines, and
+    then the confusion matrix. `labels` are the names of the classes, and the baselines learn from `train`.
     Returns the scores.
     """
     numbers = torch.tensor([example.label for example in test])  # (N)
@@ -88,10 +88,10 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
     """
     ## Which labels are confused?
 
-    Returns the confusion matrix, `(K, K)`, in lines of at most `width` columns: a row for each true label,
-    and a numbered column for each prediction. If the names of the labels are too long to stand beside the
-    counts, a numbered list of them comes first. If there are too many labels for a matrix, returns the ten
-    most frequent mistakes instead.
+    Returns the confusion matrix, `(K, K)`, as lines that fit in a terminal with `width` columns. It has a row
+    for each true label, and a numbered column for each predicted label. If the names of the labels don't fit
+    beside the counts, a numbered list of the names comes first. If there are too many labels for a matrix,
+    returns the ten most frequent mistakes instead.
     """
     K, counts = len(labels), matrix.tolist()
     names = [printable(label) for label in labels]
@@ -120,6 +120,6 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
 
 
 def wrap(start: str, text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` columns. The first begins with `start`."""
+    """Breaks a text into lines of at most `width` columns. The first line begins with `start`."""
     parts = [part.plain.rstrip() for part in Text(text).wrap(console, width - len(start))]
     return [(" " * len(start) if i else start) + part for i, part in enumerate(parts)]

@@ -7,11 +7,11 @@ the columns `text` and `label`, and fine-tune a pretrained encoder on it:
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."
 
-From a fresh clone, `make classifier` does all that `train` needs: it installs the packages, and it pretrains
-an encoder if there is none yet.
+From a fresh clone, `make classifier` does everything: it installs the packages, pretrains an encoder if there
+is none yet, and trains the classifier.
 
-`train` compares the classifier with two baselines, on rows that it never trained on. Then it writes a folder
-that `transformers` opens too:
+`train` compares the classifier with two baselines on held-out rows. It saves the classifier in a folder that
+`transformers` can load too:
 
     from transformers import pipeline
 
@@ -30,13 +30,12 @@ import copy
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import AcquireReturnProxy, FileLock
 from rich.table import Table
 from tokenizers import Tokenizer
 
@@ -50,7 +49,7 @@ from labml_bert.files import check_utf8, is_utf8, lock
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, quote_label, read_labeled_texts, some
+from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label, read_labeled_texts, some
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import write_classifier_card
 from labml_bert.model_folder import (
@@ -67,32 +66,42 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The part of the rows for the test, and of the rest for validation, which chooses the learning rate.
+# The fraction of all rows that goes to the test set, and of the remaining rows to the validation set.
 HELD_OUT = 0.2
-# The paper's three learning rates suit 110 million parameters. Models below `SMALL` need higher ones.
+# The paper's learning rates suit 110 million parameters. Models with fewer than `SMALL` need higher ones.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
-# Training stops after this many evaluations in a row without a better one.
+# Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
-# An epoch of 100 texts has only a few steps, too few to learn anything.
+# With 100 texts, ten epochs are only 40 steps, too few to learn anything. `MIN_STEPS` prevents that.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # A pretraining loss above this fraction of the unigram baseline is hardly better than counting tokens.
 HARDLY_BETTER = 0.95
-# In `tokenizer_config.json`: whether the classifier was trained with pairs of texts.
+# The key in `tokenizer_config.json` that says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
+# The files of a classifier.
+SAVED_FILES = (
+    "README.md",
+    "SHA256SUMS",
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
     """
     ## The pretrained encoder
 
-    Returns a classifier with an untrained head, and its tokenizer. `folder` belongs to a run, or has a model
-    in the format of `transformers`. Dropout is 0.1 as in the paper, even if the model was pretrained without
-    dropout. If the folder has a classifier, its head was trained for other labels and isn't used.
+    Returns a classifier with an untrained head, and its tokenizer. `folder` is the folder of a run, or of a
+    model in the format of `transformers`. Dropout is 0.1, as in the paper, even if the model was pretrained
+    without dropout. If the folder has a classifier, its head isn't used: it was trained for other labels.
 
-    Raises `ValueError` if there is no such folder, if it has no BERT, or if its files are damaged.
+    Raises `ValueError` if there is no such folder, if it contains no BERT, or if its files are damaged.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -118,7 +127,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    # Our tokenizers of characters and words don't add special tokens, but `transformers` needs them to.
+    # Our character and word tokenizers add no special tokens, but `transformers` expects the tokenizer to.
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
@@ -128,7 +137,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
 
 
 def check_architecture(folder: Path, is_modern: bool) -> None:
-    """Raises `ValueError` if the model is modern."""
+    """Raises `ValueError` if the model is a ModernBERT."""
     if is_modern:
         raise ValueError(
             f"{folder} has a ModernBERT, and only a BERT has a classification head here; use a run of "
@@ -145,11 +154,11 @@ def train_classifier(
     seed: int = 0,
 ) -> BertForSequenceClassification:
     """
-    ## Several learning rates, each stopped early
+    ## Several learning rates, with early stopping
 
-    Trains a copy of the model with each learning rate, and prints a line about it. After each epoch,
-    `EarlyStopping` evaluates the copy on `validation`. If `epochs` is `None`, training takes at most ten
-    epochs, but with few rows up to `MIN_STEPS` steps, with ten evaluations. Returns the best of all.
+    Trains a copy of the model with each learning rate, and prints a line for each. `EarlyStopping` evaluates
+    the copy on `validation` after each epoch. If `epochs` is `None`, the limit is ten epochs or `MIN_STEPS`
+    steps, whichever is longer, with at most ten evaluations. Returns the best copy.
 
     Raises `NonFiniteLossError` if the loss explodes at every learning rate.
     """
@@ -187,7 +196,7 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
-    """What the file contains, in lines for the terminal and for the model card."""
+    """Describes the contents of the file, in lines for the terminal and for the model card."""
     repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
     return {
         "file": display_path(path),
@@ -197,7 +206,7 @@ def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
 
 
 def describe_pretraining(folder: Path) -> dict[str, str]:
-    """A line if the model card says that pretraining has hardly beaten the unigram baseline, or nothing."""
+    """Returns a warning if, according to its model card, the encoder hardly beats the unigram baseline."""
     for path in (folder / "model" / "README.md", folder / "README.md"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             card = path.read_text(encoding="utf-8")
@@ -229,15 +238,27 @@ def check_output(folder: Path) -> None:
         )
 
 
-def lock_output(folder: Path) -> AcquireReturnProxy[FileLock]:
-    """Makes the folder and takes its lock. Raises `ValueError` if another program has filled or locked it."""
+@contextlib.contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """
+    Creates and locks the folder. If the code in the `with` block fails, the folder becomes empty again, so
+    that the same command can be repeated.
+
+    Raises `ValueError` if another program has locked the folder or written to it.
+    """
     prepare_folder(folder)
     try:
         output_lock = lock(folder)
     except BlockingIOError:
         raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
-    check_output(folder)
-    return output_lock
+    with output_lock:
+        check_output(folder)
+        try:
+            yield
+        except BaseException:
+            for name in SAVED_FILES:
+                (folder / name).unlink(missing_ok=True)
+            raise
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -283,31 +304,32 @@ def train_command(options: argparse.Namespace) -> None:
         "model": display_path(folder),
         **describe_pretraining(folder),
     }
-    own_folder = lock_output(output)
-    header("classify: a classifier from your own labels", details)
-    model = train_classifier(model.to(device), rows[0], rows[1], learning_rates, options.epochs, options.seed)
-    # Unless `transformers` knows these, it reads a pair of characters or words without its token types.
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
-    save_tokenizer(tokenizer, output, **settings)
-    model.save_pretrained(output)
-    scores = print_report(predict(model, rows[2]), texts.labels, rest, test)
-    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
-    for name in ("learning_rate", "epochs", "max_length", "seed"):
-        if (value := getattr(options, name)) is not None:
-            script += [f"--{name.replace('_', '-')}", str(value)]
-    facts = {**details, "file": options.file.name, "model": str(folder)}
-    script += ["--from", str(folder)]
-    write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
-    pair = ["--pair", "second text"] if texts.has_pairs else []
-    del own_folder
+    with output_folder(output):
+        header("classify: a classifier from your own labels", details)
+        model = model.to(device)
+        training, validation, held_out = rows
+        model = train_classifier(model, training, validation, learning_rates, options.epochs, options.seed)
+        # With a character or word tokenizer, `transformers` omits a pair's token types if they aren't listed.
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
+        save_tokenizer(tokenizer, output, **settings)
+        model.save_pretrained(output)
+        scores = print_report(predict(model, held_out), texts.labels, rest, test)
+        script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
+        for name in ("learning_rate", "epochs", "max_length", "seed"):
+            if (value := getattr(options, name)) is not None:
+                script += [f"--{name.replace('_', '-')}", str(value)]
+        facts = {**details, "file": options.file.name, "model": str(folder)}
+        script += ["--from", str(folder)]
+        write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
+        pair = ["--pair", "second text"] if texts.has_pairs else []
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """
-    What `tokenizer_config.json` says, or nothing if there is no such file.
+    Returns the settings in `tokenizer_config.json`, or an empty dictionary if there is no such file.
 
     Raises `ValueError` if the file is damaged.
     """
@@ -323,7 +345,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
-    """The length that the classifier was trained with, or else the number of positions."""
+    """The maximum length that the classifier was trained with, or the number of positions if it's unknown."""
     try:
         return max(5, min(int(settings["model_max_length"]), positions))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -332,8 +354,8 @@ def read_max_length(settings: dict[str, Any], positions: int) -> int:
 
 def read_lines(data: bytes) -> list[str]:
     """
-    Returns the lines of `data`. Keeps blank ones, so that the numbers of the lines are right. A byte that
-    isn't UTF-8 becomes a surrogate, as it does on the command line.
+    Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
+    byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
 
     Raises `ValueError` if all lines are blank.
     """
@@ -347,11 +369,11 @@ def predict_command(options: argparse.Namespace) -> None:
     """
     ## Predicting
 
-    Prints the most probable label for each text, from the arguments or from the lines of standard input. A
-    blank line is an error: if it were skipped, the rows that are printed would no longer match the lines.
+    Prints the most probable label for each text in the arguments, or for each line of standard input. A
+    blank line is an error: if it were skipped, the printed rows would no longer match the lines.
 
     Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
-    was trained with pairs and there is no second text, or the other way round.
+    was trained with pairs and there is no second text, or the other way around.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
@@ -361,7 +383,7 @@ def predict_command(options: argparse.Namespace) -> None:
         name = f"{kind} {number:,}" if number <= len(texts) else "--pair"
         if not is_utf8(text):
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
-        if not text.strip():
+        if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
     settings = read_settings(options.model)
     has_pair = options.pair is not None
@@ -396,16 +418,18 @@ def main(argv: list[str] | None = None) -> None:
     source = "folder of a run or of a BERT (default: newest trained run)"
     train.add_argument("--from", dest="source", metavar="FOLDER", type=Path, help=source)
     train.add_argument("--learning-rate", type=float, help="(default: the best of three)")
-    epochs = f"train this long at most (default: {EPOCHS}, but at least {MIN_STEPS} steps)"
+    epochs = f"maximum number of epochs (default: {EPOCHS}, or {MIN_STEPS} steps, whichever is longer)"
     train.add_argument("--epochs", type=int, help=epochs)
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
-    train.add_argument("--seed", type=int, default=0, help="decides the split and the order (default: 0)")
+    train.add_argument("--seed", type=int, default=0, help="seed of the split and the training (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
     train.add_argument("--check-only", action="store_true", help="check file and arguments, don't train")
     use = commands.add_parser("predict", help="predict the labels of texts")
     use.set_defaults(run=predict_command)
     use.add_argument("model", type=Path, help="folder of a classifier")
-    use.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    use.add_argument(
+        "texts", nargs="*", metavar="text", default=[], help="a text (default: lines of standard input)"
+    )
     use.add_argument("--pair", help="second text, if the classifier was trained with pairs")
     check = commands.add_parser("check", help="check a file of labels without training")
     check.set_defaults(run=check_command)

@@ -2,7 +2,7 @@ r"""
 # One vector for a whole text
 
 How similar are two texts? An encoder gives each *token* a vector. To compare texts, you need one vector for
-each text. The simplest way is the mean over its tokens:
+each text. The simplest one is the mean of its token vectors:
 
 $$s = \frac{1}{M} \sum_{t=1}^{M} h_t, \qquad
 \cos(s, s') = \frac{s \cdot s'}{\lVert s \rVert \, \lVert s' \rVert}$$
@@ -14,8 +14,8 @@ whitening, which takes a second, and SimCSE, which takes minutes of training.
 
     python -m labml_bert.embed "Return a copy." "Copies the list." "Closes the file."
 
-The command ranks the texts by their similarity to the first. Read the order, not the numbers: a cosine means
-something only in comparison with those of other texts.
+The command ranks the texts by their similarity to the first. Look at the order, not at the numbers: a cosine
+means something only in comparison with the cosines of other texts.
 
 Letters for sizes: `N` texts, `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K`
 dimensions after whitening, `Q` queries, `C` candidates.
@@ -55,14 +55,14 @@ def pool_texts(
     ## From token vectors to a text vector
 
     Returns the vectors of one batch, `(B, D)`: with `mean`, the mean over the last hidden states of the
-    tokens, and with `cls`, the last hidden state of `[CLS]`. A text of more than `max_length` tokens, or more
-    than the model has positions, loses its end.
+    tokens, and with `cls`, the last hidden state of `[CLS]`. A text loses its end if it has more than
+    `max_length` tokens, or more than the model has positions.
 
     **Special tokens aren't part of the mean.** `[CLS]` and `[SEP]` are in every text, so their vectors would
     make all texts more alike. `[UNK]` stands for a word, so it counts.
 
-    Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, or if you ask for
-    `[CLS]` and the tokenizer adds none, or for another pooling.
+    Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, if `pooling` isn't
+    one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
@@ -122,17 +122,17 @@ def embed(
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the cosine of each row of `a`, `(Q, D)`, and each row of `b`, `(C, D)`: `(Q, C)`."""
+    """Returns the cosines, `(Q, C)`, of each row of `a`, `(Q, D)`, with each row of `b`, `(C, D)`."""
     return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
 
 
 def mean_cosine(vectors: Tensor) -> float:
     r"""
-    ## How anisotropic are they?
+    ## How anisotropic are the vectors?
 
     Returns the mean cosine over all pairs of two different rows of `vectors`, `(N, D)`. For random
-    directions, it's near 0. There's no need to look at each pair: the cosines of all of them, each vector
-    with itself included, sum to the squared length of the sum of the normalized vectors.
+    directions, it's near 0. There's no need to look at each pair: the cosines of all pairs, including each
+    vector with itself, sum to the squared length of the sum of the normalized vectors.
 
     Raises `ValueError` if there are fewer than two vectors.
 
@@ -150,7 +150,7 @@ class Whitening(NamedTuple):
     ## Whitening
 
     If the vectors lean to one side, subtract their mean $\mu$. If some directions have more variance than
-    others, rescale them until all have a variance of 1. With the covariance $U \Lambda U^\top$:
+    others, rescale each to a variance of 1. With the covariance $U \Lambda U^\top$, that is:
 
     $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$
 
@@ -171,9 +171,9 @@ class Whitening(NamedTuple):
 
 def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     """
-    Fits a whitening to `vectors`, `(N, D)`. Directions without variance are left out. There's always one,
-    because the LayerNorm at the end of an encoder subtracts the mean over the dimensions. With `dimensions`,
-    at most that many remain, those with the largest variance; the paper keeps a third of BERT base's.
+    Fits a whitening to `vectors`, `(N, D)`. Leaves out directions without variance. There's always one,
+    because the LayerNorm at the end of an encoder subtracts the mean over the dimensions. `dimensions` limits
+    how many are kept, those with the largest variance first. The paper keeps 256 of BERT base's 768.
 
     Raises `ValueError` if all vectors are equal, or if `dimensions` is below 1.
     """
@@ -205,7 +205,7 @@ def simcse_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Tensor:
 
     `a` and `b` are `(B, D)`. Returns the loss in nats.
 
-    Source: [Gao et al., 2021](https://arxiv.org/abs/2104.08821), equation 4, and its 0.05 for $\tau$.
+    Source: [Gao et al., 2021](https://arxiv.org/abs/2104.08821), equation 4, with $\tau = 0.05$.
     """
     similarities = cosines(a, b) / temperature  # (B, B)
     return F.cross_entropy(similarities, torch.arange(len(a), device=a.device))
@@ -223,12 +223,12 @@ def train_simcse(
     seed: int = 0,
 ) -> list[float]:
     """
-    Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. Both texts of
-    a pair are the same, or they belong together, such as a question and its answer. The learning rate decays
-    linearly to zero. Many small models are pretrained without dropout. Then the two views would be equal, so
-    this sets all dropout layers to `dropout`.
+    Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. The two texts
+    of a pair are equal, or they belong together, such as a question and its answer. The learning rate decays
+    linearly to zero. Many small models are pretrained without dropout. Without it, equal texts would get
+    equal vectors, so this function sets all dropout layers to `dropout`.
 
-    Raises `ValueError` if a batch has fewer than two pairs or more than there are, if there are no steps, and
+    Raises `ValueError` if `batch_size` is below 2 or above the number of pairs, if `steps` is below 1, and
     the errors of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
@@ -274,7 +274,7 @@ def ranks(similarities: Tensor) -> Tensor:
 
 def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:
     """
-    Returns the mean reciprocal rank and the recall at `k`, the fraction of queries with a rank up to `k`.
+    Returns the mean reciprocal rank and the recall at `k`, the fraction of queries with rank `k` or better.
     """
     return (1 / ranks.double()).mean().item(), (ranks <= k).double().mean().item()
 
@@ -284,7 +284,9 @@ def main(argv: list[str] | None = None) -> None:
     description = "Rank texts by the cosine of their mean-pooled vectors with that of a query."
     parser = OneLineParser(prog="python -m labml_bert.embed", description=description)
     parser.add_argument("query", help="the text to compare with; a long text loses its end")
-    parser.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    parser.add_argument(
+        "texts", nargs="*", metavar="text", default=[], help="a text (default: lines of standard input)"
+    )
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
     options = parser.parse_args(argv)
     with exit_on_bad_input():

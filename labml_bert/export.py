@@ -2,13 +2,13 @@ r"""
 # A model for other programs
 
 How do you run a model outside Python? A model is numbers and a list of tokens, and any program that can
-multiply matrices can run it. There are two formats:
+multiply matrices can run it. You can export it in two formats:
 
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to web
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to onnx
 
 The first is for a web page that implements the model itself: one file has the weights as float16, which takes
-half the bytes, and a JSON file describes it. The second is [ONNX](https://onnx.ai/), a graph of operations
+half the bytes, and a JSON file describes them. The second is [ONNX](https://onnx.ai/), a graph of operations
 together with the weights. Many programs can run such graphs. ONNX keeps the weights in float32. With
 `--encoder`, the graph leaves out the head and returns the vectors of the tokens, whose mean is [a vector for
 the text](embed.md).
@@ -24,6 +24,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -48,9 +49,9 @@ from labml_bert.training.tracking import read_metrics
 
 # The version of the web format. A page accepts only the version that it knows.
 FORMAT = 2
-# What a graph says of the program that wrote it.
+# Each graph names the program that wrote it.
 PRODUCER = "labml_bert.export"
-# How much an output may differ: the graph and torch add the same numbers in a different order.
+# The largest difference to accept in an output. The graph and torch add the same numbers in different orders.
 TOLERANCE = 1e-4
 
 
@@ -89,8 +90,8 @@ def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
 
 def describe_weights(model: BertForMaskedLM | ModernBertForMaskedLM) -> dict[str, Any]:
     """
-    Returns what a page needs to read a file of `write_weights`: the configuration with the kind of the model,
-    and the names and shapes of the tensors in the order of the file.
+    Returns what a page needs to read a file from `write_weights`: the configuration with the type of the
+    model, and the names and shapes of the tensors in the order of the file.
     """
     kind = "modernbert" if isinstance(model, ModernBertForMaskedLM) else "bert"
     return {
@@ -109,9 +110,9 @@ def write_web(
     ## The description of the weights
 
     Writes `model.json`: the tokens in order of their ids, the models and the checkpoints. The checkpoints may
-    be from several runs, which we call arms. `arms` has for each name what `describe_weights` returned, and
-    the learning `curve`, a list of `[steps, held-out loss]`. Each entry of `checkpoints` has what
-    `write_weights` returned, and also `arm`, `seconds`, `steps` and `loss`. All arms share the tokens.
+    be from several runs, which we call arms. All arms share the tokens. `arms` maps the name of each arm to
+    the result of `describe_weights`, plus the learning `curve`, a list of `[steps, held-out loss]`. Each
+    entry of `checkpoints` is a result of `write_weights`, plus `arm`, `seconds`, `steps` and `loss`.
     """
     # Only a model that was trained with [CLS] and [SEP] expects them.
     has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
@@ -131,8 +132,8 @@ def write_web(
 
 def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
     """
-    Returns the last checkpoint of a run and its learning curve, in the form that `write_web` needs. For a
-    folder in the format of `transformers`, all that is known is its name.
+    Returns the last checkpoint of a run and its learning curve, in the form that `write_web` needs. Of a
+    folder in the format of `transformers`, only the name is known.
     """
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, []
@@ -149,7 +150,7 @@ def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
 
 @torch.no_grad()
 def rounding_error(model: BertForMaskedLM) -> float:
-    """How much rounding to float16 changes a probability, at most, on a few rows of random tokens."""
+    """The most that rounding to float16 changes any probability, on a few rows of random tokens."""
     length = min(64, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (8, length), generator=generator)  # (B, T)
@@ -164,8 +165,8 @@ class Graph(nn.Module):
     """
     ## ONNX
 
-    A graph takes tensors and returns tensors, and none of its inputs is optional. They have the same names as
-    when `transformers` exports this model.
+    A graph takes tensors and returns tensors, and none of its inputs is optional. The inputs have the same
+    names as when `transformers` exports this model.
     """
 
     output = "logits"
@@ -176,7 +177,7 @@ class Graph(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        """All three are integers `(B, T)`. Returns the logits `(B, T, V)`."""
+        """All three inputs are integers, `(B, T)`. Returns the logits, `(B, T, V)`."""
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self.model(input_ids, **inputs).logits  # (B, T, V)
 
@@ -192,7 +193,7 @@ class EncoderGraph(Graph):
         self.model = model.bert
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        """All three are integers `(B, T)`. Returns the vectors of the tokens, `(B, T, D)`."""
+        """All three inputs are integers, `(B, T)`. Returns the vectors of the tokens, `(B, T, D)`."""
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self.model(input_ids, **inputs).last_hidden_state  # (B, T, D)
 
@@ -211,7 +212,7 @@ def check_onnx_is_here() -> None:
 
 
 def example_inputs(model: BertForMaskedLM | BertModel, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Returns random tokens in two segments. Every row but the first is padded at the end."""
+    """Returns random tokens in two segments. Every row but the first has padding of random length."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(model.config.vocab_size, (B, T), generator=generator)  # (B, T)
     ends = torch.randint(1, T + 1, (B, 1), generator=generator)  # (B, 1)
@@ -255,7 +256,7 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
         proto = program.model_proto
         proto.producer_name = PRODUCER
         for node in proto.graph.node:
-            # Remove the source line of each operation. They take up a third of a small file.
+            # Remove the source lines of the operations, which take up a third of a small file.
             del node.metadata_props[:]
         part.write_bytes(proto.SerializeToString(deterministic=True))
         if find_spec("onnxruntime") is None:
@@ -287,9 +288,11 @@ def silence_exporter() -> Iterator[None]:
 @torch.no_grad()
 def output_differences(path: Path, graph: Graph, shapes: list[tuple[int, int]]) -> Iterator[float]:
     """
-    Yields the largest difference between an output of `onnxruntime` and of torch, for random tokens of each
-    shape `(B, T)`. Padding doesn't count, because nobody reads its outputs.
+    Yields the largest difference between the outputs of `onnxruntime` and those of torch, for random tokens
+    of each shape `(B, T)`. Padding doesn't count, because nobody reads its outputs.
     """
+    # Otherwise, onnxruntime saves an id of this machine for its telemetry.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -321,7 +324,7 @@ def prepare_folder(folder: Path, *names: str) -> Path:
 
 def check_is_export(path: Path, start: bytes, *others: str) -> None:
     """
-    An export may replace an earlier one, which has a file `path` whose beginning matches `start`.
+    An export may replace an earlier export: a file `path` whose beginning matches the pattern `start`.
 
     Raises `ValueError` if `path`, or one of `others` in the same folder, belongs to another program.
     """
@@ -345,7 +348,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, help="folder of a run or a model")
     parser.add_argument("--to", choices=["web", "onnx"], required=True, help="the format")
-    parser.add_argument("--encoder", action="store_true", help="onnx without the head: vectors of tokens")
+    parser.add_argument("--encoder", action="store_true", help="onnx only: token vectors, not logits")
     parser.add_argument(
         "--output", type=Path, help="folder to write to (default: web or onnx in the run's folder)"
     )

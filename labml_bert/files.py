@@ -4,11 +4,11 @@
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
 With these functions, you find either the old file or the new one, never half of one. The new file is written
 under a temporary name, flushed to disk, and then renamed, which is atomic. The folder is flushed too, because
-until then a power failure can undo the renaming. It could also undo the creation of the folder, so the folder
-above it is flushed when a folder is created.
+until then a power failure can undo the renaming. A power failure could also undo the creation of a folder, so
+`make_folder` flushes the folder above it.
 
-A disk can also return wrong bits. So each file of tensors contains its own sha256, which is checked when you
-read the file. That takes a twentieth of a second for 100 MB.
+A disk can also return wrong bits. So each file of tensors contains the sha256 of its contents, which is
+checked when you read the file. That takes a twentieth of a second for 100 MB.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     # Loading PyTorch takes seconds, and the course writes files without it.
     from torch import Tensor
 
-# The end of a temporary name. It's long because files of yours may end in `.part`, and we don't delete those.
+# The end of a temporary name. It's long because your own files may end in `.part`, and we don't delete those.
 PART = ".labml_bert.part"
 
 
-# In bytes. The checkpoint of a model with a thousand layers has a header of about 7 MB.
+# The largest header, in bytes. The checkpoint of a model with a thousand layers has one of about 7 MB.
 LARGEST_HEADER = 10_000_000
 
-# The format's names of the types that we write.
+# The names that safetensors gives to the types that we write.
 TYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
@@ -49,7 +49,7 @@ TYPES = {
 
 
 def partial_path(path: Path) -> Path:
-    """The temporary name of a file. Two programs that write the same file have different ones."""
+    """The temporary name of a file. Two programs that write the same file use different names."""
     return path.with_name(f"{path.name}.{os.getpid()}{PART}")
 
 
@@ -62,7 +62,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     part = partial_path(path)
     with naming(path):
-        # A killed process may have had the same number. If its file is a link, writing would follow it.
+        # A killed process with the same id may have left a file. If that is a link, writing would follow it.
         part.unlink(missing_ok=True)
         try:
             yield part
@@ -72,7 +72,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             os.replace(part, path)
         finally:
             # After a rename there is nothing left, unless both names were hard links to the same file. An
-            # error here must not hide the one before.
+            # error here must not hide an earlier one.
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
         sync_folder(path.parent)
@@ -80,7 +80,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An `OSError` in the block names `path`, and not a temporary file, or nothing at all."""
+    """If an `OSError` in the block names a temporary file or no file, makes it name `path` instead."""
     try:
         yield
     except OSError as error:
@@ -96,8 +96,12 @@ def check_utf8(path: Path) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """False for a text with surrogates: bytes of another encoding, or half of a character."""
+    """False for a text with surrogates, which stand for bytes in another encoding or for half a character."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+# How files begin that are compressed with gzip, bzip2, xz or zip, and PDFs.
+BINARY = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"%PDF")
 
 
 def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
@@ -107,6 +111,8 @@ def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
     encoding of Western European Windows.
     """
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if data.startswith(BINARY) or (b"\0" in data and not is_utf16):
+        return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
     command = f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
     example = "" if is_utf16 else ", for example"
     return ValueError(f"{path} is not UTF-8 ({place}); convert it{example} with: {command}")
@@ -178,7 +184,7 @@ def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -
 
 @contextlib.contextmanager
 def open_to_append(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading and appending. Raises `OSError` if that fails, or as `check_own` does."""
+    """Opens a file for reading and appending. Raises `OSError` if that fails or `check_own` refuses it."""
     check_own(path)
     is_new = not path.exists()
     with naming(path), open(path, "a+b") as file:
@@ -205,7 +211,7 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": fingerprint(tensors, metadata)}}
-    # The largest elements come first, so each tensor starts at a multiple of its element's size.
+    # Tensors with the largest elements come first, so each starts at a multiple of its element size.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     end = 0
     for name, tensor in tensors.items():
@@ -214,7 +220,7 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
         header[name] = entry
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # Not with `save_file`: it writes under a name of its own, which nobody would delete after a kill.
+    # `save_file` would write to its own temporary file, and nobody would delete that after a kill.
     with whole_file(path) as part, open(part, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -245,7 +251,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
                 raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
-            # Copies, because Windows can't replace a file as long as a tensor is mapped to it.
+            # Clone the tensors, because Windows can't replace a file while a tensor is mapped to it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None

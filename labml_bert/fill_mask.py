@@ -1,13 +1,13 @@
 """
 # Filling a mask
 
-What does a trained model predict in a sentence that it has never seen? Put a `[MASK]` in the place of each
-token that it should predict:
+What does a trained model predict in a sentence that it has never seen? Write `[MASK]` in place of each token
+that it should predict:
 
     python -m labml_bert.fill_mask "The function ret[MASK]rns a list."
 
-The model predicts each mask independently, given the rest of the text. With two masks it doesn't compare
-pairs of answers: for every masked position, it computes the probability of every token.
+The model fills each mask independently, given the rest of the text. With two masks, it doesn't compare pairs
+of answers: for every masked position, it computes the probability of every token.
 """
 
 if __name__ == "__main__":
@@ -40,7 +40,7 @@ class Guess(NamedTuple):
     token: str
     probability: float
     sequence: str
-    """The whole text with this token instead of the mask. Other masks stay."""
+    """The whole text with this token in place of the mask. Other masks stay."""
 
 
 def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
@@ -48,7 +48,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`: a BERT or a
     ModernBERT. The model is on the CPU, in eval mode.
 
-    Raises `ValueError` if the folder has neither, or if the model and the tokenizer don't belong together.
+    Raises `ValueError` if the folder has no such model, or if the tokenizer doesn't belong to the model.
     """
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         is_modern = read_json(folder).get("model_type") == "modernbert"
@@ -70,7 +70,7 @@ def build_model(
     sizes: dict[str, Any], weights: dict[str, Tensor], path: Path
 ) -> BertForMaskedLM | ModernBertForMaskedLM:
     """
-    An untrained model from the sizes in the checkpoint `path`. Only those of a modern one have a theta.
+    Builds an untrained model with the sizes in the checkpoint `path`. A theta among them means a modern one.
 
     Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for it.
     """
@@ -89,7 +89,7 @@ def build_model(
 def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str) -> Encoding:
     """
     Encodes a text that somebody typed. The tokenizer adds `[CLS]` and `[SEP]` if the model was trained with
-    them, and a `[MASK]` in the text is a mask.
+    them, and a `[MASK]` in the text becomes the mask token.
 
     Raises `ValueError` if the text isn't UTF-8, or has more tokens than the model has positions.
     """
@@ -106,7 +106,7 @@ def check_encoding(text: str) -> None:
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids of all special tokens, also of those that other libraries have added."""
+    """The ids of all special tokens, including those that other libraries have added."""
     return [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
 
 
@@ -133,12 +133,14 @@ def fill_mask(
         raise ValueError("the vocabulary has only special tokens; train a model on text")
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
-    probabilities[:, special] = -1  # Below even a probability that underflows to 0.
+    probabilities[:, special] = -1  # Even a probability that underflows to 0 is higher.
     guesses: list[list[Guess]] = []
     for position in positions:
         guesses.append([])
         # Insert the token into the text itself. Decoding the ids could change the rest of the text.
         start, end = encoding.offsets[position]
+        # The tokenizer of ModernBERT counts the spaces before a mask as a part of it.
+        start = end - len(text[start:end].lstrip())
         best = probabilities[position].topk(min(top_k, probabilities.size(-1) - len(special)))
         for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             token = tokenizer.id_to_token(i) or "?"
@@ -148,7 +150,7 @@ def fill_mask(
 
 def newest_run(runs: Path) -> Path:
     """
-    Returns the folder of the run under `runs` with the newest checkpoint. A run that has only just started
+    Returns the folder of the run under `runs` with the newest checkpoint. A run that hasn't trained yet
     doesn't count: its weights are random, and so are its answers.
 
     Raises `ValueError` if no run has trained, or if the newest one is damaged.
@@ -188,6 +190,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print(table, soft_wrap=False)
             console.print()
         pieces = options.text.split("[MASK]")
+        if len(pieces) != len(answers) + 1:
+            raise ValueError("the tokenizer also takes other words for a mask; write each mask as [MASK]")
         best = [guesses[0].token for guesses in answers] + [""]
         sentence = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
         console.print(f"  all filled in: {printable(sentence)}\n", soft_wrap=False)

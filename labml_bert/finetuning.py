@@ -2,7 +2,7 @@
 # Fine-tuning a pretrained encoder
 
 What is a pretrained encoder good for? You can put one of the heads in `heads.py` on it and train the whole
-model on a few labeled texts. It takes minutes. Only the head is new. All other parameters start from what the
+model on a few labeled texts, in minutes. Only the head is new. All other parameters start from what the
 encoder learned from plain text, which is why a few labels can be enough.
 
 Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K` classes, `N` texts in total.
@@ -33,14 +33,14 @@ from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
 
 class Row(NamedTuple):
-    """A text or a pair of texts as ids, before padding, with what the model should predict."""
+    """The ids of a text or of a pair of texts, before padding, and what the model should predict."""
 
     input_ids: list[int]
     token_type_ids: list[int]
     """0 up to and including the first `[SEP]`, 1 after it."""
     targets: dict[str, int | list[int]]
-    """The model's arguments: `labels`, a class for the text or a list with a class for each token; or
-    `start_positions` and `end_positions`."""
+    """The model's arguments by name. `labels` is a class for the text, or a list with a class for each token.
+    A model that answers questions needs `start_positions` and `end_positions` instead."""
 
 
 def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128) -> list[Row]:
@@ -80,10 +80,10 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
     """
     ## Batches of similar length
 
-    Yields one epoch: the indices of all rows, each once, in random batches. Every row of a batch is padded to
-    the length of the longest, and padding costs as much time as tokens. So we draw the rows of eight batches
+    Yields the random batches of one epoch, each a list of row indices. Every row of a batch is padded to the
+    length of the longest, and padding costs as much time as text does. So we draw the rows of eight batches
     at a time and sort them by length before we split them into batches. Sorting all rows at once would save a
-    little more padding, but nearly the same texts would be in a batch together in every epoch.
+    little more padding, but nearly the same texts would share a batch in every epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
     batches = []
@@ -96,8 +96,8 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
 
 def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
     """
-    Returns the model's arguments for `rows`, padded to the longest row. Labels of tokens are padded with
-    -100, so padding doesn't count in the loss.
+    Returns the model's arguments for `rows`, padded to the longest row. Token labels are padded with -100, so
+    padding doesn't count in the loss.
     """
     batch = collate([SentencePair(row.input_ids, row.token_type_ids, 0) for row in rows])
     del batch["next_sentence_label"]
@@ -111,8 +111,8 @@ def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]
 
 def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
     """
-    Raises `ValueError` if a row has targets for another head, a label that isn't the number of a class, or a
-    position outside the row.
+    Raises `ValueError` if a row has targets for a different head, a label that isn't the number of a class,
+    or a position outside the row.
     """
     kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
     names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
@@ -146,9 +146,9 @@ def fine_tune(
     """
     ## The recipe
 
-    The recipe in appendix A.3 of the paper is 2 to 4 epochs with Adam, in batches of 16 or 32, with dropout
-    0.1, which is part of the model. The learning rate warms up over the first tenth of the steps and then
-    decays to zero. Three things are different here:
+    The paper (appendix A.3) uses Adam for 2 to 4 epochs, with batches of 16 or 32 and a dropout of
+    0.1, which belongs to the model's configuration. The learning rate warms up over the first tenth of the
+    steps and then decays to zero. We do three things differently:
 
     - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
       models need a higher one: the [compact BERTs](https://arxiv.org/abs/1908.08962) were fine-tuned with up
@@ -156,16 +156,16 @@ def fine_tune(
       `choose_hyperparameter` pick one.
     - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
       learn anything. Training longer makes fine-tuning on few texts
-      [stable](https://arxiv.org/abs/2006.04884).
-    - Adam has its bias correction, which the original omits. [Leaving it
+      [more stable](https://arxiv.org/abs/2006.04884).
+    - Adam has its bias correction, which the original code omits. [Leaving it
       out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
     The recipe is the same for every head, except that `BertForMultipleChoice` needs a loop of its own.
-    `encode_examples` makes rows for `BertForSequenceClassification`. You have to make the rows of the other
-    heads yourself. If truncation removes an answer from a row, set both positions to 0, as the original does.
+    `encode_examples` makes rows for `BertForSequenceClassification`. For the other heads, make the rows
+    yourself. If truncation removes an answer from a row, set both positions to 0, as the original code does.
 
     `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
-    training longer. Once it returns true, training ends; see `EarlyStopping`.
+    training longer. When it returns true, training ends; see `EarlyStopping`.
 
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `precision` is `auto`, the
     hardware decides.
@@ -216,10 +216,10 @@ class EarlyStopping:
     With more steps, a model gets better at first. Later it learns its few training texts by heart, and may
     get worse on all others. So evaluate it now and then on `rows` that it doesn't train on. Each call of this
     object is an evaluation: it keeps a copy of the best weights so far, and returns true after `patience`
-    evaluations in a row that weren't better. Then `restore_best` puts the best weights into the model.
+    evaluations in a row without an improvement. Call `restore_best` to put the best weights into the model.
 
-    Higher accuracy is better, and among equals lower loss. Because the rows choose the weights, a score on
-    them is slightly too good. Measure the final score on other rows.
+    The evaluation with the highest accuracy is the best; in a tie, it's the one with the lowest loss. Because
+    `rows` choose the weights, a score on them is slightly too good. Measure the final score on other rows.
     """
 
     def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):

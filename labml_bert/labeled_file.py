@@ -309,7 +309,7 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
             raise ValueError(
                 f"line {line}: the {name} is {printable(repr(value)[:40])}, not a string; write it in quotes"
             )
-        if not value.strip():
+        if not fold(value):
             raise ValueError(f"line {line}: the {name} is empty; fill it in, or remove the row")
         if "\0" in value or not is_utf8(value):
             raise ValueError(f"line {line}: the {name} has a NUL byte or half a character; remove it")

@@ -26,7 +26,7 @@ class Score(NamedTuple):
 
     accuracy: float
     macro_f1: float
-    """The mean F1 over the classes among the labels. A rare class counts as much as a common one."""
+    """The mean F1 over the classes that occur in the labels. A rare class counts as much as a common one."""
 
 
 def score(logits: Tensor, labels: Tensor) -> Score:
@@ -64,9 +64,9 @@ def choose_hyperparameter(
     """
     ## Choosing a hyperparameter without looking at the test set
 
-    Sets a random fifth of the labeled texts aside for validation. `train_and_predict(candidate, train,
+    Sets aside a random fifth of the labeled texts for validation. `train_and_predict(candidate, train,
     validation)` trains a model on the rest and returns its logits for the validation texts, `(N, K)`.
-    Returns the candidate with the highest accuracy; among equals, the one with the lowest loss.
+    Returns the candidate with the highest accuracy, or in a tie, the one with the lowest loss.
 
     Raises `ValueError` if there are fewer than five examples.
     """
@@ -87,7 +87,7 @@ def choose_hyperparameter(
 def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """
     Returns the accuracy and the negative loss. Two such tuples compare as candidates should: the higher
-    accuracy wins, and among equals the lower loss.
+    accuracy wins, and the lower loss breaks a tie.
     """
     return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
 

@@ -57,7 +57,7 @@ def add_lora(encoder: BertModel, r: int = 8, alpha: float = 16) -> None:
     """
     ## Adding LoRA to an encoder, and merging it back
 
-    Freezes all parameters of `encoder`, and adds LoRA to it. The head on top of the encoder isn't frozen,
+    Freezes all parameters of `encoder`, and adds LoRA to it. The head on top of the encoder stays trainable,
     because its weights are new.
 
     Raises `ValueError` if `r` is below 1.

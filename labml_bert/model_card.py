@@ -17,7 +17,7 @@ from labml_bert.files import write_whole
 
 
 def inline_code(value: object) -> str:
-    """A value as inline code in Markdown. Backticks and control characters are replaced."""
+    """Formats a value as inline code in Markdown. Replaces backticks and control characters."""
     text = str(value).replace("`", "'")
     return f"`{''.join(c if c.isprintable() else '?' for c in text)}`"
 
@@ -28,7 +28,7 @@ def escape(text: str) -> str:
 
 
 def quote(word: str) -> str:
-    """Quotes a word for the shell, but not a shortened path, which `shlex.quote` would put in quotes."""
+    """Quotes a word for the shell if it needs quotes. A shortened path, `…/name`, stays as it is."""
     return word if word.startswith("…/") else shlex.quote(word)
 
 
@@ -70,8 +70,8 @@ def write_card(
 
 def without_folders(value: object) -> str:
     """
-    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders are
-    private, and useless on another machine.
+    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders above it
+    are private, and useless on another machine.
     """
     text = str(value)
     return f"…/{Path(text).name}" if Path(text).is_absolute() else text
@@ -79,7 +79,7 @@ def without_folders(value: object) -> str:
 
 def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str, Any]) -> None:
     """
-    Writes the card of a masked language model. `facts` is a part of the run's record: `configuration`,
+    Writes the card of a masked language model. `facts` are entries of the run's record: `configuration`,
     `corpus`, `parameters`, `baselines` and `result`.
     """
     corpus, result, sizes = facts["corpus"], facts["result"], facts["configuration"]["model"]
@@ -118,9 +118,9 @@ def write_classifier_card(
     scores: dict[str, Any],
 ) -> None:
     """
-    Writes the card of a classifier. `facts` are the lines about the training that the command has printed,
-    and `scores` maps each method to its accuracy and macro F1 on the test rows, or to `None` if it couldn't
-    run.
+    Writes the card of a classifier. `facts` are the lines that the command has printed about the training.
+    `scores` maps each method to its accuracy and macro F1 on the test rows, or to `None` if the method
+    couldn't run.
     """
     rows = [
         (name, *(f"{value:.1%}" for value in score or ("", "")))

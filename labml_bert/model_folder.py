@@ -2,9 +2,9 @@
 # Model folders, in the format of transformers
 
 A model in the format of transformers is a folder with two files. `config.json` contains the sizes, and
-`model.safetensors` contains the weights. This file reads such a folder, translates the weights to the names
-of this project, and checks that sizes and weights fit together. `models.py` builds models from such folders,
-and writes them."""
+`model.safetensors` contains the weights. This file reads such a folder, translates the names of the weights
+to those of this project, and checks that sizes and weights fit together. `models.py` builds models from such
+folders, and writes them."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,11 +20,11 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
-# In bytes. With the names of ten thousand classes, `config.json` has about half as many.
+# In bytes. A `config.json` with the names of ten thousand classes takes about half of this.
 LARGEST_CONFIG = 1_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
-# In `transformers` the output matrix, which is tied to the embedding, and its bias each have a second name.
+# In `transformers`, the output matrix, which is tied to the embedding, and its bias each have a second name.
 ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
 
 
@@ -32,7 +32,7 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
     """
     Checks the tensors from the file `path` against `config`.
 
-    Raises `ValueError` if the encoder has other sizes, or if a tensor contains integers, NaN or infinity.
+    Raises `ValueError` if the encoder's sizes differ, or if a tensor contains integers, NaN or infinity.
     """
     layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
     if len(layers) != config.num_hidden_layers:
@@ -61,8 +61,8 @@ def check_parameter_count(
 ) -> None:
     """
     Raises `ValueError` if the embeddings and the blocks of the model need more numbers than the file `path`
-    has. A wrong configuration could describe a model that doesn't fit in memory, so this comes before
-    building it.
+    has. A wrong configuration could describe a model that doesn't fit in memory, so this check comes before
+    the model is built.
     """
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
     rows = config.vocab_size
@@ -78,7 +78,7 @@ def check_parameter_count(
 
 
 def check_finite(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raises `ValueError` if a tensor from `path` contains integers, NaN, infinity or numbers of 8 bits."""
+    """Raises `ValueError` if a tensor from `path` contains integers, 8-bit numbers, NaN or infinity."""
     for name, tensor in tensors.items():
         is_known = tensor.is_floating_point() and tensor.element_size() > 1
         if not is_known or not tensor.isfinite().all():
@@ -94,7 +94,7 @@ def load_weights(
     Copies `tensors` into the parameters with the same names. `path` is the file that they come from, for the
     error message. `new_parameters` is as in `BertPreTrainedModel.from_pretrained`.
 
-    Raises `ValueError` if a tensor is missing or has another shape. The model is then unchanged.
+    Raises `ValueError` if a tensor is missing or has the wrong shape. The model is then unchanged.
     """
     parameters = dict(model.named_parameters())
     missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
@@ -139,11 +139,15 @@ def read_config(folder: Path) -> BertConfig:
     Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they change the
     model in a way that isn't implemented here.
 
-    Raises `ValueError` if the file is missing, isn't a JSON object, or describes another kind of model.
+    Raises `ValueError` if the file is missing, isn't a JSON object, or describes a different kind of model.
     """
     path, content = folder / "config.json", read_json(folder)
     supported_values: dict[str, object] = {"model_type": "bert", "hidden_act": "gelu", "is_decoder": False}
-    supported_values |= {"position_embedding_type": "absolute", "tie_word_embeddings": True}
+    supported_values |= {
+        "is_causal": False,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+    }
     for name, value in supported_values.items():
         if content.get(name, value) != value:
             raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
@@ -192,7 +196,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors = {}
     for name, tensor in read_safetensors(folder).items():
-        # Old files also contain the constant 0, 1, 2, ….
+        # Old files also contain the position ids 0, 1, 2, ….
         if name.endswith("embeddings.position_ids"):
             continue
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -207,8 +211,8 @@ def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
     """
     Removes the second names of tied tensors from `state`.
 
-    Raises `ValueError` if a tensor and its alias differ. Then the model isn't tied, and without its alias it
-    would lose its output layer.
+    Raises `ValueError` if a tensor and its alias differ. Then the model isn't tied, and dropping the
+    alias would lose its output layer.
     """
     for alias, owner in ALIASES.items():
         second = state.pop(prefix + alias, None)

@@ -67,7 +67,7 @@ class BertPreTrainedModel(nn.Module):
     """
     ## The base class
 
-    Every model has a configuration and an encoder called `bert`. Models can be saved to a folder and loaded.
+    Every model has a configuration and an encoder called `bert`, and can be saved to a folder and loaded.
 
     Source: `modeling_utils.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -166,8 +166,8 @@ def tie_embeddings(model: nn.Module) -> None:
 
     The output matrix is the token embedding itself. The embedding module owns it, and the head gets it as an
     argument in each call, so the two stay tied when you copy, move, save or resize the model. The
-    `state_dict` still lists the tensor under two names, as it does in `transformers`. Loading checks
-    that the two entries agree and drops the second.
+    `state_dict` still lists the tensor under two names, as it does in `transformers`. Loading checks that the
+    two entries agree and drops the second.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)
     model.register_load_state_dict_pre_hook(drop_aliases_on_load)
@@ -286,7 +286,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     ## Where the parameters are
 
     Returns a row `(part, number of parameters)` for each part of the model, and a last row with the sum. All
-    blocks share one row. The weight and the bias of a layer also share one. A tied tensor counts once.
+    blocks share one row, and so do the weight and the bias of a layer. A tied tensor counts once.
     """
     rows: dict[str, int] = {}
     for name, parameter in model.named_parameters():

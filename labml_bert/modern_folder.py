@@ -40,6 +40,7 @@ LAYER_TYPES = {True: "full_attention", False: "sliding_attention"}
 SUPPORTED: dict[str, object] = {
     "model_type": "modernbert",
     "hidden_activation": "gelu",
+    "is_causal": False,
     "norm_bias": False,
     "attention_bias": False,
     "mlp_bias": False,
@@ -121,7 +122,7 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     layers = content.get("layer_types")
     if layers is not None:
         global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
-        # If only the first layer is global, the period can be the number of layers, or anything above.
+        # If only the first layer is global, the period can be the number of layers, or any larger number.
         values["global_attn_every_n_layers"] = global_layers[1] if len(global_layers) > 1 else len(layers)
     return values
 

@@ -5,9 +5,9 @@ A tokenizer that was trained on other text cuts the words of your field into pie
 into `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token, so sequences
 get shorter, and it has a vector of its own.
 
-A random vector would be a bad starting point, because the model can't use it before training has seen the
-word many times. The vectors of the pieces are there already, so the new vector $e$ and its output bias $b$
-start as their means:
+A random vector would be a bad starting point: the model can't use it until it has seen the word many times in
+training. But the pieces already have vectors and biases, so the new vector $e$ and its output bias $b$ start
+as the means over the pieces:
 
 $$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
 
@@ -49,7 +49,7 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     ## Which words?
 
     Returns the `count` most frequent words of `texts` that the tokenizer splits into several pieces, the most
-    frequent first. Words are what the tokenizer sees as words, so `os.path` is two of them.
+    frequent first. The tokenizer decides what a word is: it reads `os.path` as `os`, `.` and `path`.
 
     Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
     """
@@ -126,7 +126,7 @@ def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[
 
     Adds a token for each entry of `pieces`, which contains the ids of the pieces that the token replaces. The
     new rows of the embedding, and the new biases of the output layer, are the means over these pieces. The
-    old rows don't change, and so the logits of all old tokens stay the same for a text of old tokens.
+    old rows don't change, so in a text of old tokens, the logits of all old tokens stay the same.
 
     `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all* vectors by
     default. It doesn't know which pieces a token replaces.
@@ -149,7 +149,7 @@ def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints a word on each line."""
+    """Reads the command line and prints the words, one per line."""
     parser = OneLineParser(
         prog="python -m labml_bert.new_tokens",
         description="List the most frequent words of a text that a model's tokenizer splits into pieces.",

@@ -45,8 +45,8 @@ MAX_HELD_OUT = 0.1
 
 def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenizer:
     """
-    Returns the tokenizer in `--tokenizer` if you name one. Otherwise, returns the one that an earlier run has
-    saved in the output folder, or trains one on a sample of the files.
+    Returns the tokenizer in `--tokenizer` if you set this option. Otherwise, returns the one that an earlier
+    run has saved in the output folder. If there is none, trains one on a sample of the files.
 
     Raises `ValueError` if `--tokenizer` or the output folder has no valid tokenizer, or if the sample has no
     text.
@@ -55,7 +55,7 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
         folder: Path = options.tokenizer
         return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
     progress = read_progress(options.output)
-    # A start without any tokens may have been of another text.
+    # If the earlier run wrote no tokens, its tokenizer may be for a different text.
     if progress is not None and (progress.blocks or progress.is_finished):
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     console.print("  Train on them:\n")
     path = display_path(options.output)
-    # A name of a text would be that text.
+    # If the folder has the name of a built-in text, `--corpus` would choose that text.
     path = f"./{path}" if path in NAMES else path
     example = command("experiments/own_language.py", "--corpus", path)
     console.print(f"  {example}\n")

@@ -40,10 +40,10 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# Options that the comparison leaves out. The table has columns for the steps and the time, and the
-# others follow from the rest.
+# Options that the comparison leaves out. The table has columns for the steps and the time, and the other
+# options here follow from the ones that are compared.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
-# A page that starts in another way is somebody else's, and isn't overwritten.
+# A page that starts differently isn't ours, so it isn't overwritten.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
 # The size of a chart, in pixels.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64
@@ -65,7 +65,7 @@ class RunFolder(NamedTuple):
         return points[-1][1] if points else None
 
     def result(self, metric: str) -> float | None:
-        """The result of a finished run, on all of the held-out text, or else that of the last evaluation."""
+        """The metric of a finished run on all of the held-out text, or else that of the last evaluation."""
         result = self.last(f"result.{metric}")
         return self.last(f"valid.{metric}") if result is None else result
 
@@ -88,10 +88,12 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     Returns the runs in `paths`, newest first. Each path is the folder of a run, or a folder that contains
     runs.
 
-    Raises `ValueError` if there are none, or if one of them is damaged.
+    Raises `ValueError` if there are no runs, or if one of them is damaged.
     """
     folders: list[Path] = []
     for path in paths:
+        if not path.exists() and len(paths) > 1:
+            raise ValueError(f"there is no folder {path}; check the name")
         if (path / CHECKPOINT).is_file():
             folders.append(path)
         else:
@@ -105,7 +107,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """For each run, the options that don't have the same value in all runs of the same experiment."""
+    """For each run, the options whose values differ between the runs of the same experiment."""
     rows = []
     for run in runs:
         experiment = run.configuration.get("experiment")
@@ -141,7 +143,7 @@ def print_runs(runs: Sequence[RunFolder]) -> None:
 
 def draw_chart(title: str, curves: Sequence[tuple[int, list[tuple[int, float]]]]) -> str:
     """
-    Draws curves as an SVG. Each curve is given by the number of its run and its points `(step, value)`. The
+    Draws curves as an SVG. Each curve consists of the number of its run and its points, `(step, value)`. The
     axes are labeled with the smallest and the largest values.
     """
     xs = [step for _, points in curves for step, _ in points]
@@ -199,7 +201,7 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
 
     charts = []
     for metric, title in CHARTS.items():
-        # A chart has no place for NaN and infinity.
+        # A chart can't show NaN or infinity.
         curves = []
         for number, run in enumerate(runs):
             if points := [point for point in run.metrics.get(metric, []) if isfinite(point[1])]:

@@ -121,7 +121,7 @@ def pseudo_perplexity(
     r"""
     Returns $\exp(-\frac{1}{N} \sum_w \operatorname{PLL}(w))$, where $N$ is the number of scored tokens in all
     texts together. So each token counts the same, and a long text counts more than a short one. A model that
-    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$; a perfect one has 1.
+    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$; a perfect model has 1.
     Two models are comparable only if they split the texts into the same tokens.
 
     Raises `ValueError` if there are no texts, and the errors of `token_log_probs`.
@@ -145,7 +145,7 @@ class Score(NamedTuple):
 def read_texts(data: bytes) -> list[str]:
     """
     Returns the lines of `data` that aren't blank. A byte that isn't UTF-8 becomes a surrogate, as it does on
-    the command line, so `encode_text` refuses it.
+    the command line, so `encode_text` refuses the line.
 
     Raises `ValueError` if all lines are blank.
     """
@@ -157,10 +157,12 @@ def read_texts(data: bytes) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints the texts with their scores, best first."""
+    """Reads the command line and prints the texts with their scores, the highest per token first."""
     description = "Score texts by their pseudo-log-likelihood: higher is more natural."
     parser = OneLineParser(prog="python -m labml_bert.score", description=description)
-    parser.add_argument("texts", nargs="*", metavar="text", help="a text (default: lines of standard input)")
+    parser.add_argument(
+        "texts", nargs="*", metavar="text", default=[], help="a text (default: lines of standard input)"
+    )
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
     words = "mask the later pieces of the token's word too, so that rare words don't look too easy"
     parser.add_argument("--mask-rest-of-word", action="store_true", help=words)

@@ -18,7 +18,7 @@ from types import TracebackType
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-# In characters. A damaged file can have a name or a value of any length.
+# The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
@@ -26,7 +26,7 @@ is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") 
 
 class PersistentConsole(Console):
     """
-    ## When nobody reads the output any more
+    ## When nobody reads the output anymore
 
     On Ctrl-C, the `tee` in `… | tee log` may end before the run that writes to it, and a terminal can be
     closed. Rich then ends the program. But a run has to be saved first, so if `keeps_running` is set, the
@@ -36,12 +36,12 @@ class PersistentConsole(Console):
     keeps_running = False
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Makes control characters in texts visible. Segments with a `control` are rich's own."""
+        """Replaces control characters in texts with `?`. Segments with a `control` come from Rich itself."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Called if nobody reads the output."""
+        """Rich calls this if nobody reads the output."""
         with contextlib.suppress(SystemExit) if self.keeps_running else contextlib.nullcontext():
             super().on_broken_pipe()
 
@@ -71,14 +71,14 @@ for stream in (sys.stdout, sys.stderr):
 
 
 def is_ascii_only() -> bool:
-    """Whether the terminal can only show ASCII."""
+    """Whether the terminal can show only ASCII."""
     return not (console.encoding or "ascii").lower().startswith("utf")
 
 
 def display_path(path: Path) -> str:
     """
     The path relative to the working directory if it's inside, otherwise unchanged. A path that starts with a
-    dash would be an option.
+    dash gets `./` in front, because it would look like an option.
     """
     text = str(path)
     with contextlib.suppress(ValueError):
@@ -92,7 +92,7 @@ def without_controls(text: str) -> str:
 
 
 def print_error(message: object) -> None:
-    """Prints one line to stderr. A message can contain the name of a file, and that any character."""
+    """Prints one line to stderr. A message can contain a file name, which can contain any character."""
     line = without_controls(" ".join(str(message).splitlines()))
     print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 

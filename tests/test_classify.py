@@ -1,5 +1,6 @@
 """From a file of labels to a classifier: reading, splitting, training, saving, and what bad input gives."""
 
+import errno
 import io
 import json
 import os
@@ -440,6 +441,7 @@ BAD_ARGUMENTS = {
     "predict nothing": (["predict", "no", "text"], "there is no model in no"),
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
+    "predict an invisible text": (["predict", "classifier", "a", "\u200b"], "text 2 is empty"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
     "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
@@ -478,3 +480,24 @@ def test_bad_arguments_give_a_one_line_error(
 ) -> None:
     arguments, message = BAD_ARGUMENTS[name]
     assert_fails(bad_folder, arguments, message, capsys)
+
+
+def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_be_repeated(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, output = write_csv(tmp_path / "labels.csv", yes_or_no(30)), tmp_path / "out"
+    words = ["train", str(path), "--from", str(backbone), "--output", str(output)]
+    words += ["--epochs", "1", "--learning-rate", "1e-3"]
+
+    def fail(*_: object) -> None:
+        # A file of the user, which stays.
+        (output / "notes.txt").write_text("mine")
+        raise OSError(errno.ENOSPC, "No space left on device", str(output / "README.md"))
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(classify, "write_classifier_card", fail)
+        classify.main(words)
+    assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
+    (output / "notes.txt").unlink()
+    classify.main(words)
+    assert set(classify.SAVED_FILES) <= {file.name for file in output.iterdir()} | {"vocab.txt"}

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +22,7 @@ from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
-from tests.support.runs import SIZES, main_in_process, small_text
+from tests.support.runs import ROOT, SIZES, main_in_process, small_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
@@ -268,6 +271,19 @@ def test_without_onnxruntime_the_export_says_it_was_not_checked(
     export.main([str(folder), "--to", "onnx"])
     assert "none, because onnxruntime is not installed" in capsys.readouterr().out
     assert (folder / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.processes
+@pytest.mark.long
+def test_an_export_writes_nothing_elsewhere(tmp_path: Path) -> None:
+    """Not even onnxruntime, which would leave an id of the machine."""
+    folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
+    home = tmp_path / "home"
+    home.mkdir()
+    words = [sys.executable, "-m", "labml_bert.export", folder, "--to", "onnx"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "XDG_CACHE_HOME": str(home)}
+    subprocess.run(words, check=True, env=environment, cwd=tmp_path)
+    assert [path for path in home.rglob("*") if path.is_file()] == []
 
 
 def pretend_missing(monkeypatch: pytest.MonkeyPatch, package: str) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from labml_bert import fill_mask
 from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import SMALL, run, small_text
@@ -108,3 +111,26 @@ def test_without_a_run_the_error_suggests_training(
         fill_mask.main(["[MASK]"])
     assert exit_info.value.code == 2
     assert "experiments/mlm_tiny.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_stripped", [False, True])
+def test_the_spaces_before_a_mask_stay(is_stripped: bool) -> None:
+    """The tokenizer of ModernBERT takes them for a part of the mask."""
+    tokenizer = word_tokenizer(["the cat sat"] * 2)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=is_stripped, special=True)])
+    config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)
+    ((best, *_),) = fill_mask.fill_mask(BertForMaskedLM(config).eval(), tokenizer, "the [MASK] sat")
+    assert best.sequence == f"the {best.token} sat"
+
+
+@pytest.mark.processes
+def test_other_words_for_a_mask_are_refused(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = word_tokenizer(["the cat sat"] * 2)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", normalized=True, special=True)])
+    config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)
+    monkeypatch.setattr(fill_mask, "load_model", lambda *_: (BertForMaskedLM(config).eval(), tokenizer))
+    with pytest.raises(SystemExit) as exit_info:
+        fill_mask.main(["--run", str(run_folder), "the [mask] sat"])
+    assert exit_info.value.code == 2 and "write each mask as [MASK]" in capsys.readouterr().err

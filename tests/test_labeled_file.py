@@ -132,6 +132,7 @@ BAD_FILES = {
     "huge field": ("a.csv", HEADER + "x" * 200_000 + ",a\n" + GOOD, "line 2: field larger than field limit"),
     "empty text": ("a.csv", HEADER + GOOD + "\n ,a", "line 22: the text is empty"),
     "empty label": ("a.csv", HEADER + GOOD + "\nx,", "line 22: the label is empty"),
+    "invisible label": ("a.csv", HEADER + GOOD + "\nx,\u200b", "line 22: the label is empty"),
     "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
     "control character": ("a.csv", HEADER + GOOD + "\nx,\x1b[2Ja", "the label '?[2Ja' has a control"),
     "line end in a label": ("a.csv", HEADER + GOOD + '\nx,"a\nb"', "b' has a control character"),

@@ -302,6 +302,7 @@ BAD_FOLDERS = {
     ),
     "another model": (lambda folder: write_config(folder, model_type="roberta"), "model_type = 'roberta'"),
     "another activation": (lambda folder: write_config(folder, hidden_act="gelu_new"), "hidden_act"),
+    "causal attention": (lambda folder: write_config(folder, is_causal=True), "is_causal = True"),
     "relative positions": (
         lambda folder: write_config(folder, position_embedding_type="relative_key"),
         "position_embedding_type",

@@ -206,7 +206,7 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clip, refuse NaN, optimizer, learning rate
+        step.update()  # clip, refuse NaN, optimizer
         if step.evaluation_due:
             weights[step.number] = {n: w.detach().cpu().clone() for n, w in named_weights(model).items()}
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))

@@ -10,9 +10,9 @@ them only need counts, and each one shows something that a model may or may not 
 | unigram | how often each token occurs |
 | two-neighbor n-gram, a table of counts | which tokens occurred between the same two neighbors in training |
 
-A masked model whose loss stays at the unigram baseline is on the plateau: it has learned the frequencies, but
-it doesn't use the neighbors yet. The n-gram model always sees both neighbors, while a masked model may find
-them masked too. So the third baseline is harder to beat than it looks.
+A masked language model whose loss stays at the unigram baseline is on the plateau: it has learned the
+frequencies, but it doesn't use the neighbors yet. The n-gram model always sees both neighbors, but a masked
+language model may find them masked too. So the n-gram model is harder to beat than it looks.
 
 Letters for sizes: `N` tokens of training text, `M` tokens of held-out text to predict, `K` different keys,
 `V` vocabulary.
@@ -36,14 +36,14 @@ class Baseline(NamedTuple):
 
 
 class Counts:
-    """Counts keys. A table of all triples would be mostly zeros, so this stores only those that occur."""
+    """Counts keys. A table of all triples would be mostly zeros, so this stores only the keys that occur."""
 
     def __init__(self, keys: Tensor):
         """`keys` is `(N,)`, int64."""
         self.keys, self.counts = keys.unique(return_counts=True)
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """Returns the count of each key as float64, 0 if it doesn't occur. Takes any shape."""
+        """Returns the count of each key as float64, or 0 if it doesn't occur. `keys` can have any shape."""
         index = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return torch.where(self.keys[index] == keys, self.counts[index], 0).double()
 
@@ -54,7 +54,7 @@ class Counts:
         `default`.
         """
         by_count = self.counts.argsort(stable=True)  # (K)
-        # A stable sort by context keeps the order of the counts within each, so the last one is the largest.
+        # A stable sort keeps the order of the counts within each context, so the largest count comes last.
         order = by_count[context[by_count].argsort(stable=True)]  # (K)
         sorted_context = context[order]  # (K)
         last = torch.searchsorted(sorted_context, keys, right=True) - 1
@@ -79,8 +79,8 @@ class NgramModel:
     $$p(w \mid l, r) = \frac{n(l, w, r) + t(l, r)\, p(w \mid l)}{n(l, r) + t(l, r)}, \qquad
       p(w \mid l) = \frac{n(l, w) + t(l)\, p(w)}{n(l) + t(l)}$$
 
-    where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is one-dimensional
-    token ids. A special token can be a neighbor, but it's never predicted: only ordinary tokens are counted.
+    where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is a
+    one-dimensional tensor of ids. A special token can be a neighbor, but only ordinary tokens are predicted.
 
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
     """

@@ -3,8 +3,8 @@ r"""
 
 Does a classifier need to read at all? For many tasks it's enough to know which words occur. A linear model on
 word counts knows nothing about order or meaning, but with few labels it's often hard to beat. So it is the
-baseline for `finetuning.py`. It gets a fair chance: its one hyperparameter is tuned, like that of the
-network.
+baseline for `finetuning.py`. It gets a fair chance: its one hyperparameter is tuned, like the network's
+learning rate.
 
 Two things decide how much a word counts. A word counts less if many texts contain it. It counts more if a
 text repeats it, but only logarithmically. For a word that occurs `tf` times in a text, and in `df` of `N`
@@ -78,7 +78,7 @@ class BagOfWords:
         self.classes = classes
         labels = [example.label for example in examples]
         # scikit-learn multiplies the *sum* of the losses by `C`, so C = 1 / (λN). For two classes it fits
-        # only the difference of the two columns of W. That difference has twice the squared norm of W.
+        # only the difference of the two rows of W. That difference has twice the squared norm of W.
         kinds = len(set(labels))
         C = (2 if kinds == 2 else 1) / (penalty * len(examples))
         self.pipeline = make_pipeline(

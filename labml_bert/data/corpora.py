@@ -5,8 +5,8 @@ Which text can you train on without downloading anything? Every Python installat
 of English: the language reference behind `help()` and the docstrings of the standard library. Together they
 are the default corpus, `python-docs`.
 
-The code of the standard library, without any docstrings and comments, is the corpus `python-source`. Its
-words are almost the same, but its grammar is a different one.
+The corpus `python-source` is the code of the standard library, without docstrings or comments. Its words are
+almost the same as those of `python-docs`, but its grammar is different.
 
 A corpus is a list of documents, and some of them are held out. The model never trains on those, and every
 loss that we quote is measured on them.
@@ -40,9 +40,9 @@ TINY_SHAKESPEARE_URL = (
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# A commit of the data set, which pins the contents of all of its files.
+# This commit of the data set pins the contents of all of its files.
 WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
-# A folder with this file was written by `prepare.py`, and has token ids instead of text.
+# A folder with this file was written by `prepare.py`, and contains token ids instead of text.
 BLOCKS = "blocks.jsonl"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
 # The texts that can be loaded by name.
@@ -51,8 +51,8 @@ NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 def absolute_path(name: str) -> str:
     """
-    The absolute path of a file or folder, so that a run can be resumed from another folder. Any other name
-    stays the same, such as one of `NAMES`.
+    Returns the absolute path of a file or folder, so that a run can be resumed from a different folder. Any
+    other name, such as one of `NAMES`, stays the same.
     """
     return os.path.abspath(name) if name not in NAMES and os.path.exists(name) else name
 
@@ -77,7 +77,7 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """A hash of all the text. A record contains it, so you can tell which text a result is from."""
+        """A hash of all the text. A run's record contains it, so you can tell which text a result is from."""
         digest = hashlib.sha256()
         for text in (*self.train, "\0", *self.valid):
             digest.update(text.encode() + b"\0")
@@ -89,8 +89,8 @@ def load_corpus(name: str) -> Corpus:
     ## By name or by path
 
     `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
-    a UTF-8 file or of a folder of such files. Each file is a document. If a file is called like one of the
-    texts, `./python-docs` is the file.
+    a UTF-8 file or of a folder of such files. Each file is a document. If you have a file with the name of
+    one of these texts, write `./python-docs` to load the file.
 
     Raises `ValueError` if there is no such corpus or path, if a file is empty or isn't UTF-8, or if a
     download fails or has the wrong sha256.
@@ -114,10 +114,10 @@ def load_corpus(name: str) -> Corpus:
         files = sorted(visible_files(path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
-        # Fails at once if the files together are larger than memory.
+        # This fails at once if the files together don't fit in memory.
         bytearray(sum(file.stat().st_size for file in files))
         documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
-        # A copy of a held-out document would be training text, so each text counts once.
+        # Keep each text once: a copy of a held-out document could end up in the training text.
         names: dict[str, str] = {}
         for document, text in documents.items():
             names.setdefault(text, document)
@@ -132,7 +132,7 @@ def load_corpus(name: str) -> Corpus:
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
-    # A copy that you downloaded yourself gets the same name, because it's the same text.
+    # Tiny Shakespeare keeps its name even if you downloaded it yourself, because the text is the same.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
     display_name = "tiny-shakespeare" if is_known else decode_file_name(path.name)
     return split_documents(display_name, {display_name: text})
@@ -140,12 +140,12 @@ def load_corpus(name: str) -> Corpus:
 
 def visible_files(folder: Path) -> Iterator[Path]:
     """
-    The files in a folder and below. Skips names that start with a dot. Also skips links to other folders,
-    which could lead in a circle, broken links, and what isn't a file, such as a pipe, and prints their names.
+    Yields the files in a folder and its subfolders. Skips names that start with a dot. Also skips links to
+    folders, which could form a cycle, broken links, and special files such as pipes, and prints their names.
 
     Raises `OSError` if a folder can't be read.
     """
-    # Not with `rglob`, which calls itself for each folder: Python allows about a thousand such calls.
+    # `rglob` calls itself for each nested folder, and Python allows only about a thousand nested calls.
     folders = [folder]
     while folders:
         for path in folders.pop().iterdir():
@@ -162,7 +162,7 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 
 def decode_file_name(name: Path | str) -> str:
-    """A file name as UTF-8 in any locale: in an ASCII one, Python escapes the bytes of other letters."""
+    """Decodes a file name as UTF-8 in any locale. In an ASCII locale, Python escapes non-ASCII bytes."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -170,7 +170,7 @@ def read_utf8(path: Path) -> str:
     """The text of a file, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
     try:
         if path.exists() and not path.is_file():
-            # It could be endless, and would be empty when it's read a second time.
+            # A pipe could be endless, and would be empty when it's read a second time.
             raise ValueError(f"{path} is not a regular file; save the text in a file and use that")
         # This encoding drops a byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")
@@ -185,9 +185,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     """
     ## What is held out
 
-    Holds out about a tenth of the text. With several documents, it holds out whole ones, in the order of a
-    hash of their names: the order looks random, and stays the same if you add documents. A single document
-    loses its last tenth, cut at a line end. Empty documents are dropped.
+    Holds out about a tenth of the text. If there are several documents, it holds out whole ones, chosen in
+    the order of a hash of their names. This order looks random, and stays the same if you add documents. Of
+    a single document, it holds out the last tenth, cut at a line end. Empty documents are dropped.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -197,12 +197,12 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         if len(documents[key]) <= room:
             valid.add(key)
             room -= len(documents[key])
-    # If the documents are so unequal that hardly any fits, use the end of the longest one.
+    # If whole documents fill less than half of the tenth, hold out the end of the longest one too.
     if room > total / 20:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
         split = max(0, len(text) - int(room))
-        # A line end that is far away would change how much is held out.
+        # Cut at a line end only if one is near: a distant one would change how much is held out.
         split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split
         train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
         return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
@@ -245,7 +245,7 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
-        # Skip other packages, and what isn't prose: tests, and tables of code points.
+        # Skip third-party packages, and what isn't prose: tests, and tables of code points.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
             modules.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
@@ -254,14 +254,14 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
-    """Parses a source file for its docstrings. Imports have effects: `antigravity` opens a browser."""
+    """Parses a file for its docstrings. Importing it can have effects: `antigravity` opens a browser."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         # The library contains files that are broken on purpose, such as those of lib2to3.
         return
-    # Breadth first, like `ast.walk`, but without expressions: most nodes are expressions, and they define
-    # nothing.
+    # Go breadth first, like `ast.walk`, but skip expressions: most nodes are expressions, and they contain
+    # no docstrings.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:
         node = nodes.popleft()
@@ -296,11 +296,11 @@ def compiled_docstrings(name: str) -> Iterator[str]:
 def compiled_members(owner: object) -> dict[str, object]:
     """
     The members that a module or a class has when Python starts. Test runners, debuggers and notebooks put
-    functions of their own into `sys` and `builtins`; the text must be the same in each of them.
+    functions of their own into `sys` and `builtins`, but the text must not depend on them.
     """
     members = dict(vars(owner))
     if owner is sys:
-        # `sys` keeps the original of each hook: `sys.__excepthook__`.
+        # `sys` keeps the original of each hook, such as `sys.__excepthook__`.
         return {name: members.get(f"__{name}__", member) for name, member in members.items()}
     if owner is builtins:
         is_added = (inspect.isfunction, inspect.ismethod)
@@ -311,11 +311,11 @@ def compiled_members(owner: object) -> dict[str, object]:
 @cache
 def python_sources() -> dict[str, str]:
     """
-    ## Code without words about it
+    ## Code without its documentation
 
     Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
-    code is written anew from its syntax tree, which leaves out comments. Docstrings are part of the tree, so
-    they are removed first: `python-docs` contains them. Takes seconds, so the result is cached.
+    code is generated from its syntax tree, which has no comments. Docstrings are part of the tree, but they
+    belong to `python-docs`, so they are removed first. Takes seconds, so the result is cached.
     """
     sources = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -342,7 +342,7 @@ def cache_folder() -> Path:
         raise ValueError("there is no home folder; set XDG_CACHE_HOME to a folder for downloads") from None
 
 
-# Only https: a redirect to plain http is an error.
+# These handlers support only https, so a redirect to plain http is an error.
 HANDLERS: list[type[urllib.request.BaseHandler]] = [
     urllib.request.ProxyHandler,
     urllib.request.HTTPSHandler,
@@ -362,7 +362,7 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     seconds the server may be silent; the whole download may take twenty times as long.
 
     Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
-    `limit` bytes or has another sha256.
+    `limit` bytes or has a different sha256.
     """
     with contextlib.suppress(OSError, ValueError):
         data = (cache_folder() / sha256).read_bytes()
@@ -400,7 +400,7 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
     end = time.monotonic() + 20 * timeout
     data = bytearray()
     with opener.open(url, timeout=timeout) as response:
-        # Read in pieces, because the timeout of `urllib` starts again with each byte that arrives.
+        # Read in pieces, because the timeout of `urllib` starts over with each byte that arrives.
         while len(data) <= limit and (piece := response.read1(min(limit + 1 - len(data), 2**16))):
             data += piece
             if time.monotonic() > end:
@@ -412,7 +412,7 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
 
 
 def wikitext(name: str) -> Corpus:
-    """WikiText from Hugging Face `datasets`, with its own split. Each article is a document."""
+    """WikiText from Hugging Face `datasets`, with its original split. Each article is a document."""
     # This import takes seconds, and no other corpus needs it.
     from datasets import load_dataset
 

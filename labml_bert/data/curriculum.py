@@ -49,7 +49,7 @@ def parse_schedule(text: str) -> list[Stage]:
 
 
 def length_at(stages: list[Stage], progress: float) -> int:
-    """The sequence length when a fraction `progress` of the budget, from 0 to 1, is used up."""
+    """The sequence length once a fraction `progress` of the budget, from 0 to 1, is used up."""
     ends = accumulate(stage.fraction for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 

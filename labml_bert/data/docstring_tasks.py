@@ -4,22 +4,21 @@
 Where can you get labels without a download? Every docstring of the standard library has an address: its
 package and its module. We turn that into two tasks:
 
-- **package**: which of 20 packages is this docstring from? One text, 20 classes of different sizes.
-- **summary**: does this first line summarize that description? Two texts, two classes of equal size. By
+- **package**: which of 20 packages is this docstring from? One text, and 20 classes of different sizes.
+- **summary**: does this first line summarize that description? Two texts, and two classes of equal size. By
   convention, a docstring starts with a line that sums up the rest. A wrong description is from the same
   package, so the topic gives little away, and the model has to read the two texts together. In next sentence
   prediction, a wrong second part comes from anywhere, which is far easier.
 
-Labels that are this cheap leak easily. We do three things about it:
+Labels this cheap leak easily. We take three precautions:
 
-- **Package names become `_`.** If a text contained the name of its package, it would answer the question. So
-  we replace the names of all 20 packages, as a word or at the start of a name like `XMLParser`.
+- **Package names become `_`.** A text that contains the name of its package gives the answer away. So we
+  replace the names of all 20 packages, both as words and at the start of names such as `XMLParser`.
 - **Near copies are dropped.** If a docstring repeats more than half of an earlier one, we leave it out. So no
-  test text has a near copy among the training texts, and no text has two answers.
-- **Texts from pretraining are marked.** Pretraining on `python-docs` reads all of the library but its
-  held-out documents, though without labels. All test texts of **summary** are from held-out documents. They
-  are too few for 20 packages, so **package** adds test texts that pretraining has seen, and marks which are
-  which.
+  test text has a near copy among the training texts, and no text belongs to two packages.
+- **Texts from pretraining are marked.** Pretraining on `python-docs` reads every document that isn't held
+  out, though without labels. All test texts of **summary** are from held-out documents. These texts are too
+  few for 20 packages, so **package** also has test texts that pretraining has seen, and marks them.
 """
 
 import random
@@ -39,7 +38,7 @@ class Docstring(NamedTuple):
 
     text: str
     module: str
-    """Named as in `corpora.module_docstrings`: `email/message.py`, `compiled _socket`."""
+    """Named as in `corpora.module_docstrings`, such as `email/message.py` or `compiled _socket`."""
     unseen: bool
     """Whether none of its paragraphs is in the training documents of `python-docs`."""
 
@@ -73,7 +72,7 @@ class Task(NamedTuple):
         return [self.train[i] for i in order[:count].tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """What you need to know to judge a score: the numbers of texts, and the accuracy of guessing."""
+        """Returns what you need to judge a score: the numbers of texts, and the chance accuracy."""
         counts = Counter(example.label for example in self.train)
         return {
             "train": len(self.train),
@@ -88,14 +87,14 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     ## Each text once
 
-    All docstrings of at least `fewest_words` words, without near copies. A docstring is a near copy if, of
-    all three-word sequences in it or in some earlier docstring, more than half are in both.
+    Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy of
+    an earlier one if more than half of the three-word sequences in either of them are in both.
     """
     corpus = load_corpus("python-docs")
     training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
     distinct: list[Docstring] = []
     sizes: list[int] = []
-    # The texts that contain a trigram of words. Most trigrams are rare, so few texts have to be compared.
+    # The texts that contain each trigram of words. Most trigrams are rare, so there's little to compare.
     texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for module, docstrings in module_docstrings():
         for text in docstrings:
@@ -115,7 +114,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
 
 
 def without_names(text: str, names: Sequence[str]) -> str:
-    """Replaces each of `names` with `_` where it's a word or starts one: `email.`, `Email`, `XMLParser`."""
+    """Replaces each name with `_` where it's a word or starts one, as in `email.`, `Email` or `XMLParser`."""
     spellings = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
     longest_first = "|".join(sorted(map(re.escape, spellings), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
@@ -125,8 +124,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     """
     ## Which package?
 
-    The `classes` packages with the most docstrings. A quarter of each package is for testing, and these are
-    unseen texts as far as there are any. The order of the examples is random, but always the same.
+    Returns a task with the `classes` packages that have the most docstrings. A quarter of each package is for
+    testing, unseen texts first. The order of the examples is random, but always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)
@@ -151,16 +150,17 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     """
     ## Does the summary fit?
 
-    Each example has a summary, the first paragraph of a docstring, and a description, the rest of one. In
-    each package, a random half of the docstrings exchange their descriptions. So each part occurs exactly
-    once, and no part alone says anything about the label. All test examples are unseen.
+    Each example has a summary and a description: the first paragraph of a docstring, and the rest of that
+    docstring or of a different one. In each package, a random half of the docstrings exchange their
+    descriptions. So each part occurs exactly once, and neither part alone says anything about the label. All
+    test examples are unseen.
     """
     generator = random.Random(0)
     by_package: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
     seen_parts: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        # Skip parts that have occurred before. A first line such as "Constructor." isn't a summary.
+        # Skip a docstring if a part has occurred before. A first line like "Constructor." is no summary.
         if len(parts) == 2 and parts[1].strip() and not seen_parts & {*parts}:
             seen_parts.update(parts)
             by_package[docstring.package, docstring.unseen].append(parts)

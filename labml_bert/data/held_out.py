@@ -2,8 +2,8 @@
 # Held-out text, masked once
 
 You can compare two results only if both were measured on the same masks. So held-out text is masked once, by
-the paper's rule and with its own seed. Whatever a run does in training, all of its evaluations have the same
-masks as those of any other run."""
+the paper's rule and with its own seed. Whatever a run does in training, its evaluations use the same masks as
+those of any other run."""
 
 from collections.abc import Callable
 

@@ -21,7 +21,7 @@ from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_to
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
-# The baselines are counted on at most this many tokens, because counting takes 200 bytes of memory for each.
+# The baselines are counted on at most this many tokens, because counting takes 200 bytes of memory per token.
 BASELINE_TOKENS = 10_000_000
 
 
@@ -108,7 +108,7 @@ class MaskedText:
 
 
 def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
-    """Returns at most about `most` ids as int64: all of them, or runs of 1,024 tokens at even distances."""
+    """Returns the ids as int64: all of them, or about `most` in evenly spaced runs of 1,024 tokens."""
     if len(token_ids) <= most:
         return token_ids.long()
     distance = len(token_ids) * run // most

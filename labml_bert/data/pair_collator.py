@@ -5,14 +5,14 @@ How do rows of a file become the input of a model? A batch is a random sample of
 same length, and some of their tokens are masked.
 
 Masking is *dynamic* if new masks are drawn for each batch, so that the model hardly ever sees a row twice
-with the same masks. It is *static* if the masks were drawn once and saved in the file. The original was
-static. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking equal or slightly
-better.
+with the same masks. It is *static* if the masks were drawn once and saved in the file. The original code
+masks statically. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking equal or
+slightly better.
 
-The column `segment_ids` has its name from the original. The tensor is called `token_type_ids`, like the
-model's argument here and in `transformers`. Both hold the same numbers.
+The column `segment_ids` has the name that the original code uses. The tensor made from it is called
+`token_type_ids`, like the model's argument here and in `transformers`. Both hold the same numbers.
 
-Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if it is given.
+Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if you pass it.
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MaskingArguments:
     """
-    How to choose the tokens to mask. The first two are arguments of `TokenMasker`. With `whole_word_mask`,
-    all subwords of a word are masked or none. The original makes at most 20 predictions at length 128.
+    How to choose the tokens to mask. The first two fields are arguments of `TokenMasker`. `whole_word_mask`
+    masks all subwords of a word or none of them. The original makes at most 20 predictions at length 128.
     """
 
     mlm_probability: float = 0.15
@@ -143,14 +143,14 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     """
     ## Endless batches
 
-    Each batch has `batch_size` rows drawn with replacement, just as `random_windows` draws windows. The state
-    of `generator` is then the whole position in the data, and `Trainer` saves it in its checkpoints. Pass the
-    same generator to the collator, and the same batches follow after a resume.
+    Each batch has `batch_size` rows drawn with replacement, as `random_windows` draws windows. The state of
+    `generator` then says where we are in the data, and `Trainer` saves it in its checkpoints. If you pass the
+    same generator to the collator, a resumed run continues with the same batches.
 
-    You may expect epochs, in which every row comes once before any row comes twice. To resume within an
-    epoch, you would also have to save its order and the position in it. Drawing with replacement has a price:
-    after as many draws as there are rows, $1/e$ of them, or 37%, haven't been drawn. After four times as many
-    draws, it's 2%.
+    You might expect epochs, in which every row comes once before any row comes twice. But to resume within an
+    epoch, you would also have to save the order of its rows and the position in it. Drawing with replacement
+    has a price: after as many draws as there are rows, $1/e$ of the rows, or 37%, haven't been drawn. After
+    four times as many draws, it's 2%.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class PairBatches(Iterator[dict[str, Tensor]]):
         """Raises `ValueError` if the data set or the batch would be empty."""
         if len(dataset) == 0 or batch_size < 1:
             raise ValueError(f"{len(dataset)} rows and batch_size {batch_size}; both must be at least 1")
-        # Arrow tables hold no Python number for each token, which makes this tens of times faster.
+        # Arrow tables don't create a Python number for each token, so this is tens of times faster.
         self.dataset = dataset.with_format("arrow")
         self.collator = collator
         self.batch_size = batch_size

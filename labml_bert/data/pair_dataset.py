@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Increase this when a code change gives different files for the same input. Since 2, pages have checksums.
+# Increase this when a code change gives different files for the same input. Version 2 adds page checksums.
 FORMAT = 2
-# Characters of text in a shard. A worker holds one shard in memory, and draws random second texts from it.
+# A shard has at least this many characters. A worker holds it in memory to draw random second texts.
 SHARD_CHARACTERS = 1_000_000
-# Starting the worker processes takes as long as writing this many shards.
+# Starting the worker processes takes about as long as writing this many shards.
 FEW_SHARDS = 8
 
 
@@ -78,15 +78,15 @@ def build_dataset(
 
     `documents` may be a generator: only a few shards are in memory at a time. A document is never split, and
     takes about thirty times its size in memory. `text_files.read_documents` reads files of any size as
-    documents of at most a million characters. The number of `processes`, by
-    default one per core, changes only the time. With 1, or if there are few shards to write, everything runs
-    in this process. With more, your script needs `if __name__ == "__main__":`, because workers import it.
+    documents of at most a million characters. The number of `processes`, by default one per core, affects
+    only the speed. With one process, or if there are few shards to write, everything runs in this process.
+    Otherwise your script needs `if __name__ == "__main__":`, because the workers import it.
 
     Files from an earlier build are reused if their text, tokenizer and arguments are the same, and deleted
     otherwise. Returns the manifest, and saves the tokenizer in the same folder.
 
-    Raises `ValueError` if there are fewer than two documents, if no sentence ends in any of them, or if the
-    tokenizer lacks a special token. Raises `OSError` if the folder can't be written, or if its lock or its
+    Raises `ValueError` if there are fewer than two documents, if each document is a single sentence, or if
+    the tokenizer lacks a special token. Raises `OSError` if the folder isn't writable, or if its lock or its
     Arrow folder is a link.
     """
     if isinstance(documents, str):
@@ -112,7 +112,7 @@ def build_locked(
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. This process must hold the lock of `folder`."""
     remove_partial_files(folder)
-    # Its contents are deleted below.
+    # The contents of this folder are deleted below, so it must not be a link.
     check_own(folder / "arrow", stat.S_ISDIR)
     tokenizer_json = tokenizer.to_str()
     settings = json.dumps({"format": FORMAT, "tokenizer": tokenizer_json, **asdict(arguments)})
@@ -180,7 +180,7 @@ def write_shards(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
 ) -> Iterator[dict[str, Any]]:
     """Writes the shards. Yields the metadata of each, in order, as soon as its file is complete."""
-    # An earlier build may have completed the first ones.
+    # An earlier build may have completed the first shards.
     for shard in shards:
         metadata = read_finished(shard)
         if metadata is None:
@@ -193,7 +193,7 @@ def write_shards(
         for shard in itertools.chain(first, shards):
             yield writer.write(shard)
         return
-    # Start fresh interpreters: a fork of this one could inherit a lock that nobody releases.
+    # Start fresh interpreters: a fork of this process could inherit a lock that nobody releases.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, start_worker, (tokenizer, arguments))
     futures: collections.deque[Future[dict[str, Any]]] = collections.deque()
@@ -212,8 +212,8 @@ def write_shards(
 @contextlib.contextmanager
 def progress_line() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     """
-    Shows the progress: in a terminal on one line that is updated, otherwise on a new line every ten seconds.
-    The amount of text that is left isn't known.
+    Shows progress: in a terminal, on one line that is updated; elsewhere, on a new line every ten seconds. It
+    can't show how much text is left, because `documents` may be a generator.
     """
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -237,12 +237,12 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     """
     ## From Parquet to rows
 
-    Returns a memory-mapped `datasets.Dataset`, so it may be larger than memory. The first call unpacks the
+    Returns a memory-mapped `datasets.Dataset`, which may be larger than memory. The first call unpacks the
     files into `folder/arrow`; later calls check that copy, which takes half a second for each gigabyte.
-    Nothing is downloaded. With the `fingerprint` of a manifest, only that data set is opened.
+    Nothing is downloaded. If you pass a `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
-    or if another program has built another one since.
+    or if another program has since built a different data set in `folder`.
     """
     path = folder / MANIFEST
     remedy = "build it again with build_dataset, which keeps the intact files"
@@ -266,9 +266,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
         raise ValueError(f"the files in {folder} are not those that {MANIFEST} names; {remedy}")
     from datasets import Dataset, disable_progress_bars
 
-    # Progress bars would interrupt the output of a run, and unpacking takes less than a second.
+    # Progress bars would interrupt the output of a run.
     disable_progress_bars()
-    # If all documents of a shard have a single sentence, it may have no pairs.
+    # A shard may have no pairs if each of its documents is a single sentence.
     files = [str(folder / part["name"]) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
     # Another process may be unpacking the same files.

@@ -49,8 +49,8 @@ class DatasetArguments:
     How to make pairs. `max_length` includes the special tokens. `short_seq_prob` and
     `lone_sentence_is_random` are arguments of `PairMaker`. The text is read `dupe_factor` times, with
     different pairs each time. With `static_masking`, the rows in the file are masked; otherwise they are
-    masked when they are batched. The original masks statically and makes 10 passes, so the model sees each
-    text with several masks.
+    masked when they are batched. The original code masks statically and makes 10 passes, so the model sees
+    each text with several masks.
 
     Raises `ValueError` if a value is out of range.
     """
@@ -91,7 +91,7 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
 def read_metadata(shard: Shard) -> dict[str, Any] | None:
     """
     Reads what the shard's file says about itself: its name, size, sha256 and fingerprint, and the numbers of
-    documents, sentences, rows and tokens. Returns `None` if there is no file or it has another fingerprint.
+    documents, sentences, rows and tokens. Returns `None` if there is no file with the shard's fingerprint.
     """
     try:
         parquet = pq.read_metadata(shard.path)
@@ -106,7 +106,7 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
 
 
 def has_valid_checksums(path: Path) -> bool:
-    """Whether all pages of a file match their checksums. Reading a file is far quicker than writing it."""
+    """Whether all pages of a file match their checksums. Reading a file is far faster than building it."""
     try:
         pq.ParquetFile(path, page_checksum_verification=True).read()
     except (OSError, ValueError):
@@ -115,7 +115,7 @@ def has_valid_checksums(path: Path) -> bool:
 
 
 def read_finished(shard: Shard) -> dict[str, Any] | None:
-    """As `read_metadata`, for a shard from an earlier build. Also `None` if the file is damaged."""
+    """Like `read_metadata`, for a shard from an earlier build. Also returns `None` if the file is damaged."""
     metadata = read_metadata(shard)
     return metadata if metadata and has_valid_checksums(shard.path) else None
 
@@ -126,7 +126,7 @@ class ShardWriter:
     """
 
     def __init__(self, tokenizer: str, arguments: DatasetArguments):
-        """`tokenizer` is a tokenizer as JSON, which is easy to send to other processes."""
+        """`tokenizer` is the tokenizer as JSON, which is easy to send to other processes."""
         self.tokenizer = Tokenizer.from_str(tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()

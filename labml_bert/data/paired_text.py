@@ -34,10 +34,10 @@ class PairedText:
     """
     ## Masked pairs of texts
 
-    `lengths` are all sequence lengths of the training in tokens, shortest first. The held-out pairs have the
-    last of them. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in the
-    original) or `whole-word` (dynamic, all subwords of a word together). The text is made into pairs
-    `dupe_factor` times, each time into different ones.
+    `lengths` are the sequence lengths of the training in tokens, shortest first. The held-out pairs have the
+    last of these lengths. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in
+    the original) or `whole-word` (dynamic, with all subwords of a word masked together). The text is made
+    into pairs `dupe_factor` times, with different pairs each time.
 
     Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
     """
@@ -72,12 +72,12 @@ class PairedText:
     def training_pairs(self, length: int, masking: str) -> PairBatches:
         """
         The training pairs of one length. Their files are built once and kept in the folder for downloads,
-        where the next run with the same text and vocabulary finds them.
+        where the next run with the same text, tokenizer and options finds them.
         """
         recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
-        # A chunk of one sentence would always get a random second part, and about 60% of all pairs would be
-        # random.
+        # By default, a chunk of one sentence always gets a random second text, which would make about 60% of
+        # all pairs random.
         arguments = DatasetArguments(
             length,
             dupe_factor=self.dupe_factor,
@@ -97,8 +97,8 @@ class PairedText:
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """
-        Builds the pairs, or finds them in their folder. Runs with other arguments or another tokenizer have
-        other folders, so they can train at the same time.
+        Builds the pairs, or finds them in their folder. Runs with different arguments or tokenizers use
+        different folders, so they can train at the same time.
         """
         recipe = json.dumps([self.tokenizer.to_str(), asdict(arguments)])
         digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
@@ -108,8 +108,8 @@ class PairedText:
 
     def batch(self, length: int) -> dict[str, Tensor]:
         """
-        The next pairs, masked: the arguments of `BertForPreTraining`, with the numbers of labeled positions
-        and pairs in the whole batch.
+        Returns the next masked pairs as arguments of `BertForPreTraining`, including the numbers of labeled
+        positions and pairs in the whole batch.
         """
         batch = next(self.batches[length])
         return {

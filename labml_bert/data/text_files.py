@@ -3,7 +3,7 @@ r"""
 
 How do you read text that is larger than memory? In chunks. Each chunk comes with the position of the next
 one, so a program that was stopped can continue there. The text is in UTF-8 files, which may be compressed, or
-in a data set that is streamed.
+in a streamed data set.
 """
 
 import bz2
@@ -40,8 +40,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """
     ## Reading files
 
-    Returns the files in `paths`. Each folder is replaced by the files below it, sorted by
-    name. Names that start with a dot are skipped.
+    Returns the files in `paths`. Each folder is replaced by the files below it, sorted by name. Names in
+    a folder that start with a dot are skipped.
 
     Raises `ValueError` if a path doesn't exist, or if a folder has no files.
     """
@@ -83,7 +83,7 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
             file.seek(offset)
             rest = b""
             while True:
-                # A chunk depends only on where it begins, so a resumed program gets the same ones.
+                # A chunk depends only on where it begins, so a resumed program gets the same chunks.
                 data = rest + file.read(CHUNK_SIZE - len(rest))
                 is_last = len(data) < CHUNK_SIZE
                 end = len(data) if is_last else data.rfind(b"\n") + 1 or last_character(data)
@@ -98,8 +98,8 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
 def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[str]:
     """
     Yields the text of the files as documents for `pair_dataset.build_dataset`, without holding a large file
-    in memory. A file with more than `longest` characters becomes several documents, cut at empty lines
-    if there are any.
+    in memory. A file with more than `longest` characters becomes several documents, cut at empty lines if
+    there are any.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.
     """
@@ -142,7 +142,7 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
         yield Chunk(row[column] + "\n\n", (0, number))
 
 
-# In bytes. The sample has pieces of this size from a large file.
+# The size in bytes of the pieces that a sample takes from a large file.
 SAMPLE_PIECE = 100_000
 
 
@@ -150,9 +150,9 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     """
     ## A sample for the vocabulary
 
-    Returns evenly spaced pieces of the text, about `most` bytes in total: all of a short text, and of many
-    small files some whole ones. For a compressed file, we know only
-    the compressed size, so the pieces come from its beginning.
+    Returns evenly spaced pieces of the text, about `most` bytes in total. A short text is returned in full.
+    Small files are either taken whole or left out. Of a compressed file, we know only the compressed size, so
+    the pieces come from its beginning.
 
     Raises `ValueError` if a file can't be read.
     """
@@ -171,7 +171,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
         with explain_unreadable(path), open_file(path) as file:
             for offset in (i * length // count for i in range(count)):
                 file.seek(offset)
-                # The offset may be inside a line, or even inside a character.
+                # The offset may be inside a line, or even inside a character, so skip to the next line.
                 if offset:
                     file.readline(1000)
                 # The size of a compressed file isn't that of its text.

@@ -9,12 +9,12 @@ Training then maps this file into memory, and the operating system reads only th
 |---|---|
 | `train.bin`, `valid.bin` | the token ids, as uint16 (int32 for a vocabulary of more than 65,536) |
 | `tokenizer.json` | the tokenizer |
-| `blocks.jsonl` | a line with the settings, a line for each block of four megabytes of text, and an end |
+| `blocks.jsonl` | a line with the settings, a line for each block of text, and a final line |
 
-The text is read only once, block by block. The line about a block is written after its ids have reached the
-disk. So if the program is killed, the next run continues after the last block that has a line. The line
-also holds the sha256 of the block's ids. This hash, that of the tokenizer, and a checksum of each line are
-checked whenever the folder is opened.
+The text is read only once, in blocks of four million characters. The line about a block is written after its
+ids have reached the disk. So if the program is killed, the next run continues after the last block that has a
+line. The line also holds the sha256 of the block's ids. This hash, that of the tokenizer, and a checksum of
+each line are checked whenever the folder is opened.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from labml_bert.files import (
 TRAIN, VALID = "train.bin", "valid.bin"
 # The size of a block, in characters. Tokenizing a block takes about fifty times its size in memory.
 BLOCK_SIZE = 4_000_000
-# About how many bytes of the files are held out. With much more, every evaluation would take minutes.
+# About this many bytes of the files are held out. With many more, every evaluation would take minutes.
 HELD_OUT_SIZE = 4_000_000
 
 
@@ -72,7 +72,7 @@ def is_held_out(text: str, fraction: float) -> bool:
 
     Whether a piece of text is held out. A hash of the piece decides, so an exact copy of a held-out piece is
     held out too. For a small text, it's better to hold out whole documents, as `corpora.split_documents`
-    does. The pieces here have about 10,000 characters, and the rest of the document is in the training text.
+    does. A piece here has about 10,000 characters, and the rest of its document is mostly training text.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -82,8 +82,8 @@ def encode_block(
     tokenizer: Tokenizer, texts: Sequence[str], fraction: float
 ) -> tuple[bytes, bytes, int, int]:
     """
-    Tokenizes the texts. Returns the ids of the training pieces and of the held-out ones as bytes, and their
-    numbers of characters. The `tokenizers` library uses all cores.
+    Tokenizes the texts. Returns the ids of the training pieces and of the held-out pieces, as bytes, and the
+    numbers of characters of both. The `tokenizers` library uses all cores.
     """
     typecode = id_type(tokenizer)[0]
     parts: tuple[list[str], list[str]] = ([], [])
@@ -111,20 +111,20 @@ class Progress(NamedTuple):
     """Bytes up to the end of the last whole line. A killed process may have written half a line after it."""
 
 
-# The last line of a finished folder contains the number of blocks.
+# In a finished folder, the last line of `blocks.jsonl` has this key, and the number of blocks.
 FINISHED = "finished"
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a file isn't one that a killed process leaves before there is a `blocks.jsonl`."""
+    """Whether a file can't be a leftover from a process that was killed before it wrote `blocks.jsonl`."""
     return name not in (".lock", "tokenizer.json") and not name.endswith(PART)
 
 
 def read_progress(folder: Path) -> Progress | None:
     """
-    Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if nothing has.
+    Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if that file doesn't exist yet.
 
-    Raises `ValueError` if `folder` has other files, or if `blocks.jsonl` is damaged.
+    Raises `ValueError` if `folder` has other files but no `blocks.jsonl`, or if `blocks.jsonl` is damaged.
     """
     path = folder / BLOCKS
     if not path.is_file():
@@ -156,11 +156,11 @@ def write_token_files(
     """
     ## Writing the ids
 
-    Tokenizes a text and writes the ids to `folder`, or continues where it was stopped. `settings` identify
-    the text, and `settings["held_out"]` is the fraction to hold out. `on_block` is called after each block.
+    Tokenizes a text and writes the ids to `folder`, or continues where an earlier call stopped. `settings`
+    identify the text; `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
 
-    Raises `ValueError` if `folder` has other files, damaged ones or the tokens of another text, or if the
-    text can't be read, and `OSError` if the disk is full or another process writes to `folder`.
+    Raises `ValueError` if `folder` has unrelated files, damaged files or the tokens of a different text, or
+    if the text can't be read. Raises `OSError` if the disk is full or another process is using `folder`.
     """
     make_folder(folder)
     with lock(folder):
@@ -212,7 +212,7 @@ def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int
     for text, position in chunks:
         texts.append(text)
         size += len(text)
-        # This counts characters, so in many writing systems a block has more bytes than that.
+        # `size` counts characters, so in many writing systems a block has more bytes than `BLOCK_SIZE`.
         if size >= BLOCK_SIZE:
             yield texts, position
             texts, size, position = [], 0, None
@@ -225,8 +225,8 @@ class TokenizedCorpus:
     """
     ## Reading the ids
 
-    The counterpart of `Corpus` for a folder of token files. The training ids are memory-mapped, so
-    they take almost no memory, however long the text is.
+    The counterpart of `Corpus` for a folder of token files. The training ids are memory-mapped, so they take
+    almost no memory, however long the text is.
     """
 
     name: str
@@ -246,7 +246,7 @@ class TokenizedCorpus:
         """Raises `ValueError` if `tokenizer` would produce different ids."""
         a, b = (json.loads(t.to_str()) for t in (tokenizer, self.tokenizer))
         for parts in (a, b):
-            # How a special token is matched doesn't matter, because a text has none.
+            # How special tokens are matched doesn't matter, because they are never matched in a corpus.
             added = parts["added_tokens"]
             parts["added_tokens"] = [token for token in added if token["content"] not in SPECIAL_TOKENS]
         if any(a[part] != b[part] for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")):
@@ -269,7 +269,7 @@ def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
 
 
 def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:
-    """Raises `ValueError` if a token file is missing, or if its ids aren't those of `blocks.jsonl`."""
+    """Raises `ValueError` if a token file is missing, or if its ids don't match their hashes in `blocks`."""
     damage = f"the token files in {folder} are damaged; delete the folder and prepare it again"
     if not ((folder / TRAIN).is_file() and (folder / VALID).is_file()):
         raise ValueError(damage)

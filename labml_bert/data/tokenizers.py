@@ -6,7 +6,7 @@ characters, the vocabulary has about a hundred tokens and sequences are long. Wi
 tokens and sequences are short, but a new word has no id. Subwords are in between, and BERT uses them.
 
 Each function here trains a `Tokenizer` of Hugging Face [tokenizers](https://huggingface.co/docs/tokenizers)
-on a text and returns it. It is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
+on a text. A tokenizer is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from torch import Tensor
 from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.files import make_folder
 
-# Named as in the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
+# These names are from the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # In characters. A longer word is split before a vocabulary is learned.
 LONGEST_WORD = 1000
@@ -39,7 +39,7 @@ def character_tokenizer(texts: Iterable[str]) -> Tokenizer:
     characters = sorted(set().union(*texts))
     vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    # A dot would not match line ends.
+    # A dot in the pattern would not match line ends.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -50,9 +50,9 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     """
     ## Words
 
-    A token is a lower-case word or a run of punctuation. The vocabulary has the most frequent ones that occur
-    at least twice, and `vocab_size` tokens at most; all others are `[UNK]`. Spaces are lost, so decoding puts
-    one between any two tokens.
+    A token is a lower-case word or a run of punctuation. The vocabulary has at most `vocab_size` tokens: the
+    most frequent of those that occur at least twice. Everything else becomes `[UNK]`. Spaces are lost, so
+    decoding puts one between any two tokens.
 
     Raises `ValueError` if `vocab_size` leaves no room for a word.
     """
@@ -74,14 +74,14 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     """
     ## Subwords
 
-    A frequent word is one token, a rare word is several: `un`, `##usual`. The `##` marks a subword that
+    A frequent word is one token, and a rare word is several: `un`, `##usual`. The `##` marks a subword that
     continues a word. Single characters are subwords too, both at the start of a word and inside one if they
     occur there. So `[UNK]` is rare.
 
     `lowercase` also strips accents, as the uncased BERT does. It turns `für` into `fur`, and damages scripts
-    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, zero-width
-    joiners and non-joiners, which Persian and some Indic scripts use, are dropped, and each Chinese character
-    is a word of its own. All of `texts` is held in memory, so pass a sample of a large corpus.
+    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, each Chinese
+    character is a word of its own, and zero-width joiners and non-joiners, which Persian and some Indic
+    scripts use, are dropped. All of `texts` is held in memory, so pass a sample of a large corpus.
 
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
@@ -93,7 +93,7 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     for the method; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
-    # The library's time grows with the square of the longest word.
+    # The library's running time grows with the square of the longest word's length.
     long_word = re.compile(rf"\S{{{LONGEST_WORD}}}")
     texts = [
         long_word.sub(r"\g<0> ", text) if max(map(len, text.split()), default=0) > LONGEST_WORD else text
@@ -119,7 +119,7 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
 
 
 def add_cls_sep(tokenizer: Tokenizer) -> None:
-    """From now on, the tokenizer turns a text into `[CLS] A [SEP]`, and two into `[CLS] A [SEP] B [SEP]`."""
+    """Makes the tokenizer turn a text into `[CLS] A [SEP]`, and a pair into `[CLS] A [SEP] B [SEP]`."""
     cls_id, sep_id = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -140,7 +140,7 @@ def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
 
 
 def train_wordpiece(texts: list[str], vocab_size: int, lowercase: bool, first: list[str]) -> dict[str, int]:
-    """A vocabulary that starts with `first`. If `vocab_size` is 0, only the alphabet is added."""
+    """Learns a vocabulary that starts with `first`. If `vocab_size` is 0, only the alphabet is added."""
     tokenizer = untrained_wordpiece({}, lowercase)
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
@@ -179,15 +179,15 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
     """
-    Splits `text` at line ends into pieces of about `size` characters, and a longer line at a space. Joined,
-    they give `text` again.
+    Splits `text` at line ends into pieces of about `size` characters. A line that is too long is split at a
+    space if it has one. Joined, the pieces give `text` again.
     """
     pieces, start = [], 0
     while start < len(text):
         limit = start + 2 * size
         end = text.find("\n", start + size, limit) + 1
         if not end:
-            # Before the space, because some tokenizers read it as the start of the next word.
+            # Cut before the space, because some tokenizers read it as the start of the next word.
             space = text.find(" ", start + size, limit)
             end = len(text) if len(text) <= limit else space if space > 0 else limit
         pieces.append(text[start:end])
@@ -197,7 +197,7 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
 
 @contextlib.contextmanager
 def silent_panics() -> Iterator[None]:
-    """The library is written in Rust, which prints a stack trace before it raises a panic as an exception."""
+    """Hides stack traces: the library's Rust code prints one before it turns a panic into an exception."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -213,7 +213,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     Reads a `tokenizer.json`. `vocab_size` is that of the model that uses the tokenizer.
 
     Raises `ValueError` if the file is missing or damaged, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`,
-    or has a number of tokens other than `vocab_size`.
+    or doesn't have `vocab_size` tokens.
     """
     try:
         data = read_checked(path)
@@ -227,7 +227,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             # `transformers` saves how it last truncated and padded. We never want either.
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            # Some mistakes are noticed only when a text has an unknown character or word, or becomes a pair.
+            # Some defects show up only when the tokenizer encodes an unknown character or word, or a pair.
             text = "a \ue000 \ua66e " + "x" * 200
             ids = [*tokenizer.encode(text).ids, *tokenizer.encode(text, "b").ids]
         if max(ids, default=0) >= tokenizer.get_vocab_size():
@@ -253,8 +253,8 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
-    Raises `ValueError` if the run in `folder` was started with another tokenizer. Every row of its embeddings
-    would belong to another token. A damaged file says nothing, and is written again.
+    Raises `ValueError` if the run in `folder` was started with a different tokenizer, because the rows of its
+    embeddings would belong to the wrong tokens. Accepts a damaged file, because it will be written again.
     """
     try:
         before = parse_json(read_checked(folder / "tokenizer.json"))

@@ -2,8 +2,8 @@
 # What surrounds an experiment
 
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
-Everything else is here: the folder of the run, the header, the progress line and tracking, and at the end the
-result, a model that `fill_mask` and `transformers` can load, and a record. Bad input is refused before
+Everything else is here: the run's folder, the header, the progress line and tracking, and at the end the
+result, a model that `fill_mask` and `transformers` can load, and a record. Bad input is rejected before
 anything is written."""
 
 import contextlib
@@ -88,8 +88,8 @@ class Run:
     """
     ## One run
 
-    The script draws all random numbers from `generator` and trains on `device`. Both are set by the options.
-    With `is_alone`, the run ignores the other processes that torchrun has started.
+    The script draws its batches from `generator` and trains on `device`; the options determine both. If
+    `is_alone` is true, the run ignores the other processes that `torchrun` has started.
 
     Raises `ValueError` if a value is out of range, if the device isn't available, or if the record can't be
     written.
@@ -113,7 +113,7 @@ class Run:
         self.path: Path | None = None
         self.is_resumable = True
         self.default_threads = torch.get_num_threads()
-        # Listeners that replace the progress line, for a program that runs an experiment.
+        # Listeners for a program that runs an experiment. They replace tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
@@ -121,7 +121,7 @@ class Run:
 
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
-        """Runs the block in rank zero first. The other processes find what it has written to disk."""
+        """Runs the block in rank zero first, so that the other processes find what it has written to disk."""
         with console.status("reading the text"), rank_zero_first():
             yield
 
@@ -136,10 +136,10 @@ class Run:
     ) -> Trainer:
         """
         Creates the trainer of `model`, resumes the run if the options say so, and starts tracking. Prints the
-        header, with `title` and the rows of `details`, and the baselines. `other_texts` has the sha256 of
-        each further text that the result depends on.
+        header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the sha256
+        of every other text that the result depends on.
 
-        Raises `ValueError` if the batch is too small for the processes, if the folder isn't writable, or if
+        Raises `ValueError` if a step has fewer rows than micro-batches, if the folder isn't writable, or if
         the run can't be resumed.
         """
         options = self.options
@@ -165,7 +165,7 @@ class Run:
         if options.resume:
             trainer.resume()
             check_same_tokenizer(text.tokenizer, path)
-            # The run includes the training of earlier processes.
+            # The run's time includes the training before this resume.
             self.start_time -= trainer.seconds
         self.set_threads(trainer)
         self.path = path
@@ -178,7 +178,7 @@ class Run:
         trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
             if options.resume:
-                # From here on, the steps from before a kill don't count.
+                # This line makes `read_metrics` ignore the steps that the run is about to repeat.
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())
@@ -187,8 +187,8 @@ class Run:
 
     def set_threads(self, trainer: Trainer) -> None:
         """
-        Sets the number of threads until the end of the run. Unless `--threads` is a number, a resumed run has
-        the number that it was saved with, and for a new run, `auto` takes the fastest.
+        Sets the number of threads until the end of the run. If `--threads` isn't a number, a resumed run
+        keeps the number that it was saved with, and a new run with `auto` takes the fastest.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}
@@ -201,7 +201,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Call this in any case: PyTorch's own default may not be the same as setting that number.
+        # Make this call even if the number doesn't change: PyTorch's default may behave differently.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -229,12 +229,12 @@ class Run:
         results_table(text.baselines)
 
     def describe_threads(self) -> dict[str, str]:
-        """The row of the header that says what `--threads auto` has measured and chosen, if it was used."""
+        """The header's row with what `--threads auto` measured and chose, or nothing if it wasn't used."""
         speeds = [f"{n}: {self.text.batch_tokens / s:,.0f}" for n, s in self.seconds_per_step.items()]
         return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
     def report(self, report: Report) -> None:
-        """Tracks a report of the trainer and shows it."""
+        """Tracks and shows a report from the trainer."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         tokens_per_second = self.progress.tokens_per_second(report, self.text.batch_tokens)
         others = {
@@ -245,7 +245,7 @@ class Run:
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
         self.progress.show(report, tokens_per_second)
         if console.quiet:
-            # Nobody reads the output any more. The loop treats this as Ctrl-C, and saves the run.
+            # Nobody reads the output anymore. Stop the loop as Ctrl-C does, so that it saves the run.
             self.current_trainer.stop_signal = signal.SIGINT
 
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
@@ -259,7 +259,7 @@ class Run:
 
     @torch.no_grad()
     def show_predictions(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Prints what the model predicts at the masks of a few rows `(B, T)`."""
+        """Prints what the model predicts at the masked positions of a few rows `(B, T)`."""
         self.model.eval()
         with self.current_trainer.autocast():
             predictions = self.model(input_ids.to(self.device)).logits.argmax(-1).cpu()
@@ -269,7 +269,7 @@ class Run:
     def print_filled(
         self, input_ids: Tensor, labels: Tensor, predictions: Tensor, notes: Sequence[str] = ()
     ) -> None:
-        """Prints rows with their predictions, and below each row its note, if there are `notes`."""
+        """Prints each row with its predictions and, if there are `notes`, its note."""
         console.print()
         for row in range(len(predictions)):
             for line in filled_lines(self.text.tokenizer, input_ids[row], labels[row], predictions[row]):
@@ -302,7 +302,7 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
         write_pretraining_card(self.path / "model", script, self.describe(result))
-        # The evaluations during the run used only a part of the held-out text.
+        # The evaluations during the run used only part of the held-out text.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})
         self.resources.close()
 
@@ -315,7 +315,7 @@ class Run:
             console.print(f"  record      {display_path(options.record)}")
         console.print(f"  run         {display_path(self.path)}")
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
-        # `fill_mask` takes the newest run under logs/ by default. That's this one, unless it is elsewhere.
+        # By default, `fill_mask` takes the newest run under logs/. That's this one, unless it's elsewhere.
         is_default = self.path.parent.parent == Path("logs")
         options_of_run = [] if is_default else [f"--run {quote(display_path(self.path))}"]
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
@@ -326,7 +326,7 @@ class Run:
         """
         ## The record
 
-        The result, with everything that you need to check or repeat it. Pages and charts use these files.
+        The result, with everything that you need to check or repeat it. Pages and charts use these records.
         """
         assert self.path is not None
         precision = self.current_trainer.precision
@@ -339,7 +339,7 @@ class Run:
         return record | self.describe(result) | {"history": history}
 
     def arguments(self) -> list[str]:
-        """The options that differ from their defaults, as words of a command line."""
+        """The options that change the result and differ from their defaults, as command-line arguments."""
         user_options, text = self.user_options, self.text
         # Record the name of the text and not its path, which is useless on another machine.
         non_defaults = {
@@ -402,10 +402,10 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder for this process until the end of the block.
+    Locks the run's folder for this process until the end of the `with` block.
 
-    Raises `ValueError` if another process trains in it, or if it isn't writable. Raises `OSError` if a file
-    that the run would write to is a link.
+    Raises `ValueError` if another process is training in it, or if it isn't writable. Raises `OSError` if a
+    file that the run would write to is a link.
     """
     for name in (".lock", METRICS):
         check_own(run_path / name)

@@ -2,17 +2,17 @@
 # Does the current code still give this result?
 
 A record is up to date if the current code reproduces its run, however old the record is. Repeating three
-minutes of training for every record would take hours, and another processor rounds differently. So each
-record has a *fingerprint*: a run of the same configuration for a few dozen steps, in float32 on one thread,
-with the loss of each step and an evaluation at the end. The schedule is compressed into these steps, so they
-go through every stage.
+minutes of training for every record would take hours, and a different processor would round differently. So
+each record has a *fingerprint*: the loss of each step and the final evaluation of a short run with the same
+configuration (a few dozen steps in float32 on one thread). The schedule is compressed into these steps, so
+the run goes through every stage.
 
     python -m labml_bert.run.fingerprint                # checks all records in docs/runs
     python -m labml_bert.run.fingerprint mlm_tiny       # checks one
 
 On the same processor with the same versions, the losses must be equal bit for bit. Elsewhere they must agree
-within a tolerance. If a change in the code matters, it shows in the first steps: another mask, another
-initial weight, another learning rate."""
+within a tolerance. A change to the code that matters shows up in the first steps, as a different mask,
+initial weight or learning rate."""
 
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "runs"
 STEPS = 32
 # In nats, between two processors or versions. Rounding changes the losses of the first steps by less than
-# 1e-5, different random numbers change them by more than 1e-2.
+# 1e-5; different random numbers change them by more than 1e-2.
 TOLERANCE = 1e-3
 
 Fingerprint = dict[str, Any]
@@ -97,8 +97,8 @@ def take_fingerprint(
 
 def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:
     """
-    Puts the parts together. JSON has no NaN and no infinity, so they become `None`. An evaluation is rounded
-    to six decimals, as in a record.
+    Builds a fingerprint from its parts. JSON has no NaN and no infinity, so they become `None`. The
+    evaluation is rounded to six decimals, as in a record.
     """
     return {
         "steps": len(losses),
@@ -166,7 +166,7 @@ def load_script(experiment: str) -> ModuleType:
     """
     Imports the script of an experiment, which may be anywhere under `experiments`.
 
-    Raises `ValueError` if there is none.
+    Raises `ValueError` if there is no such script.
     """
     path = next((ROOT / "experiments").rglob(f"{experiment}.py"), None)
     if path is None:
@@ -184,9 +184,9 @@ def load_script(experiment: str) -> ModuleType:
 
 def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns functions that take the fingerprints of a record, by name. An experiment with its own loop, or
-    with several runs in one record, defines a function `fingerprints(record)` that returns them. For all
-    others this runs `main`. If a record is about a trained model, it runs the `main` that trained the model.
+    Returns the functions that take a record's fingerprints, by name. An experiment with its own loop, or with
+    several runs in one record, defines `fingerprints(record)`, which returns them. For any other experiment,
+    one function runs `main`; for a record about a trained model, that's the `main` that trained it.
     """
     script = load_script(record["experiment"])
     if hasattr(script, "fingerprints"):
@@ -203,7 +203,7 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
 
 
 def explain_skip(record: dict[str, Any]) -> str:
-    """Says why this machine can't check a record, for example because it lacks the text. Empty if it can."""
+    """Says why this machine can't check a record, for example because it lacks the text; empty if it can."""
     if "corpus" not in record:
         python = record["versions"]["python"]
         is_same = python == versions()["python"]
@@ -222,9 +222,9 @@ def explain_skip(record: dict[str, Any]) -> str:
 
 def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
-    Yields the records in `docs/runs`, or only those with these names (`mlm_tiny`, `claims/head`).
+    Yields the records in `docs/runs`, or only those in `names`, such as `mlm_tiny` or `claims/head`.
 
-    Raises `ValueError` if there is no record with that name, or if a record isn't JSON.
+    Raises `ValueError` if there is no record with one of the names, or if a record isn't JSON.
     """
     paths = {path.relative_to(RUNS).with_suffix("").as_posix(): path for path in sorted(RUNS.rglob("*.json"))}
     for name in names:
@@ -237,9 +237,9 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def main(argv: list[str] | None = None) -> None:
     """
-    Checks the fingerprints of the records named on the command line, or of all. With `--write`, it writes the
-    date of the check into each record, and takes the fingerprints that a record lacks. Do that only for a
-    record that the current code has just produced.
+    Checks the fingerprints of the records named on the command line, or of all records. `--write` also saves
+    the date of each successful check, and takes missing fingerprints, which are valid only for a record that
+    the current code has just produced.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words

@@ -1,7 +1,7 @@
 """
 # From the command line to the end of a run
 
-Each pretraining script ends with `launch(main, Options)`. It parses the options and calls `main(run,
+Each pretraining script ends with `launch(main, Options)`. This call parses the options and calls `main(run,
 options)`. If the run ends early, `launch` prints the reason in one line. If the run writes a record, `launch`
 adds a fingerprint, so that you can check the record later."""
 
@@ -25,10 +25,10 @@ def launch(
     main: Callable[[Run, OptionsType], None], options_type: type[OptionsType], argv: list[str] | None = None
 ) -> None:
     """
-    Calls `main(run, options)`. Bad input prints one line and exits with code 2. A run that you stop prints
-    how to resume it.
+    Calls `main(run, options)`. Bad input prints one line and exits with code 2. If you stop the run, it
+    prints how to resume it.
     """
-    # Not with `inspect`, which in a notebook finds a temporary file.
+    # Don't use `inspect` here: in a notebook, it finds a temporary file.
     experiment = Path(main.__globals__["__file__"]).stem
     description = inspect.cleandoc(main.__doc__ or "")
     with exit_on_bad_input():
@@ -46,13 +46,13 @@ def launch(
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single
             with console.status("taking the fingerprint of the record"):
-                # A run that is already in the record keeps its fingerprint.
+                # A run whose fingerprint is already in the record keeps it.
                 taken = record.setdefault("fingerprints", {})
                 for name, take in takers.items():
                     if name not in taken:
                         try:
                             taken[name] = take() | {"checked": origin()}
                         except ValueError as error:
-                            # The text can no longer be read. `exit_cleanly` says how to go on.
+                            # The text can no longer be read. `exit_cleanly` says how to continue.
                             raise OSError(str(error)) from None
             write_whole(options.record, json.dumps(record, indent=1))

@@ -1,10 +1,10 @@
 """
 # The options of a run
 
-The options of an experiment are a dataclass. Each field is a command-line option, and its value is the
-default. The docstring below it gives the reason for the value, and is also the `--help` text.
-[tyro](https://github.com/brentyi/tyro) reads all three, so each value and its reason are written only once,
-in the script that uses them."""
+The options of an experiment are a dataclass. Each field is a command-line option, and the field's value is
+the option's default. The docstring below the field gives the reason for the value, and is also the `--help`
+text. [tyro](https://github.com/brentyi/tyro) reads them all, so each value and its reason are written only
+once, in the script that uses them."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
-# Marks an option that doesn't change the result. It may differ when a run is resumed.
+# Marks an option that doesn't change the result. You may change it when you resume a run.
 OPERATIONAL: Any = {"operational": True}
 
 
@@ -37,9 +37,9 @@ class RunOptions:
     """
     ## The options of every run
 
-    An experiment adds its own fields. If it has the same name as a field of `TrainingArguments` or
-    `BertConfig`, it sets that field. All fields change the result, except for those marked as operational.
-    They are saved with the run, and a run can only be resumed with the values that it was started with."""
+    An experiment adds its own fields. A field with the same name as one of `TrainingArguments` or
+    `BertConfig` sets that one. All fields change the result, except for those marked as operational. The
+    fields that change the result are saved with the run, which you can resume only with the same values."""
 
     corpus: str = "python-docs"
     """Text to train on: python-docs, python-source, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file,
@@ -47,27 +47,27 @@ class RunOptions:
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None
-    """Train for this many steps instead of minutes. On one machine's CPU, such a run is reproducible
-    bit for bit."""
+    """Train for this many steps instead of a number of minutes. On the CPU of one machine, such a run is
+    reproducible bit for bit."""
     seed: int = 0
     """Seed of all random numbers."""
     optimizer: OptimizerName = "adamw"
     """adamw, or muon, which trains the matrices of the blocks with Muon and the rest with AdamW."""
     precision: Precision = "auto"
-    """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it, else float16
-    on a CUDA GPU with tensor cores, else float32."""
+    """Precision of the matmuls. auto is bfloat16 if the hardware has fast instructions for it, otherwise
+    float16 on a CUDA GPU with tensor cores, and float32 everywhere else."""
     device: str = field(default="auto", metadata=OPERATIONAL)
     """cpu, cuda, mps (Apple's GPU), or auto, which is the GPU if there is one."""
     threads: str = field(default="default", metadata=OPERATIONAL)
-    """Threads on the CPU. auto times a few steps with one thread and with more, and takes the fastest.
-    default is PyTorch's: one per core. A resumed run keeps its threads, unless you name another number."""
+    """Number of CPU threads. auto times a few steps with different numbers and takes the fastest. default is
+    PyTorch's: one per core. A resumed run keeps its number, unless you set a different one."""
     runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
     """Folder in which each run creates its own folder."""
     checkpoint_seconds: float = field(default=30.0, metadata=OPERATIONAL)
-    """Seconds between checkpoints, and so the work that a killed run can lose."""
+    """Seconds between checkpoints: about as much training as a killed run can lose."""
     gradient_accumulation_steps: int = field(default=1, metadata=OPERATIONAL)
     """Micro-batches per process and step. More of them need less memory and give the same result, apart from
-    rounding and the masks of dropout."""
+    rounding and dropout masks."""
     torch_compile: bool = field(default=False, metadata=OPERATIONAL)
     """Compile the model with torch.compile. It may pay off on a GPU; we haven't measured that."""
     resume: Path | None = field(default=None, metadata=OPERATIONAL)
@@ -87,8 +87,8 @@ class RunOptions:
 
     def model_config(self, **sizes: int) -> BertConfig:
         """
-        The configuration of the model: the options that are named as in `BertConfig`, and `sizes`. All
-        dropout has the same probability.
+        The model's configuration, from `sizes` and the options that are named as in `BertConfig`. The dropout
+        probability is the same everywhere.
 
         Raises `ValueError` if no model can have these sizes.
         """
@@ -101,8 +101,8 @@ class RunOptions:
 
     def modern_config(self, **values: Any) -> ModernBertConfig:
         """
-        The configuration of a modern model: the options that are named as in `ModernBertConfig`, and
-        `values`. Token 0 is the padding.
+        A modern model's configuration, from `values` and the options that are named as in `ModernBertConfig`.
+        By default, the padding token has id 0.
 
         Raises `ValueError` if no model can have these sizes.
         """
@@ -123,12 +123,14 @@ def parse_options(
     """
     ## From the command line
 
-    Options that aren't on the command line come from the run that is resumed, or else from the defaults.
+    Options that aren't on the command line come from the run that you resume, or otherwise from the defaults.
 
     Raises `ValueError` if the run to resume is damaged or belongs to another experiment. An invalid command
     line ends the program with one line and exit code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if any(not word or (word.startswith("--") and word.endswith("=")) for word in argv):
+        usage_error("a value is empty")
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
         configuration = load_checkpoint(options.resume)[0]["configuration"]
@@ -161,15 +163,17 @@ def restore_options(
     names = defaults.configuration().keys() & values.keys()
     for name in names:
         choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
-        if values[name] not in choices if choices else not isinstance(values[name], kinds[name]):
+        # Python takes `True` for an integer.
+        is_flag = isinstance(values[name], bool) and kinds[name] is not bool
+        if is_flag or (values[name] not in choices if choices else not isinstance(values[name], kinds[name])):
             raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
     return replace(defaults, **{name: values[name] for name in names})
 
 
 def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:
     """
-    Parses a command line. An error prints one line, where tyro would print a box of several. A number that is
-    far too large is an error too, so the rest of the program never has to think of overflows.
+    Parses a command line. An error prints one line instead of tyro's box of several lines. A number that is
+    far too large is an error too, so the rest of the program doesn't have to consider overflows.
     """
     box = io.StringIO()
     try:
@@ -199,8 +203,8 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
 
 def resume_options(options: RunOptions) -> list[str]:
     """
-    The options that a run doesn't save, and that aren't at their defaults, as words of a command line. With
-    them, a resumed run goes on in the same way.
+    The options that you need to repeat when you resume a run, as command-line arguments: those that a run
+    doesn't save and that differ from their defaults.
     """
     words = []
     for option in fields(options):

@@ -2,8 +2,8 @@
 # Before PyTorch is loaded
 
 What if a package is missing? Every experiment imports this module first, and it tells you in one line which
-packages are missing and how to install them. It needs only Python. PyTorch takes seconds to load, and Ctrl-C
-during that time also prints one line instead of a traceback.
+packages are missing and how to install them. The module itself needs only Python. PyTorch takes seconds to
+load, and Ctrl-C during that time also prints one line instead of a traceback.
 """
 
 import os
@@ -13,7 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from types import FrameType
 
-# The dependencies in pyproject.toml, because a clone that isn't installed has no metadata to read them from.
+# The same dependencies as in pyproject.toml: a clone that isn't installed has no metadata to read them from.
 REQUIRED = (
     "torch",
     "labml",
@@ -29,7 +29,7 @@ REQUIRED = (
 )
 
 
-# If a shell has closed stdout or stderr, the next file would get its number, and all that C code prints.
+# If stdout or stderr is closed, the next file to be opened gets its number, and C code prints to it.
 for number in (0, 1, 2):
     try:
         os.fstat(number)
@@ -38,13 +38,13 @@ for number in (0, 1, 2):
 if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
-# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing, or wraps forever. It also
-# takes a character such as ² for a digit, and then raises an error.
+# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing or wraps forever. It also
+# accepts a character such as ² as a digit, and then raises an error.
 columns = os.environ.get("COLUMNS", "")
 if not columns.isdecimal() or int(columns) < 20:
     os.environ.pop("COLUMNS", None)
 
-# A shell inside a job of `torchrun` may have inherited this variable without those of a process.
+# A shell started by a `torchrun` job may have inherited this variable, but not `RANK`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
 

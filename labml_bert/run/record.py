@@ -29,8 +29,8 @@ from labml_bert.training.device import choose_precision
 
 def check_record(path: Path) -> None:
     """
-    Raises `ValueError` if a record can't be written to `path`: before the run, and not minutes later at its
-    end. A record may replace an earlier record, but no other file.
+    Raises `ValueError` if a record can't be written to `path`, so that a run fails at its start and not
+    minutes later. A record may replace an earlier record, but no other file.
     """
     try:
         if path.exists() and not path.is_file():
@@ -47,7 +47,7 @@ def check_record(path: Path) -> None:
 
 def is_record(path: Path) -> bool:
     """
-    Whether a file starts as `describe_run` says. The rest isn't read: a corpus may be larger than memory.
+    Whether a file starts like a record. The rest isn't read, because the file may be a corpus of any size.
 
     Raises `OSError` if the file can't be read.
     """
@@ -63,8 +63,8 @@ def describe_run(
     ## The start of every record
 
     Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
-    script under `experiments`, without `.py`; `words` are its arguments on the command line. The default of
-    `precision` is the fastest of the device.
+    script under `experiments`, without `.py`; `words` are its arguments on the command line. `precision`
+    defaults to the fastest on the device.
     """
     precision = precision or choose_precision(device)
     return {
@@ -78,8 +78,8 @@ def describe_run(
 
 def clean_arguments(argv: list[str] | None) -> list[str]:
     """
-    The arguments of a valid command line, without `--record FILE`. The path of a corpus is cut to the file's
-    name, because its folders are different on another machine.
+    The arguments of a valid command line, without `--record FILE`. The path of a corpus is shortened to its
+    last part, because its folders may differ on another machine.
     """
     arguments = iter(sys.argv[1:] if argv is None else argv)
     words = []
@@ -103,14 +103,14 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def average_losses(losses: list[float], points: int = 20) -> list[float]:
-    """Splits `losses` into `points` equal parts and returns their means, or all losses if there are fewer."""
+    """Returns the means of `points` equal parts of `losses`, or all losses if there are fewer."""
     points = min(points, len(losses))
     edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
     return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]
 
 
 def finish(record_path: Path | None, record: dict[str, Any], start_time: float) -> None:
-    """Prints the time since `start_time`, from `time.monotonic`, and writes the record to `record_path`."""
+    """Prints the time since `start_time` (from `time.monotonic`), and writes the record to `record_path`."""
     seconds = time.monotonic() - start_time
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:

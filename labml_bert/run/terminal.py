@@ -1,10 +1,10 @@
 """
 # What you see in the terminal
 
-What should a training run print? At the start it prints what it will do and which baselines there are to
-beat. During training it prints its progress and what the model predicts so far. At the end it prints the
-result and what to try next. Everything fits in 80 columns. If the output isn't a terminal, plain lines
-replace the progress bar.
+What should a training run print? At the start, it prints what it will do and the baselines to beat. During
+training, it prints its progress and some of the model's predictions. At the end, it prints the result and
+what to try next. Everything fits in 80 columns. If the output isn't a terminal, plain lines replace the
+progress bar.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
 
-# What to do about an error of the system.
+# What to do about an error of the operating system.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -67,10 +67,10 @@ def exit_on_bad_input() -> Iterator[None]:
     """
     ## Bad input
 
-    Everything that you can get wrong raises `ValueError` before anything is written, and an error of the
-    system raises `OSError`. In this block, either one prints one line and exits with code 2.
+    Bad input raises `ValueError` before anything is written, and an error of the operating system raises
+    `OSError`. In this block, either error prints one line and ends the program with exit code 2.
     """
-    # This must not import the module: how another program handles Ctrl-C is its own business.
+    # Don't import the module here: that would change how other programs handle Ctrl-C.
     preflight = sys.modules.get("labml_bert.run.preflight")
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
@@ -84,7 +84,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
-        # So fails a tokenizer from elsewhere, if a text is one that it can't encode.
+        # A tokenizer from elsewhere raises one of these if it can't encode a text.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         fail(f"the program or a library failed: {error}")
@@ -97,10 +97,10 @@ def exit_cleanly(
     """
     ## When a run ends early
 
-    As long as `find_path` returns `None`, nothing has been written, and bad input ends as above. After that,
-    a run that you stop prints how to resume it, with `resume_options`, if `is_resumable` says that it can be
-    resumed and if it has saved a checkpoint. A loss that isn't finite or a full disk prints one line.
-    Everything saved so far is kept."""
+    As long as `find_path` returns `None`, nothing has been written, and bad input is handled as above. After
+    that, a run that you stop prints how to resume it, with `resume_options`, if it has saved a checkpoint and
+    `is_resumable` returns true. A loss that isn't finite or a full disk prints one line. Everything saved so
+    far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
@@ -150,7 +150,7 @@ def print_last(text: str) -> None:
     """Prints how a run ended. If nobody reads the output, the text goes to stderr as one line."""
     console.print(text)
     if console.quiet or sys.stdout is None:
-        # Not with `print`: what stays in its buffer would change the exit code.
+        # Don't use `print`: text that stays in its buffer would change the exit code.
         with contextlib.suppress(OSError):
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
 
@@ -178,7 +178,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def fail(reason: object) -> NoReturn:
-    """Ends the program with one line and exit code 2. Of several processes, the first to fail prints it."""
+    """Ends the program with exit code 2 and one line, which the first process that fails prints."""
     if is_first_to_fail():
         remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
         print_error("; ".join(filter(None, (explain(reason), remedy))))
@@ -186,7 +186,7 @@ def fail(reason: object) -> NoReturn:
 
 
 def explain(reason: object) -> str:
-    """An error in one line. An error of the system comes with the name of its file."""
+    """Describes an error in one line. An error of the operating system includes the name of its file."""
     if isinstance(reason, OSError) and reason.strerror and reason.filename:
         return f"{reason.strerror} ({reason.filename})"
     return " ".join(str(reason).splitlines())
@@ -195,8 +195,8 @@ def explain(reason: object) -> str:
 def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
     """
     Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have more than
-    2^63 bytes. For tensors on a CPU, neither has an exception type of its own. Any other `RuntimeError` is a
-    bug of ours, or says only that another process has ended.
+    2^63 bytes. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. Any other
+    `RuntimeError` is a bug of ours, or says only that another process has ended.
     """
     if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
@@ -211,18 +211,18 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
 
 
 def command(*words: str) -> str:
-    """A command line for this Python that you can paste into a shell."""
+    """A command line that runs this Python. You can paste it into a shell."""
     # Don't resolve links: the interpreter of a virtual environment is a link to another one.
     name = "python" if IS_WINDOWS else "python3"
     python = sys.executable if sys.prefix != sys.base_prefix else name
-    # On Windows, it may be on another drive, and then there is no relative path.
+    # On Windows, Python may be on a different drive, and then there is no relative path.
     with contextlib.suppress(ValueError):
         python = min(python, os.path.relpath(python), key=len)
     return " ".join(map(quote, (python, *words)))
 
 
 def quote(word: str) -> str:
-    """Quotes a word for the shell. The shell of Windows knows only double quotes."""
+    """Quotes a word for the shell. The Windows shell knows only double quotes."""
     return subprocess.list2cmdline([word]) if IS_WINDOWS else shlex.quote(word)
 
 
@@ -345,9 +345,9 @@ def filled_lines(
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
-    A line of the text with its middle word masked. For a character model, and for a script without spaces,
-    only one letter is masked. The line fits into a model with `longest` positions, because a token has at
-    least one character. If the text is blank, the line is only a mask.
+    A line of the text with its middle word masked. For a character model, or if the line has fewer than four
+    words, only one character is masked. The line fits into a model with `longest` positions, because every
+    token has at least one character. If the text is blank, the line is only `[MASK]`.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
@@ -355,9 +355,9 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     lines = [" ".join(line.split()) for text in texts for line in text.splitlines() if line.strip()]
     if not lines:
         return "[MASK]"
-    # Leave room for [CLS] and [SEP], and keep it short enough for one line of the terminal.
+    # Leave room for [CLS] and [SEP], and keep the text short enough for one line of the terminal.
     most = min(60, longest - 2)
-    # Avoid quotes, which the shell would interpret.
+    # Prefer a line without punctuation, some of which the shell would interpret, and without digits.
     special = {*string.punctuation, *string.digits}
     candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
     line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]

@@ -2,11 +2,11 @@
 # How many threads?
 
 On an idle machine, several threads usually train faster than one. If other programs use the same cores, each
-step waits for the slowest thread, and one thread can be faster. Small models lose too: distributing a short
+step waits for the slowest thread, and one thread can be faster. Small models lose too: splitting a small
 matmul takes longer than computing it. The only way to know is to try, so `--threads auto` times a few steps.
 
-The same numbers added in another order give other last bits. That's why checkpoints contain the number of
-threads, and a resumed run keeps it.
+The number of threads determines the order of additions, and so the last bits of a result. That's why
+checkpoints contain the number of threads, and a resumed run keeps it.
 """
 
 import copy
@@ -28,7 +28,7 @@ def read_threads(value: str) -> int | None:
     """
     Returns the number of threads that `--threads` names, or `None` for `auto` and `default`.
 
-    Raises `ValueError` if it is none of these, or if the number isn't from 1 to 1,024.
+    Raises `ValueError` if `value` is none of these, or if the number isn't from 1 to 1,024.
     """
     if value in ("auto", "default"):
         return None
@@ -52,10 +52,10 @@ def time_threads(
     """
     ## Timing a few steps
 
-    Times whole training steps on the CPU, with all numbers of threads in turn, from one to as many as PyTorch
-    uses now. Returns the median seconds per step for each. The steps train a copy of `model` on one batch
-    that `draw_batch` draws with `generator`. Afterwards, all random generators have the state that they had
-    before. If there are several processes, all of them must call this.
+    Times whole training steps on the CPU, in turn with each number of threads in `thread_counts`, up to as
+    many as PyTorch uses now. Returns the median seconds per step for each number. The steps train a copy of
+    `model` on one batch that `draw_batch` draws with `generator`. Afterwards, all random generators are in
+    the same states as before. If there are several processes, all of them must call this function.
     """
     default = torch.get_num_threads()
     state = generator.get_state()

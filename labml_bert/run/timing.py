@@ -2,9 +2,9 @@ r"""
 # Timing a training step
 
 How long a training step takes depends on the machine, and on what else is running there. Two kinds of numbers
-depend less on that:
+depend less on both:
 
-- **The ratio of two programs, timed in turn.** Whatever slows one of them down slows the other down too.
+- **The ratio of two programs' times, measured in turn.** Whatever slows one down slows the other down too.
 - **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same
   machine achieves in one large matrix multiplication. (Papers usually divide by the peak on the data
   sheet instead.)
@@ -34,9 +34,11 @@ from labml_bert.training.optimization import parameter_groups
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a GPU has finished. Python only queues its work, so stop the clock after this call."""
+    """Waits until a GPU has finished the work that Python has queued. Stop the clock after this call."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def time_call(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
@@ -53,8 +55,8 @@ def time_in_turn(
     variants: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
-    Times several variants in turn, `rounds` times each. Before that, it calls each one twice to compile
-    kernels and fill caches. Returns the seconds per call: a list with one number per round for each variant.
+    Times several variants in turn, `rounds` times each. Before that, calls each one twice to compile kernels
+    and fill caches. Returns the seconds per call: for each variant, a list with one number per round.
     """
     for work in variants.values():
         work()
@@ -75,7 +77,7 @@ def summarize(times: Iterable[float]) -> dict[str, float]:
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """
     Returns the FLOP/s of one large square matrix multiplication, the best of five. Unlike the peak on the
-    data sheet, a program can reach this.
+    data sheet, this is a speed that a program can reach.
     """
     size = 8192 if device.type == "cuda" else 4096
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -84,7 +86,7 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def measure_memory_bandwidth(device: torch.device) -> float:
-    """Returns the bytes per second that a copy reads and writes, of a tensor too large for the caches."""
+    """Returns the bytes read and written per second while copying a tensor too large for the caches."""
     x = torch.ones(2**28 if device.type == "cuda" else 2**26, device=device)
     y = torch.empty_like(x)
     y.copy_(x)
@@ -94,10 +96,10 @@ def measure_memory_bandwidth(device: torch.device) -> float:
 def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, positions: int) -> float:
     r"""
     Returns the FLOPs of all matrix multiplications in a forward pass. Multiplying $(n, k)$ by $(k, m)$ takes
-    $2nkm$.
+    $2nkm$ FLOPs.
 
-    `predictions` is the number of masked tokens in the batch. `positions` is the number of positions per row
-    that the last layer computes, `T` for all of them.
+    `predictions` is the number of tokens in the batch that the head predicts. `positions` is the number of
+    positions per row that the last layer computes, at most `T`.
     """
     D, I, N = config.hidden_size, config.intermediate_size, B * T  # noqa: E741
 
@@ -113,8 +115,8 @@ def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, po
 
 def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> float:
     """
-    Returns the FLOPs of a training step: a forward pass, and a backward pass that takes twice as many.
-    `labels` is `(B, T)`; `only_labeled` says whether the last layer and the head skip all other positions.
+    Returns the FLOPs of a training step: a forward pass, and a backward pass that takes twice as many FLOPs.
+    `labels` is `(B, T)`; `only_labeled` says whether the last layer and the head skip unlabeled positions.
     """
     B, T = labels.shape
     predictions, positions = B * T, T
@@ -139,7 +141,7 @@ def build_layer_ops(
 ) -> list[LayerOp]:
     """
     Returns the ops of a layer's forward pass. The matmuls do hundreds of FLOPs for each number that they
-    read, the others only a few. An exponential, an error function and a division count as one FLOP each.
+    read; the others do only a few. An exponential, an error function and a division count as one FLOP each.
     """
     D, I, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T  # noqa: E741
 
@@ -160,7 +162,7 @@ def build_layer_ops(
 
 
 def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
-    """Returns random tokens with 15% of each row masked, and their labels. Every call returns the same."""
+    """Returns random tokens with 15% of each row masked, and their labels; the same ones in every call."""
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
@@ -171,11 +173,11 @@ def build_training_step(
     model: nn.Module, batch: MaskedTokens, bfloat16: bool, torch_compile: bool = False
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """
-    Returns two functions: one runs the forward pass without gradients and returns the loss, the other runs a
-    whole training step with backward pass, clipping and AdamW.
+    Returns two functions: one runs the forward pass without gradients and returns the loss; the other runs a
+    whole training step with the backward pass, clipping and AdamW.
 
     `model` takes `input_ids` and `labels`, as the models of `transformers` do, and returns an output with a
-    `loss`. The optimizer is the one that the `Trainer` of `transformers` uses by default.
+    `loss`. The optimizer is fused AdamW, as in the `Trainer` of `transformers` by default.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
     compute = torch.compile(model) if torch_compile else model
@@ -196,8 +198,8 @@ def build_training_step(
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
-    Returns the peak memory of a call in bytes, on top of what was allocated before. On a CPU, this reads how
-    many pages the Linux kernel has counted for the process. On other systems the result is `None`.
+    Returns the peak memory of a call in bytes, on top of what was allocated before. On a CPU, this reads the
+    process's peak from the Linux kernel; on other systems, the result is `None`.
     """
     gc.collect()
     synchronize(device)
@@ -210,7 +212,7 @@ def measure_peak_memory(work: Callable[[], object], device: torch.device) -> flo
     try:
         # Return free blocks to the system. Otherwise the call could use them, and they wouldn't be counted.
         ctypes.CDLL(None).malloc_trim(0)
-        # Resets the peak, `VmHWM`.
+        # Reset the peak, `VmHWM`.
         Path("/proc/self/clear_refs").write_text("5")
         resident = read_process_memory("VmRSS")
         work()
@@ -265,7 +267,7 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     """
     from torch.profiler import ProfilerActivity, profile
 
-    # Keeps the profiler from printing when it starts and stops.
+    # Keep the profiler from printing when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     step()
     activities = [ProfilerActivity.CPU]

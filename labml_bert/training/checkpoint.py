@@ -2,9 +2,9 @@
 # Checkpoints
 
 You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
-everything that the next step depends on: the weights, the moments of the optimizers, the state of every
-random generator, the step and the clock. It is one safetensors file. It is written under a temporary name and
-then renamed, so the file with the final name is always complete. The previous checkpoint is kept too.
+everything that the next step depends on: the weights, the optimizers' moments, the state of every random
+generator, the step number and the training time. It's one safetensors file, written under a temporary name
+and then renamed, so a file with the final name is always complete. The previous checkpoint is kept too.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
-# The checkpoint before it, in case the disk damages the newest one.
+# The previous checkpoint, in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
-# The last step of a failed run, with its batch.
+# The step at which a run failed, with its batch.
 FAILED_STEP = "failed_step.safetensors"
 
 
@@ -45,13 +45,13 @@ def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
     Copies the tensors that `named_weights` returned into a model of the same kind.
 
-    Raises `KeyError` if the names differ, and `RuntimeError` if a shape or the kind of number does.
+    Raises `KeyError` if the names differ, and `RuntimeError` if a shape differs or floats and integers mix.
     """
     weights = named_weights(model)
     if different := weights.keys() ^ tensors.keys():
         raise KeyError(min(different))
     for name, weight in weights.items():
-        # `copy_` would repeat a tensor that is too small, and round one of another kind.
+        # `copy_` would broadcast a tensor that is too small, and convert floats to integers.
         own, other = ((tuple(t.shape), t.is_floating_point()) for t in (weight, tensors[name]))
         if own != other:
             raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, {tensors[name].dtype}, not {own[0]}")
@@ -61,7 +61,7 @@ def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout uses, by kind of device."""
+    """The states of the generators that dropout uses: the CPU's and, if `device` is a GPU, the GPU's."""
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -85,14 +85,14 @@ def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], nu
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, by the rest of their names."""
+    """The tensors whose names start with `prefix`, under their names without it."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Each optimizer with the number of its first parameter. All of them are numbered in one sequence."""
+    """Each optimizer with the number of its first parameter. The numbers continue across optimizers."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer
@@ -110,8 +110,8 @@ def save_checkpoint(
     """
     ## Saving
 
-    All processes must call this. They have the same weights, but each one draws its own dropout masks. So
-    rank zero gathers the states of all generators, and writes the file. `metadata` is saved as JSON.
+    All processes must call this function. They have the same weights, but each one draws its own dropout
+    masks, so the states of all generators are gathered. Rank zero writes the file, with `metadata` as JSON.
 
     Raises `OSError` if the file can't be written.
     """
@@ -129,8 +129,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the same file, so that a checkpoint exists at any moment. If the file
-        # system has no hard links, only one checkpoint is kept.
+        # Make `previous` a hard link to the current checkpoint, so that one exists at every moment. If the
+        # file system doesn't support hard links, only one checkpoint is kept.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
@@ -148,9 +148,9 @@ def restore(
     """
     ## Restoring
 
-    Restores everything from the `tensors` that `load_checkpoint` returned. The checkpoint may be from a run
-    with another number of processes. A process that didn't exist then keeps the random state that it started
-    with.
+    Restores the weights, moments and random states from the `tensors` that `load_checkpoint` returned. The
+    checkpoint may be from a run with a different number of processes. A process without a saved random state
+    keeps the one that it started with.
 
     Raises `ValueError` if a tensor is missing or has the wrong shape.
     """
@@ -187,10 +187,10 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     ## Loading
 
-    Returns the metadata, with `step`, `seconds` and `configuration`, and the tensors by name.
+    Returns the metadata, which includes `step`, `seconds` and `configuration`, and the tensors by name.
 
-    Raises `ValueError` if there is no checkpoint, or if it's damaged. If the previous one is intact, the
-    message says how to resume from it.
+    Raises `ValueError` if the checkpoint is missing, unreadable or damaged. If it's damaged but the previous
+    one is intact, the message says how to resume from that one.
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     check_utf8(path)
@@ -201,7 +201,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"
         )
     try:
-        # A file that can't be opened, perhaps because it's somebody else's, isn't damaged.
+        # A file that can't be opened isn't damaged; it may belong to another user.
         with open(path, "rb"):
             pass
     except OSError as error:
@@ -225,7 +225,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state = parse_json(metadata["about"])
         state["configuration"].items()
         for name in ("step", "seconds", "threads"):
-            # `True` is an `int` too. The limit keeps a number from overflowing later.
+            # `isinstance` would accept `True` as an `int`. The limit prevents overflows later.
             kinds = (int, float) if name == "seconds" else (int,)
             value = state.get(name, 0) if name == "threads" else state[name]
             if type(value) not in kinds or not 0 <= value < 2**53:
@@ -249,18 +249,18 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     """
     ## Replaying a failed step
 
-    Loads the weights of the failed step into `model` and repeats the forward and backward pass with the same
-    batch and the same random numbers. It doesn't update anything. Returns the loss, and the gradient norm of
-    each parameter: a norm that isn't finite shows which parameters are affected. `model` must have the class
-    and the sizes of the run, and can be on any device:
+    Loads the weights of the failed step into `model` and repeats the forward and backward passes with the
+    same batch and the same random numbers, but doesn't update the weights. Returns the loss and the gradient
+    norm of each parameter; the affected parameters are those whose norm isn't finite. `model` must have the
+    class and sizes of the run's model, and can be on any device:
 
         configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))
 
-    With one process on the same device, you get exactly the numbers of the failed step. The batch of several
-    processes is replayed in one pass, with different dropout masks.
+    If the run had one process and one micro-batch per step, a replay on the same device gives exactly the
+    same loss. Otherwise the whole batch is replayed in one pass, with different dropout masks.
 
-    Raises `ValueError` if there is no failed step, if it's damaged, or if it belongs to another model.
+    Raises `ValueError` if there is no failed step, if it's damaged, or if it belongs to a different model.
     """
     path = run_path / FAILED_STEP
     if not path.is_file():

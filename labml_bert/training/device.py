@@ -18,8 +18,8 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     ## The device
 
-    `auto` is the GPU if there is one, CUDA's or Apple's (`mps`). With several GPUs, each process that
-    `torchrun` starts gets its own.
+    `auto` is the GPU if there is one (`cuda`, or Apple's `mps`), and otherwise the CPU. With several GPUs,
+    each process that `torchrun` starts gets its own.
 
     Raises `ValueError` if PyTorch doesn't know the device or the machine doesn't have it.
     """
@@ -30,7 +30,7 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         with warnings.catch_warnings(action="ignore"):
             device = torch.device(name)
-            # This line also raises for "meta", where a tensor has a shape but no numbers.
+            # This line also raises for "meta", a device whose tensors have shapes but no values.
             torch.zeros(1, device=device).item()
     except Exception:  # Each missing backend raises a different error.
         raise ValueError(f"device {name!r} is not available here; use --device cpu or auto") from None
@@ -42,7 +42,7 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     ## The precision
 
     bfloat16 has the range of float32 and 8 bits of precision. With hardware instructions for it, matmuls are
-    several times faster than in float32. Emulation is far slower. So we ask the hardware.
+    several times faster than in float32; with emulation, they're far slower. So we ask the hardware.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -52,12 +52,12 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 def choose_precision(device: torch.device, precision: Precision = "auto") -> Precision:
     """
-    GPUs of the generation before bfloat16, such as the T4 of a free notebook, have fast instructions only for
-    float16. It has 11 bits of precision, but small gradients underflow to zero, so it needs a gradient scaler
+    Older GPUs, such as the T4 in free notebooks, have fast instructions for float16 but not for bfloat16.
+    float16 has 11 bits of precision, but small gradients underflow to zero, so it needs a gradient scaler
     (see `Trainer`).
 
-    Returns `precision`, or for `auto`, the fastest: bfloat16 if `has_fast_bfloat16`, float16 on another CUDA
-    GPU with tensor cores, and otherwise float32.
+    Returns `precision`, or the fastest one if it's `auto`: bfloat16 if `has_fast_bfloat16`, float16 on other
+    CUDA GPUs with tensor cores, and otherwise float32.
     """
     if precision != "auto":
         return precision
@@ -68,6 +68,6 @@ def choose_precision(device: torch.device, precision: Precision = "auto") -> Pre
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Runs matmuls in this precision, which isn't `auto`, and everything else in float32."""
+    """Runs matmuls in `precision`, which must not be `auto`, and everything else in float32."""
     dtype = torch.float16 if precision == "float16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "float32")

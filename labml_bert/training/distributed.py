@@ -1,31 +1,31 @@
 r"""
 # Data parallelism
 
-How do several GPUs train one model? Each one has a copy of the model, in a process of its own. In each step,
-the processes divide the rows of the batch between them. They sum their gradients and take the same step from
-the same weights, so the copies stay equal. PyTorch's `DistributedDataParallel` does this. `torchrun` starts
-the processes and gives each one a number, its *rank*:
+How do several GPUs train one model? Each GPU has a process of its own with a copy of the model. In each step,
+the processes divide the rows of the batch among themselves. They sum their gradients and take the same step
+from the same weights, so the copies stay identical. PyTorch's `DistributedDataParallel` combines the
+gradients. `torchrun` starts the processes and gives each one a number, its *rank*:
 
     torchrun --nproc_per_node 2 experiments/mlm_tiny.py
 
-The result shouldn't depend on the number of processes. Three things ensure that:
+Apart from rounding and dropout, the number of processes shouldn't change the result. Three rules ensure that:
 
-- **Every process draws the whole batch** and keeps its own rows. Drawing costs little next to training. All
-  the generators are then in the same state, so a checkpoint needs only one state, and a run can be resumed
-  with a different number of processes.
+- **Every process draws the whole batch** and keeps its own rows. Drawing costs little compared with training.
+  All data generators are then in the same state, so a checkpoint needs only one of their states, and a run
+  can be resumed with a different number of processes.
 - **Means are over the whole batch.** Masked tokens aren't distributed evenly over the rows. If one half of
-  the batch has 10 of them and the other half has 30, the mean of the two means gives each of the 10 three
-  times the weight. So each process divides the *sum* over its rows by the count in all rows. It knows that
-  count, because it has all the labels. The parts then add up:
+  the batch has 10 of them and the other half has 30, averaging the two means gives each of the 10 three times
+  the weight of each of the 30. So each process divides the *sum* of its losses by $M$, the number of masked
+  tokens in the batch, which it knows because it has all the labels. Then the parts add up:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
-  `transformers` calls $M$, the number of masked tokens in the batch, `num_items_in_batch`.
+  `transformers` calls $M$ `num_items_in_batch`.
 - **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the world
   size. So each process multiplies its loss by the world size first.
 
-If memory is short, a process can divide its rows again, into micro-batches, with
-`gradient_accumulation_steps`. A micro-batch is one more part of the batch, and the same sums hold.
+If memory is short, `gradient_accumulation_steps` divides the rows of each process again, into micro-batches.
+Their losses and gradients add up in the same way.
 
-Only rank zero prints, evaluates and writes files. The others wait for it.
+Only rank zero prints, evaluates and writes files. The other processes wait for it.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
-# How long a process may take to save the run after `torchrun` was killed.
+# How long a process has to save the run after `torchrun` is killed.
 SECONDS_TO_SAVE = 600
 
 # After this time without a heartbeat, a process is killed.
 SECONDS_WITHOUT_HEARTBEAT = 600
 
-# Set once this process needs no other one any more.
+# Set once this process no longer needs the others.
 is_done = threading.Event()
 
 
@@ -68,7 +68,7 @@ def world_size() -> int:
 
 
 def launcher() -> list[str]:
-    """The words between `python` and the script that start this run again: `torchrun`, or nothing."""
+    """The arguments between `python` and the script that start `torchrun` again; empty without `torchrun`."""
     if not dist.is_torchelastic_launched():
         return []
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
@@ -78,8 +78,8 @@ def local_gpu(name: str) -> str:
     """
     ## One GPU per process
 
-    Returns the GPU of this process. Under `torchrun`, `cuda` means the GPU whose number is the local rank of
-    the process. Any other `name` is returned unchanged.
+    Returns the name of this process's GPU. Under `torchrun`, `cuda` becomes `cuda:N`, where N is the local
+    rank of the process. Any other `name` is returned unchanged.
 
     Raises `ValueError` if processes would share a GPU.
     """
@@ -96,7 +96,7 @@ def local_gpu(name: str) -> str:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the clock."""
+    """NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the training time."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -120,15 +120,15 @@ def init_process_group(device: torch.device) -> None:
 
 def kill_stopped_neighbor(store: Any) -> None:
     """
-    Kills the next process on this machine if it has no heartbeat for `SECONDS_WITHOUT_HEARTBEAT`, because
-    SIGSTOP or a debugger stopped it. Otherwise, all the others would wait for it. Then `torchrun` ends the
-    run. The loop counts only seconds in which this process itself runs, so you can suspend all processes for
-    as long as you like.
+    Kills the next process on this machine if it has had no heartbeat for `SECONDS_WITHOUT_HEARTBEAT`, because
+    SIGSTOP or a debugger has stopped it. If it weren't killed, all other processes would wait for it. Once it
+    is, `torchrun` ends the run. The loop counts only seconds in which this process itself runs, so you can
+    suspend all processes for as long as you like.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     neighbor = rank() - local_rank + (local_rank + 1) % local_size
     beats, seconds_without = 0, 0
-    # If the store is gone, so is the launcher that has it.
+    # If the store is gone, the launcher that hosts it has ended too.
     with contextlib.suppress(RuntimeError):
         process_id = int(store.get(f"process id {neighbor}"))
         while neighbor != rank() and not is_done.wait(1):
@@ -141,9 +141,9 @@ def kill_stopped_neighbor(store: Any) -> None:
 
 def stop_after_launcher(launcher_id: int) -> None:
     """
-    Waits until `torchrun` ends. If it's killed, it can't stop the processes that it has started, so each one
-    sends SIGTERM to itself: they save the run and end. A process that is stuck waiting for another one
-    can't save, so it's ended after `SECONDS_TO_SAVE`.
+    Waits until `torchrun` ends. If `torchrun` is killed, it can't stop the processes that it started, so each
+    one sends itself SIGTERM, saves the run and ends. A process that is stuck waiting for another can't save,
+    so it's ended after `SECONDS_TO_SAVE`.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
@@ -161,7 +161,7 @@ def has_lost_another(error: BaseException) -> bool:
 
 
 def destroy_process_group() -> None:
-    """Disconnects from the other processes. Delete the model that `wrap_in_ddp` returned before this call."""
+    """Disconnects from the other processes. Before the call, delete the model that `wrap_in_ddp` returned."""
     if dist.is_initialized():
         dist.barrier()
         is_done.set()
@@ -175,8 +175,8 @@ def rank_zero_first() -> Iterator[None]:
     """
     ## Rank zero first
 
-    Runs the block in rank zero, then in all other processes. They find on disk what rank zero has downloaded
-    or built. All processes leave the block together.
+    Runs the block in rank zero first, and then in all other processes, which find on disk what rank zero has
+    downloaded or built. All processes leave the block together.
     """
     if world_size() == 1:
         yield
@@ -190,7 +190,7 @@ def rank_zero_first() -> Iterator[None]:
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Calls `function` in rank zero only, and returns its result, which isn't `None`, in all processes."""
+    """Calls `function` in rank zero only. All processes return its result, which must not be `None`."""
     results = [function() if rank() == 0 else None]
     if world_size() > 1:
         dist.broadcast_object_list(results)
@@ -200,7 +200,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def only_rank_zero_prints() -> Iterator[None]:
-    """Silences all processes but rank zero, for a block that prints the same in all of them."""
+    """Silences all processes except rank zero, for a block that prints the same text in all of them."""
     if rank() == 0:
         yield
         return
@@ -209,15 +209,15 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 
 def launcher_store() -> Any:
-    """What all processes share. The launcher keeps it, because it outlives them all."""
+    """The key-value store that all processes share. The launcher hosts it, because it outlives them all."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
 
 
 def is_first_to_fail() -> bool:
     """
-    Whether this process is the first one that calls this function. If a process fails, the others fail with
-    it, and only the first one knows why.
+    Whether this process is the first to call this function. When one process fails, the others fail because
+    of it, so only the first one knows the reason.
     """
     return not dist.is_torchelastic_launched() or launcher_store().add("failed", 1) == 1
 
@@ -232,14 +232,14 @@ def wrap_in_ddp(model: nn.Module) -> nn.Module:
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """For all micro-batches of a step but the last, so that the processes exchange gradients only once."""
+    """Delays the exchange of gradients. Use it for all micro-batches of a step except the last."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """
-    Returns the rows of this process in `count` micro-batches, whose sizes differ by at most one row. A tensor
-    without dimensions describes the whole batch, and every micro-batch contains it.
+    Divides the rows of this process into `count` micro-batches whose sizes differ by at most one row. A
+    scalar tensor describes the whole batch, so every micro-batch contains it.
     """
     total, first = world_size() * count, rank() * count
     parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
@@ -266,7 +266,7 @@ def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[
 
 
 def all_reduce_flag(flag: Tensor) -> None:
-    """Sets a tensor of zeros and ones to the maximum over all processes, on its device."""
+    """Replaces a flag, 0 or 1, by its maximum over all processes, in place and on its device."""
     if world_size() > 1:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 

@@ -1,9 +1,9 @@
 """
 # Evaluation
 
-How good is the model on text that it never trained on? Both functions run in eval mode on held-out batches
-whose masks never change, so you can compare any two evaluations. Means are over masked tokens, not over
-batches, because batches have different numbers of them."""
+How good is the model on text that it never trained on? Both functions run the model in eval mode on held-out
+batches whose masks never change, so you can compare any two evaluations. We average over masked tokens, not
+over batches, because batches have different numbers of masked tokens."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def evaluate_masked_lm(
     """
     ## A masked language model
 
-    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`, or on as
-    many of them as have `tokens` tokens, but at least one. The model is in train mode afterwards."""
+    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`: on all of
+    them, or on the first ones with about `tokens` tokens. Afterwards, the model is in train mode."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
@@ -53,9 +53,9 @@ def evaluate_pretraining(
     ## Both tasks of BERT
 
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
-    pairs, returns the loss, the accuracy, the accuracy of always choosing the majority class
-    (`next_sentence_chance`), and the standard error at that accuracy. `batches` limits the evaluation to the
-    first few."""
+    sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
+    class (`next_sentence_chance`), and the standard error at that accuracy. `batches` limits how many batches
+    are used."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0

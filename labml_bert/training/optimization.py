@@ -2,12 +2,12 @@ r"""
 # The optimizer and its learning rate
 
 How far should each step move the weights? The learning rate depends on the fraction $\tau$ of the budget that
-is spent. It warms up to its peak until $\tau = w$, and then decays linearly to zero:
+has been spent. It rises linearly to its peak at $\tau = w$, and then decays linearly to zero:
 
 $$\eta(\tau) = \eta_{\text{max}} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
-The optimizer is AdamW. Two details of the original recipe are easy to get wrong: which parameters decay, and
-a bias correction that the original leaves out. Muon is a newer choice for the matrices of the blocks.
+The optimizer is AdamW or, for the matrices of the blocks, the newer Muon. Two details of the original recipe
+are easy to get wrong: which parameters decay, and a bias correction that the original leaves out.
 """
 
 import math
@@ -26,8 +26,8 @@ class TrainingArguments:
     """
     ## How to train
 
-    Fields have the same names as in `transformers.TrainingArguments` if they exist there. Set either `steps`
-    or `minutes`. Minutes count everything between the first step and the last, evaluations included.
+    Most fields are named as in `transformers.TrainingArguments`. Set either `steps` or `minutes`. `minutes`
+    counts everything between the first step and the last, evaluations included.
 
     Raises `ValueError` if a value is out of range.
     """
@@ -44,14 +44,14 @@ class TrainingArguments:
     # The original has no bias correction, so its first steps are several times too large.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
-    # Micro-batches per process and step. More of them need less memory and give the same result.
+    # Micro-batches per process and step. More of them need less memory; only rounding and dropout change.
     gradient_accumulation_steps: int = 1
-    # May pay off on a GPU; we haven't measured it. On a CPU it needs a C++ compiler, and gained nothing in an
-    # unrecorded trial.
+    # It may pay off on a GPU; we haven't measured that. On a CPU, it needs a C++ compiler, and in an informal
+    # test it wasn't faster.
     torch_compile: bool = False
-    # Evaluations, evenly spaced over the run.
+    # The number of evaluations, evenly spaced over the run.
     evaluations: int = 20
-    # Seconds between checkpoints, and so the work that a killed run can lose.
+    # Seconds between checkpoints: about as much training as a killed run can lose.
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate once the fraction `progress` of the budget is spent, and 0 after its end."""
+        """The learning rate when the fraction `progress` of the budget is spent; 0 once all of it is."""
         decay = (1 - progress) / (1 - self.warmup_ratio)
         warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
         return self.learning_rate * max(0.0, min(warmup, decay))
@@ -93,12 +93,12 @@ def parameter_groups(
     ## What decays
 
     Weight decay pulls parameters toward zero. That makes sense for matrices. The original exempts biases and
-    LayerNorms, which are exactly the parameters with one dimension. Old ports selected parameters by names
-    that never occurred, and so decayed everything. Every trainable parameter must be in exactly one group,
-    except for those in `exclude`, which another optimizer trains.
+    LayerNorms, which are exactly the parameters with one dimension. Some old ports chose the exempt
+    parameters by names that matched nothing, so they decayed everything. Every trainable parameter must be in
+    exactly one group, except for those in `exclude`, which a different optimizer trains.
 
-    Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, a group has
-    the key `has_decay`, true for matrices. `set_learning_rate` reads it.
+    Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, each group
+    has a key `has_decay`, true for matrices, which `set_learning_rate` reads.
 
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -116,7 +116,7 @@ def parameter_groups(
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of the blocks, the modules in an `nn.ModuleList`."""
+    """The trainable matrices of the model's blocks, which are the modules in an `nn.ModuleList`."""
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [p for block in blocks for p in block.parameters() if p.dim() == 2 and p.requires_grad]
 
@@ -125,13 +125,13 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
     r"""
     ## AdamW or Muon
 
-    AdamW scales each number of a gradient by its own history. Its fused kernel updates each parameter in one
-    pass over memory.
+    AdamW scales each element of a gradient by that element's history. Its fused kernel updates each parameter
+    in one pass over memory.
 
-    Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$ (nearly, by
-    five iterations of matmuls), so rare directions get as large an update as frequent ones. That suits
-    matrices between hidden states, so embeddings, biases, LayerNorms and heads stay with AdamW. Muon's update
-    is scaled to the size of AdamW's, so one learning rate serves both.
+    Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$
+    (approximately, with five iterations of matmuls), so rare directions get as large an update as frequent
+    ones. That suits matrices that map one hidden state to another; embeddings, biases, LayerNorms and heads
+    stay with AdamW. Muon's update is scaled to the size of AdamW's, so both use the same learning rate.
 
     Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
     2025](https://arxiv.org/abs/2502.16982), section 2.2.
@@ -164,13 +164,13 @@ def set_learning_rate(
     r"""
     ## The learning rate of a step
 
-    `step` counts from 1; `progress` is the fraction of the budget spent before it. `optimizers` are an AdamW
-    and, if there is one, a Muon. Every AdamW group gets a new `lr`, `eps` and `weight_decay` (0 without
-    `has_decay`); a Muon group gets only the plain learning rate as its `lr`.
+    `step` counts from 1, and `progress` is the fraction of the budget spent before this step. `optimizers`
+    contains AdamW and, if it's used, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay` (0
+    without `has_decay`); Muon's `lr` is set to the learning rate itself.
 
-    Adam divides its running means $m$ and $v$ by $1 - \beta^t$, because both start at zero. The original BERT
-    doesn't. PyTorch always does, so to leave the correction out, we pass a learning rate, an $\epsilon$ and a
-    decay that undo it:
+    Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because both start at
+    zero. The original BERT leaves this correction out. PyTorch always applies it, so without
+    `adam_bias_correction` we pass a learning rate, an $\epsilon$ and a decay that undo it:
 
     $$\eta\, \frac{m}{\sqrt v + \epsilon} =
       \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
@@ -188,8 +188,8 @@ def set_learning_rate(
     for group in adamw.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
-        group["learning_rate"] = learning_rate  # Without the factor, for whoever reports it.
-        # AdamW multiplies the decay by this learning rate, so divide by its scale.
+        group["learning_rate"] = learning_rate  # Without the factor, for reports.
+        # AdamW multiplies the decay by `lr`, which contains `scale`, so divide by `scale`.
         group["weight_decay"] = decay / scale
     for optimizer in muon:
         for group in optimizer.param_groups:

@@ -11,7 +11,7 @@ the methods that the loop calls:
             with step.autocast():                     # 16 bits where that is fast
                 output = trainer.parallel(**part)
             step.backward(output.loss)
-        step.update()                                 # clip, check, optimizer, learning rate
+        step.update()                                 # clip, check, optimizer
 
 The budget is a number of steps or of minutes. With steps, a run is reproducible on one machine: the same seed
 gives the same bits. Five things change the last bits, and after a while the result too:

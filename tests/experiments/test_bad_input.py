@@ -1,5 +1,6 @@
 """Every experiment answers bad input with a one-line error and exit code 2."""
 
+import gzip
 import json
 import os
 import re
@@ -29,6 +30,8 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "blank.txt").write_text(" \n\n")
     (folder / "short.txt").write_text("too short")
     (folder / "latin1.txt").write_bytes("é".encode("latin-1") * 1000)
+    (folder / "good.txt.gz").write_bytes(gzip.compress(small_text(400).encode()))
+    (folder / "bytes").write_bytes(bytes(range(256)) * 9)
     (folder / "one.txt").write_text("\n\n".join(["One sentence here. Another one there."] * 20))
     for name in ("documents", "unbroken"):
         (folder / name).mkdir()
@@ -52,7 +55,11 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tensors(folder / name / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
     for name in ("good", "pickle", "flipped_model"):
         character_tokenizer(["abcd"]).save(str(folder / name / "tokenizer.json"))
-    invalid_runs = {"wordy": ({"hidden_size": "wide"}, 3, 1.0), "early": ({}, -1, 0.5)}
+    invalid_runs = {
+        "wordy": ({"hidden_size": "wide"}, 3, 1.0),
+        "flag": ({"seed": True}, 3, 1.0),
+        "early": ({}, -1, 0.5),
+    }
     for name, (changes, step, seconds) in invalid_runs.items():
         (folder / name).mkdir()
         metadata = {"step": step, "seconds": seconds, "configuration": {"experiment": "mlm_tiny", **changes}}
@@ -84,6 +91,8 @@ BAD_INPUT = {
     "held-out tenth too short": (["--corpus", "good.txt", "--schedule", "1024", "--max-position-embeddings",
                                   "1024"], "the held-out tenth of the text has"),
     "not UTF-8": (["--corpus", "latin1.txt"], "latin1.txt is not UTF-8 (line 1)"),
+    "compressed": (["--corpus", "good.txt.gz"], "good.txt.gz is compressed, or not a text"),
+    "bytes": (["--corpus", "bytes"], "bytes is compressed, or not a text"),
     "length above the positions": (["--corpus", "good.txt", "--schedule", "16,256"],
                                    "max_position_embeddings is 128"),
     "indivisible hidden size": (["--corpus", "good.txt", "--hidden-size", "130"], "not divisible by"),
@@ -104,7 +113,7 @@ BAD_INPUT = {
     "record that is a device": (["--corpus", "good.txt", "--record", "/dev/null"], "is not a file"),
     "record that is the corpus": (["--corpus", "good.txt", "--record", "good.txt"], "is not a record"),
     "record that is another JSON file": (["--record", "pickle/config.json"], "is not a record; choose"),
-    "empty record name": (["--corpus", "good.txt", "--record", ""], "cannot write"),
+    "empty record name": (["--corpus", "good.txt", "--record", ""], "a value is empty"),
     "initializer range of zero": (["--corpus", "good.txt", "--initializer-range", "0"], "must be above 0"),
     "infinite time": (["--corpus", "good.txt", "--minutes", "inf"], "above 0 and finite"),
     "Adam beta2 of one": (["--corpus", "good.txt", "--adam-beta2", "1"], "adam_beta2 is 1.0"),
@@ -112,7 +121,8 @@ BAD_INPUT = {
     "negative seed": (["--corpus", "good.txt", "--seed", "-1"], "seed is -1"),
     "nothing masked": (["--corpus", "good.txt", "--mlm-probability", "0"], "mlm_probability is 0.0"),
     "meta device": (["--device", "meta"], "device 'meta' is not available"),
-    "empty corpus name": (["--corpus", ""], "no corpus or file is called ''"),
+    "empty corpus name": (["--corpus", ""], "a value is empty"),
+    "empty run folder": (["--corpus", "good.txt", "--runs="], "a value is empty"),
     "model larger than memory": (["--corpus", "good.txt", "--hidden-size", "400000000"], "out of memory"),
     "hidden size that overflows": (["--hidden-size", "4000000000"], "must be at most 2,147,483,647"),
     "batch that overflows": (["--corpus", "good.txt", "--batch-tokens", "9" * 20], "batch_tokens is 9"),
@@ -126,7 +136,7 @@ BAD_INPUT = {
     "resume of a missing run": (["--resume", "logs/nothing"], "there is no run at logs/nothing"),
     "schedule weights that overflow": (["--schedule", "16:1e308,32:1e308"], "their sum finite"),
     "schedule weight of zero": (["--schedule", "16:0,32:1"], "every weight must be above 0"),
-    "empty schedule": (["--schedule", ""], "bad schedule ''"),
+    "empty schedule": (["--schedule", ""], "a value is empty"),
     "length of one": (["--schedule", "1,32"], "at least 2 tokens"),
     "steps that are not a number": (["--steps", "many"], "--steps: 'many' is not a valid int"),
     "unknown option": (["--layers", "3"], "Unrecognized options: --layers, 3"),
@@ -145,6 +155,7 @@ BAD_INPUT = {
     "resume with an intact previous one": (["--resume", "before"], "of step 3, is intact: rename"),
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
+    "resume of a seed that is a flag": (["--resume", "flag"], "seed = True, which is not valid"),
     "resume of a size that is text": (["--resume", "wordy"], "hidden_size = 'wide', which is not valid"),
     "resume from a negative step": (["--resume", "early"], "step is -1"),
 }  # fmt: skip
