@@ -56,7 +56,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 def open_file(path: Path) -> BinaryIO:
     """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
-    return cast(BinaryIO, OPENERS.get(path.suffix, open)(path, "rb"))
+    return cast(BinaryIO, OPENERS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 @contextlib.contextmanager

@@ -169,12 +169,13 @@ def write_token_files(
         settings = {**settings, "tokenizer_sha256": hashlib.sha256(json_text.encode()).hexdigest()}
         progress = read_progress(folder)
         if progress is None or not (progress.blocks or progress.is_finished):
-            write_whole(folder / "tokenizer.json", json_text)
             with whole_file(folder / BLOCKS) as part:
                 part.write_bytes(encode_line(settings))
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
         if progress.settings != settings:
             raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
+        # In case it's damaged or gone.
+        write_whole(folder / "tokenizer.json", json_text)
         itemsize = id_type(tokenizer)[1].itemsize
         if progress.blocks:
             check_blocks(folder, progress.blocks, itemsize)

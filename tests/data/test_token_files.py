@@ -147,7 +147,7 @@ def test_line_ends_become_newlines(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip), (".bz2", bz2), (".xz", lzma)])
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip), (".GZ", gzip), (".bz2", bz2), (".xz", lzma)])
 def test_a_compressed_file_gives_the_same_chunks(tmp_path: Path, suffix: str, compress: object) -> None:
     text = small_text(2000).encode()
     (tmp_path / "text.txt").write_bytes(text)
@@ -226,6 +226,21 @@ def test_a_long_line_is_not_left_out_of_the_sample(tmp_path: Path) -> None:
 
 
 # Writing
+
+
+@pytest.mark.parametrize("damage", [b"", None])
+def test_a_tokenizer_that_is_damaged_or_gone_is_written_again(
+    tmp_path: Path, tokenizer: Tokenizer, damage: bytes | None
+) -> None:
+    files = write_text(tmp_path / "text")
+    corpus_of(tmp_path / "tokens", tokenizer, files)
+    path = tmp_path / "tokens" / "tokenizer.json"
+    before = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+    corpus_of(tmp_path / "tokens", tokenizer, files)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("small_blocks")
