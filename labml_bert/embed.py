@@ -46,10 +46,16 @@ from labml_bert.training.device import autocast, choose_precision
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
+# A text with more tokens loses its end.
+MAX_LENGTH = 128
 
 
 def pool_texts(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling = "mean", max_length: int = 128
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pooling: Pooling = "mean",
+    max_length: int = MAX_LENGTH,
 ) -> Tensor:
     """
     ## From token vectors to a text vector
@@ -101,7 +107,7 @@ def embed(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     pooling: Pooling = "mean",
-    max_length: int = 128,
+    max_length: int = MAX_LENGTH,
     batch_size: int = 64,
 ) -> Tensor:
     """
@@ -295,7 +301,9 @@ def main(argv: list[str] | None = None) -> None:
         texts = options.texts or read_texts(sys.stdin.buffer.read())
         vectors = embed(model, tokenizer, [options.query, *texts])
     encodings = [tokenizer.encode(text).tokens for text in (options.query, *texts)]
-    unknown = sum(tokens[: model.config.max_position_embeddings].count("[UNK]") for tokens in encodings)
+    longest = min(MAX_LENGTH, model.config.max_position_embeddings)
+    unknown = sum(tokens[:longest].count("[UNK]") for tokens in encodings)
+    cut = sum(len(tokens) > longest for tokens in encodings)
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("cosine", justify="right", no_wrap=True)
@@ -306,6 +314,8 @@ def main(argv: list[str] | None = None) -> None:
     console.print(f"\n  mean cosine of any two of these texts: {mean_cosine(vectors):.3f}", style="dim")
     if unknown:
         console.print(f"  tokens outside the vocabulary, which all look the same: {unknown}", style="dim")
+    if cut:
+        console.print(f"  texts with more than {longest} tokens, which lose their end: {cut}", style="dim")
     console.print()
 
 

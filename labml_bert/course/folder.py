@@ -95,9 +95,9 @@ def read_files(folder: Path) -> dict[str, str]:
     texts = {}
     for file in FILES:
         try:
-            # Reading a pipe would wait forever.
-            if (folder / file).is_fifo():
-                raise ValueError(f"{folder / file} is a pipe; put a file in its place")
+            # Reading a pipe or a device could take forever.
+            if (folder / file).exists() and not (folder / file).is_file():
+                raise ValueError(f"{folder / file} is not a regular file; put one in its place")
             # Some editors on Windows write a byte order mark.
             texts[file] = (folder / file).read_text(encoding="utf-8-sig")
         except FileNotFoundError:

@@ -133,10 +133,12 @@ def parse_options(
         usage_error("a value is empty")
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
-        configuration = load_checkpoint(options.resume)[0]["configuration"]
-        options = parse(
-            options_type, restore_options(options_type(), configuration, experiment, options.resume), "", argv
-        )
+        state = load_checkpoint(options.resume)[0]
+        saved = restore_options(options_type(), state["configuration"], experiment, options.resume)
+        # Older checkpoints don't have it.
+        if parts := state.get("gradient_accumulation_steps"):
+            saved = replace(saved, gradient_accumulation_steps=parts)
+        options = parse(options_type, saved, "", argv)
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:
         usage_error("use --steps or --minutes, not both")

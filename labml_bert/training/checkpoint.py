@@ -224,10 +224,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         state = parse_json(metadata["about"])
         state["configuration"].items()
-        for name in ("step", "seconds", "threads"):
+        for name in ("step", "seconds", "threads", "gradient_accumulation_steps"):
             # `isinstance` would accept `True` as an `int`. The limit prevents overflows later.
             kinds = (int, float) if name == "seconds" else (int,)
-            value = state.get(name, 0) if name == "threads" else state[name]
+            value = state[name] if name in ("step", "seconds") else state.get(name, 0)
             if type(value) not in kinds or not 0 <= value < 2**53:
                 raise ValueError(f"{name} is {str(value)[:20]}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -280,6 +280,7 @@ class Trainer:
                 "scaler": self.scaler.state_dict(),
                 "threads": torch.get_num_threads(),
                 "processes": world_size(),
+                "gradient_accumulation_steps": self.arguments.gradient_accumulation_steps,
             }
             save_checkpoint(self.run_path, self.model, self.optimizers, self.generator, self.device, metadata)
 
@@ -293,13 +294,14 @@ class Trainer:
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
         before, now = state["configuration"], self.configuration
-        if before != now:
+        # A text may have moved: it has a checksum of its own.
+        if before != {**now, **{key: before[key] for key in before if f"{key}_sha256" in before}}:
             if one_sided := before.keys() ^ now.keys():
                 raise ValueError(
                     f"{self.run_path} is a run of another version, which doesn't share the option "
                     f"{min(one_sided)}; resume it with that version, or start a new run"
                 )
-            key = next(key for key in before if before[key] != now[key])
+            key = next(key for key in before if before[key] != now[key] and f"{key}_sha256" not in before)
             if key.endswith("_sha256"):
                 text = "the old text" if key.startswith("old") else "the text"
                 raise ValueError(

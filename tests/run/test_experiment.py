@@ -55,6 +55,22 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 
 
 @pytest.mark.processes
+def test_a_resumed_run_keeps_its_micro_batches_and_finds_a_moved_text(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [*SMALL, "--steps", 3, "--gradient-accumulation-steps", 2]
+    main_in_process(monkeypatch, tmp_path, *sizes, "--corpus", corpus_file)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    options = parse_options(RunOptions, "mlm_tiny", "", ["--resume", str(folder)])
+    assert options.gradient_accumulation_steps == 2
+    words = ["--resume", str(folder), "--gradient-accumulation-steps", "1"]
+    assert parse_options(RunOptions, "mlm_tiny", "", words).gradient_accumulation_steps == 1
+    moved = corpus_file.rename(tmp_path / "moved.txt")
+    main_in_process(monkeypatch, tmp_path, "--resume", folder, "--corpus", moved)
+    assert load_checkpoint(folder)[0]["configuration"]["corpus"] == str(moved)
+
+
+@pytest.mark.processes
 def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
