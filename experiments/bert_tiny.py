@@ -1,7 +1,7 @@
 r"""
 # All of BERT in ten minutes
 
-Does the recipe of the paper work on a laptop? This script trains on both of BERT's tasks at once, with
+Does the paper's recipe work on a laptop? This script trains on both of BERT's tasks at once, with
 subwords and pairs of texts. Here are the main settings, next to those of the original:
 
 | setting | BERT base | here |
@@ -15,9 +15,10 @@ subwords and pairs of texts. Here are the main settings, next to those of the or
 | peak learning rate | 1e-4 | 5e-3 |
 
 With a recipe closer to the published one, an unrecorded run of ten minutes ended at 4.85 nats. Counting does
-better: the two-neighbor n-gram model is at 4.22. With the recipe below, three runs of 6,200 steps end at 3.37
-to 3.41. The main changes: Muon trains the matrices of the blocks, half of the budget goes to the full length
-instead of a tenth, twice as many tokens are masked, and there's no dropout. (We didn't test them one by one.)
+better: the two-neighbor n-gram model is at 4.22. With the recipe below, three runs of 6,200 steps ended at
+3.37 to 3.41. The main changes: Muon trains the matrices of the blocks, half of the budget goes to the full
+length instead of a tenth, twice as many tokens are masked, and there's no dropout. (We didn't test them one
+by one.)
 The architecture, both tasks, the weight decay and the linear decay of the learning rate are as in the paper.
 
 Evaluations use pairs from held-out documents. Besides the metrics of a masked language model, they report the
@@ -59,9 +60,9 @@ class Options(RunOptions):
     """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
     schedule: str = "32:1,128:1"
     """Lengths of the pairs, each with its weight in the training budget. The paper gives nine tenths to short
-    pairs. In ten minutes, the last tenth is probably too little to learn the positions from 32 on. In two
-    unrecorded trials of 2,000 steps, the model with half of the budget at the full length ended at 4.38 nats,
-    and the one with a quarter at 4.95."""
+    pairs. In ten minutes, the remaining tenth is probably too short to learn the positions from 32 on. We
+    tried 2,000 steps, without a record: with half of the budget at the full length, the loss ended at 4.38
+    nats, and with a quarter at 4.95."""
     batch_tokens: int = 2048
     """Tokens per step, including padding, the same for all lengths."""
     dupe_factor: int = 10

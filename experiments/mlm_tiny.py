@@ -37,7 +37,7 @@ class Options(RunOptions):
     the first stage, at length 16: it lasts twice as long as tiny Shakespeare needs."""
 
     minutes: float | None = 3.0
-    """How long to train, in minutes. Three are enough to leave the plateau and beat the n-gram model."""
+    """How long to train, in minutes. Three is enough to leave the plateau and beat the n-gram model."""
     schedule: str = "16:3,32:1,64:1,128:3"
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
     a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""

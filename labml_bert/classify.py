@@ -66,7 +66,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The fraction of all rows that goes to the test set, and of the remaining rows to the validation set.
+# The test set gets this fraction of all rows, and the validation set gets it of the remaining rows.
 HELD_OUT = 0.2
 # The paper's learning rates suit 110 million parameters. Models with fewer than `SMALL` need higher ones.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
@@ -127,7 +127,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    # Our character and word tokenizers add no special tokens, but `transformers` expects the tokenizer to.
+    # Our character and word tokenizers add no special tokens, but for `transformers`, they have to.
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
@@ -407,7 +407,7 @@ def predict_command(options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, and trains a classifier or uses one."""
+    """Reads the command line, and trains a classifier, uses one, or checks a file of labels."""
     description = "Fine-tune a pretrained encoder on your own labels, and predict labels."
     parser = OneLineParser(prog="python -m labml_bert.classify", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|predict|check")

@@ -140,8 +140,8 @@ def load_corpus(name: str) -> Corpus:
 
 def visible_files(folder: Path) -> Iterator[Path]:
     """
-    Yields the files in a folder and its subfolders. Skips names that start with a dot. Also skips links to
-    folders, which could form a cycle, broken links, and special files such as pipes, and prints their names.
+    Yields the files in a folder and its subfolders. Skips names that start with a dot. Also skips broken
+    links, special files such as pipes, and links to folders, which could form a cycle; prints their names.
 
     Raises `OSError` if a folder can't be read.
     """
@@ -240,7 +240,7 @@ def python_documents() -> Iterator[tuple[str, str]]:
 
 @cache
 def module_docstrings() -> list[tuple[str, list[str]]]:
-    """The modules of the standard library with their docstrings. Takes seconds, so the result is cached."""
+    """The modules of the standard library with their docstrings. It's slow, so the result is cached."""
     modules = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
@@ -315,7 +315,7 @@ def python_sources() -> dict[str, str]:
 
     Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
     code is generated from its syntax tree, which has no comments. Docstrings are part of the tree, but they
-    belong to `python-docs`, so they are removed first. Takes seconds, so the result is cached.
+    belong to `python-docs`, so they are removed first. It's slow, so the result is cached.
     """
     sources = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
