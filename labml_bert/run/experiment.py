@@ -2,7 +2,7 @@
 # What surrounds an experiment
 
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
-Everything else is here: the run's folder, the header, the progress line and tracking, and at the end the
+Everything else is here: the run's folder, the header, the progress line and tracking. At the end come the
 result, a model that `fill_mask` and `transformers` can load, and a record. Bad input is rejected before
 anything is written."""
 
@@ -88,8 +88,8 @@ class Run:
     """
     ## One run
 
-    The script draws its batches from `generator` and trains on `device`; the options determine both. If
-    `is_alone` is true, the run ignores the other processes that `torchrun` has started.
+    The script draws its batches with the random `generator` and trains on `device`; the options determine
+    both. If `is_alone` is true, the run ignores the other processes that `torchrun` has started.
 
     Raises `ValueError` if a value is out of range, if the device isn't available, or if the record can't be
     written.
@@ -135,9 +135,9 @@ class Run:
         other_texts: dict[str, str] | None = None,
     ) -> Trainer:
         """
-        Creates the trainer of `model`, resumes the run if the options say so, and starts tracking. Prints the
-        header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the sha256
-        of every other text that the result depends on.
+        Creates the trainer for `model`, resumes the run if the options say so, and starts tracking. Prints
+        the header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the
+        sha256 of every other text that the result depends on.
 
         Raises `ValueError` if a step has fewer rows than micro-batches, if the folder isn't writable, or if
         the run can't be resumed.
@@ -188,7 +188,7 @@ class Run:
     def set_threads(self, trainer: Trainer) -> None:
         """
         Sets the number of threads until the end of the run. If `--threads` isn't a number, a resumed run
-        keeps the number that it was saved with, and a new run with `auto` takes the fastest.
+        keeps the number that it was saved with, and a new run with `auto` takes the one that is fastest.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}

@@ -85,7 +85,7 @@ def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], nu
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, under their names without it."""
+    """The tensors whose names start with `prefix`, which is removed from their names."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
@@ -129,8 +129,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the current checkpoint, so that one exists at every moment. If the
-        # file system doesn't support hard links, only one checkpoint is kept.
+        # Make `previous` a hard link to the current checkpoint. After a rename, there would be none for a
+        # moment. If the file system doesn't support hard links, only one checkpoint is kept.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
@@ -260,7 +260,7 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     If the run had one process and one micro-batch per step, a replay on the same device gives exactly the
     same loss. Otherwise the whole batch is replayed in one pass, with different dropout masks.
 
-    Raises `ValueError` if there is no failed step, if it's damaged, or if it belongs to a different model.
+    Raises `ValueError` if no step has failed, or if its file is damaged or belongs to a different model.
     """
     path = run_path / FAILED_STEP
     if not path.is_file():

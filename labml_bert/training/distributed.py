@@ -19,8 +19,8 @@ Apart from rounding and dropout, the number of processes shouldn't change the re
   tokens in the batch, which it knows because it has all the labels. Then the parts add up:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
   `transformers` calls $M$ `num_items_in_batch`.
-- **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the world
-  size. So each process multiplies its loss by the world size first.
+- **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the number
+  of processes, the *world size*. So each process multiplies its loss by the world size first.
 
 If memory is short, `gradient_accumulation_steps` divides the rows of each process again, into micro-batches.
 Their losses and gradients add up in the same way.
@@ -143,7 +143,7 @@ def stop_after_launcher(launcher_id: int) -> None:
     """
     Waits until `torchrun` ends. If `torchrun` is killed, it can't stop the processes that it started, so each
     one sends itself SIGTERM, saves the run and ends. A process that is stuck waiting for another can't save,
-    so it's ended after `SECONDS_TO_SAVE`.
+    so it exits after `SECONDS_TO_SAVE`.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
@@ -266,7 +266,7 @@ def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[
 
 
 def all_reduce_flag(flag: Tensor) -> None:
-    """Replaces a flag, 0 or 1, by its maximum over all processes, in place and on its device."""
+    """Replaces a flag, 0 or 1, with its maximum over all processes, in place and on its device."""
     if world_size() > 1:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 

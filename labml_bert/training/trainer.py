@@ -63,19 +63,19 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
-# In nats. Even a uniform prediction has a loss below 13, the logarithm of the vocabulary size.
+# In nats. The loss of a uniform prediction is the logarithm of the vocabulary size, which is below 13.
 LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """What the loop reports about once a second, and after each evaluation."""
+    """What the loop reports: about once a second, and after each evaluation."""
 
     step: int
     """The number of steps taken."""
     progress: float
     """The fraction of the budget spent, 0 to 1."""
     seconds: float
-    """Time spent training, over all resumes."""
+    """Time spent training, including the time before a resume."""
     metrics: dict[str, float]
     """Means over the steps since the last report; `loss` is among them."""
     evaluation: dict[str, float] | None
@@ -126,7 +126,7 @@ class Trainer:
         # AdamW, and perhaps Muon.
         self.optimizers = make_optimizers(model, arguments)
         # Set to 1 by the first step with a non-finite loss. The fused AdamW reads the flag on the device and
-        # skips the update, so checking it costs no synchronization.
+        # skips the update if it's set, which needs no synchronization.
         self.has_failed = torch.zeros((), device=device)
         self.reads_flag = device.type in ("cpu", "cuda")
         if self.reads_flag:
@@ -286,10 +286,10 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`, and sets the number of threads to the one saved with it,
+        Restores the last checkpoint in `run_path`. Also sets the number of threads to the one saved with it,
         unless the number of processes has changed or the machine has too few cores.
 
-        Raises `ValueError` if there is no checkpoint, or if it's damaged or has another configuration.
+        Raises `ValueError` if the checkpoint is missing or damaged, or has a different configuration.
         """
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
@@ -346,7 +346,7 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device. With several processes, only its own part."""
+        """The loss of the batch, a scalar on the device; of several processes, each has its part."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -388,7 +388,7 @@ class Step:
 
     def update(self) -> None:
         """
-        Clips the gradient and updates the weights, unless the loss or the gradient isn't finite.
+        Clips the gradient, and updates the weights if the gradient is finite and the loss isn't too large.
 
         Raises `NonFiniteLossError` if a loss or a gradient since the last check wasn't finite.
         """
@@ -420,7 +420,7 @@ class Step:
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 
-        # All processes have the same norm, and a report adds up their metrics.
+        # A report adds up the metrics of all processes, and all of them have the same norm.
         self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
