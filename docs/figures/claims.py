@@ -173,7 +173,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
     if effect.at_least and effect.at_most:
-        return "unknown: some runs of both variants never got there", "–"
+        return "unknown: runs of both never got there", "–"
     if effect.at_least:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
     if effect.at_most:
