@@ -173,7 +173,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
     if effect.at_least and effect.at_most:
-        return "unknown: runs of both never got there", "–"
+        return "some runs of both never got there", "–"
     if effect.at_least:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
     if effect.at_most:
@@ -357,6 +357,10 @@ def forest_row(claim: Claim, y: float) -> str:
     parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
     for x in (ROOM / 2 - limit, ROOM / 2 + limit):
         parts.append(f'<path class="level" d="M{x:g},{y - 9:g}V{y + 9:g}"/>')
+    effect = claim.effect_of(claim.primary(), RULE_LEVEL)
+    if effect.at_least and effect.at_most:
+        # Some runs of both variants never got there, so the effect could be anywhere.
+        return "".join(parts)
     parts.append(f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>')
     if ends[1] < -SPAN:
         parts.append(
@@ -388,7 +392,8 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         test = claim.primary()
         gain, interval = gain_and_interval(claim.effect_of(test, RULE_LEVEL), test["metric"])
         parts.append(text(0, y + 20, title))
-        parts.append(text(0, y + 43, f"{short}: {gain} ({interval})", _class="level"))
+        measured = gain if interval == "–" else f"{gain} ({interval})"
+        parts.append(text(0, y + 43, f"{short}: {measured}", _class="level"))
         parts.append(forest_row(claim, y + 64))
         table.append([title, verdict, gain, interval, delta_with_unit(claim), claim.describe_seeds()])
         sentences.append(f"{title}: {verdict}")
