@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
+from labml_bert.run import timing
 from labml_bert.run.timing import (
     OP_KINDS,
     build_layer_ops,
@@ -160,3 +161,9 @@ def test_classifying_ops(op: str, kind: str) -> None:
 
 def test_summarize() -> None:
     assert summarize([3.0, 1.0, 2.0, 9.0]) == {"median": 2.5, "min": 1.0, "max": 9.0}
+
+
+def test_a_slow_data_type_is_measured_with_a_small_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for a matmul of size 512 would be minutes for one of size 4096."""
+    monkeypatch.setattr(timing, "time_call", lambda *_: 0.5)
+    assert timing.measure_matmul_flops(torch.device("cpu"), torch.float32) == 2 * 512**3 / 0.5
