@@ -16,7 +16,8 @@ predicts each token from the tokens on both sides. Its counts come from the trai
 
 Only the choice and order of the words may give the answer away. So the sentences have no punctuation except
 the period at their end, which stays there. The first word also stays in place, because of its capital letter.
-We draw replacements in proportion to how often they occur in the text. Otherwise, most would be rare words.
+The more frequent a word is in the text, the more often we draw it as a replacement. If all words were equally
+likely, most replacements would be rare words.
 """
 
 import sys
@@ -234,7 +235,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record)
     model, tokenizer = load_model(run_path)
-    # A model's folder doesn't say how it was trained. The table doesn't need that, but a record does.
+    # A record has to say how the model was trained, and only the checkpoint of a run says so.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
     name = options.corpus

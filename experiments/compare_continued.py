@@ -182,8 +182,8 @@ def predict_words(
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
-    The model is right about a word if its most probable token is right for every piece. It gets a hint: the
-    number of masks tells it how many pieces the word has.
+    The model is right about a word if its most probable token is right for every piece. The number of
+    masks gives the model a hint: it says how many pieces the word has.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     assert mask_id is not None  # `load_tokenizer` has checked this.

@@ -211,7 +211,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record)
     load_model(run_path)
-    # A model's folder doesn't say how it was trained. The table doesn't need that, but a record does.
+    # A record has to say how the model was trained, and only the checkpoint of a run says so.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
     configuration = run_state["configuration"] if run_state else {}

@@ -8,9 +8,9 @@ $$s = \frac{1}{M} \sum_{t=1}^{M} h_t, \qquad
 \cos(s, s') = \frac{s \cdot s'}{\lVert s \rVert \, \lVert s' \rVert}$$
 
 Two vectors that point in the same direction have a cosine of 1. But masked language modeling never compares
-texts, so nothing makes these vectors spread out. In many models, they all lean in one direction, and even two
-unrelated texts have a high cosine. People call such vectors *anisotropic*. This file has two remedies:
-whitening, which takes a second, and SimCSE, which takes minutes of training.
+texts, so nothing makes these vectors spread out. In many models, they all point in roughly the same
+direction, and even two unrelated texts have a high cosine. People call such vectors *anisotropic*. This file
+has two remedies: whitening, which takes a second, and SimCSE, which takes minutes of training.
 
     python -m labml_bert.embed "Return a copy." "Copies the list." "Closes the file."
 
@@ -155,7 +155,7 @@ class Whitening(NamedTuple):
     r"""
     ## Whitening
 
-    If the vectors lean to one side, subtract their mean $\mu$. If some directions have more variance than
+    If the vectors share a direction, subtract their mean $\mu$. If some directions have more variance than
     others, rescale each to a variance of 1. With the covariance $U \Lambda U^\top$, that is:
 
     $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$

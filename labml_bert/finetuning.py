@@ -80,10 +80,10 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
     """
     ## Batches of similar length
 
-    Yields the random batches of one epoch, each a list of row indices. Every row of a batch is padded to the
-    length of the longest, and padding costs as much time as text does. So we draw the rows of eight batches
-    at a time and sort them by length before we split them into batches. Sorting all rows at once would save a
-    little more padding, but nearly the same texts would share a batch in every epoch.
+    Yields the random batches of one epoch, each a list of row indices. All rows of a batch are padded to the
+    length of its longest row, and the model spends as much time on padding as on text. So we draw the rows of
+    eight batches at a time and sort them by length before we split them into batches. Sorting all rows at
+    once would save a little more padding, but nearly the same texts would share a batch in every epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
     batches = []

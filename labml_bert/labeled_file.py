@@ -45,7 +45,7 @@ LONGEST_LABEL = 100
 LONGEST_LIST, SHORT_LIST = 80, 50
 # A message names this many lines for each label or text, and this many characters of a label.
 MOST_LINES, MOST_OF_A_LABEL = 3, 30
-# What separates the columns of a CSV file.
+# The delimiters that a CSV file may have, and their names.
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 # The first bytes of an Excel file. The newer format is a zip archive.
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")

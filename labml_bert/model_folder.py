@@ -20,7 +20,7 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
-# In bytes. A `config.json` with the names of ten thousand classes takes about half of this.
+# In bytes: about twice the size of a `config.json` with the names of ten thousand classes.
 LARGEST_CONFIG = 1_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"

@@ -266,7 +266,7 @@ def tests_table(claim: Claim, tests: list[dict[str, Any]], level: float = LEVEL)
     return wide(table)
 
 
-# What a claim has that leaves a part out.
+# The values of the keys that an entry of `claims.toml` may leave out.
 DEFAULTS: dict[str, Any] = {
     **{key: {} for key in ("arms", "options", "grid")},
     "scores": [],

@@ -146,8 +146,8 @@ def study_chart(name: str, caption: str) -> str:
     return bar_chart(bars, study.entry["title"], caption)
 
 
-# What `study_curves` can draw: the label of its axis, and the value at evaluation `i` of a run. The last two
-# are what `probe_order` in `experiments/claims/training.py` measures.
+# The curves that `study_curves` can draw: the label of the axis, and the value at evaluation `i` of a run.
+# `probe_order` in `experiments/claims/training.py` measures the last two.
 CURVES: dict[str, tuple[str, Callable[[Row, int], float]]] = {
     "loss": ("loss, nats", lambda row, i: row["curve"][i][1]),
     "attention": ("attention weight", lambda row, i: row["probes"][i][0]),

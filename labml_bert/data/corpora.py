@@ -185,9 +185,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     """
     ## What is held out
 
-    Holds out about a tenth of the text. If there are several documents, it holds out whole ones, chosen in
-    the order of a hash of their names. This order looks random, and stays the same if you add documents. Of
-    a single document, it holds out the last tenth, cut at a line end. Empty documents are dropped.
+    Holds out about a tenth of the text. If there are several documents, it holds out whole ones, chosen by a
+    hash of their names, so the choice looks random but hardly changes if you add documents. Of a single
+    document, it holds out the last tenth, cut at a line end. Empty documents are dropped.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))

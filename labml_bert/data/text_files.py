@@ -160,7 +160,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     pieces, owed = [], 0.0
     for path in files:
         length = path.stat().st_size
-        # How much the sample still lacks at the end of this file.
+        # The number of bytes that the sample still lacks at the end of this file.
         owed += length * ratio
         is_whole = ratio == 1 or length < SAMPLE_PIECE
         size = length if is_whole else SAMPLE_PIECE

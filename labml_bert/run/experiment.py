@@ -187,8 +187,9 @@ class Run:
 
     def set_threads(self, trainer: Trainer) -> None:
         """
-        Sets the number of threads until the end of the run. If `--threads` isn't a number, a resumed run
-        keeps the number that it was saved with, and a new run with `auto` takes the one that is fastest.
+        Sets the number of threads until the end of the run. A number in `--threads` comes first. Otherwise, a
+        resumed run uses as many threads as before, and a new run with `auto` times several numbers of threads
+        and uses the fastest.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}

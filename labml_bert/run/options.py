@@ -47,8 +47,8 @@ class RunOptions:
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None
-    """Train for this many steps instead of a number of minutes. On the CPU of one machine, such a run is
-    reproducible bit for bit."""
+    """Train for this many steps instead of a number of minutes. With a number of steps, the same seed gives
+    exactly the same weights every time, on the CPU of one machine."""
     seed: int = 0
     """Seed of all random numbers."""
     optimizer: OptimizerName = "adamw"
@@ -59,7 +59,7 @@ class RunOptions:
     device: str = field(default="auto", metadata=OPERATIONAL)
     """cpu, cuda, mps (Apple's GPU), or auto, which is the GPU if there is one."""
     threads: str = field(default="default", metadata=OPERATIONAL)
-    """Number of CPU threads. auto times a few steps with different numbers and takes the fastest. default is
+    """Number of CPU threads. auto times a few steps with several numbers and uses the fastest. default is
     PyTorch's: one per core. A resumed run keeps its number, unless you set a different one."""
     runs: Path = field(default=Path("logs"), metadata=OPERATIONAL)
     """Folder in which each run creates its own folder."""

@@ -45,7 +45,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
 
-# What to do about an error of the operating system.
+# The remedy for an `OSError`, by its `errno`.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -67,7 +67,7 @@ def exit_on_bad_input() -> Iterator[None]:
     """
     ## Bad input
 
-    Bad input raises `ValueError` before anything is written, and an error of the operating system raises
+    Bad input raises `ValueError` before anything is written, and an operating system error raises
     `OSError`. In this block, either error prints one line and ends the program with exit code 2.
     """
     # Don't import the module here: that would change how other programs handle Ctrl-C.
@@ -186,7 +186,7 @@ def fail(reason: object) -> NoReturn:
 
 
 def explain(reason: object) -> str:
-    """Describes an error in one line. An error of the operating system includes the name of its file."""
+    """Describes an error in one line. An `OSError` includes the name of its file."""
     if isinstance(reason, OSError) and reason.strerror and reason.filename:
         return f"{reason.strerror} ({reason.filename})"
     return " ".join(str(reason).splitlines())

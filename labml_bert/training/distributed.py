@@ -47,7 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
-# How long a process has to save the run after `torchrun` is killed.
+# After `torchrun` is killed, a process has this many seconds to save the run.
 SECONDS_TO_SAVE = 600
 
 # After this time without a heartbeat, a process is killed.

@@ -41,7 +41,7 @@ from tests.support.command_lines import (
 )
 from tests.support.syscalls import ERRORS, SHORT, Call, OnCall
 
-# What needs space on the disk.
+# The system calls that need space on the disk.
 WRITES = {"write", "mkdir", "link", "rename", "fsync"}
 
 

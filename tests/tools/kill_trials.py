@@ -75,7 +75,7 @@ grid = { learning_rate = [1e-3, 2e-3] }
 "both" = {}
 "no dense layer" = { head_dense = false }
 """
-# How many processes ended in a traceback instead of one line, by signal.
+# The number of processes that ended in a traceback instead of one line, by signal.
 tracebacks: Counter[str] = Counter()
 
 
