@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.checksums import parse_json, read_checked
+from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
@@ -84,7 +84,7 @@ PAIRS = "trained_with_pairs"
 # The files of a classifier.
 SAVED_FILES = (
     "README.md",
-    "SHA256SUMS",
+    SUMS,
     "config.json",
     "model.safetensors",
     "tokenizer.json",
@@ -322,7 +322,7 @@ def train_command(options: argparse.Namespace) -> None:
         facts = {**details, "file": options.file.name, "model": str(folder)}
         script += ["--from", str(folder)]
         write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
-        pair = ["--pair", "second text"] if texts.has_pairs else []
+    pair = ["--pair", "second text"] if texts.has_pairs else []
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
 

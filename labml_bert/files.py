@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # The end of a temporary name. It's long because your own files may end in `.part`, and we don't delete those.
 PART = ".labml_bert.part"
 
+# The first bytes of a file in the formats gzip, bzip2, xz, zip and PDF.
+MAGIC_NUMBERS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"%PDF")
 
 # The largest header, in bytes. The checkpoint of a model with a thousand layers has one of about 7 MB.
 LARGEST_HEADER = 10_000_000
@@ -100,10 +102,6 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-# How files begin that are compressed with gzip, bzip2, xz or zip, and PDFs.
-BINARY = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"%PDF")
-
-
 def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
     """
     Returns the error for a file that isn't UTF-8, with a command that converts it. `data` is the beginning of
@@ -111,7 +109,7 @@ def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
     encoding of Western European Windows.
     """
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if data.startswith(BINARY) or (b"\0" in data and not is_utf16):
+    if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and not is_utf16):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
     command = f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
     example = "" if is_utf16 else ", for example"

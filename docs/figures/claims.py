@@ -172,7 +172,7 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
         scale, digits, unit = (100, 1, "points") if is_percentage(metric) else (1, 3, "nats")
         ends = [format_signed(scale * value, digits) for value in (low, high)]
         return f"{format_signed(scale * middle, digits)} {unit}", f"{ends[0]} to\N{NO-BREAK SPACE}{ends[1]}"
-    if effect.at_least and effect.at_most:
+    if effect.is_unknown:
         return "some runs of both never got there", "–"
     if effect.at_least:
         return f"≥ {middle:.1f} ×", f"{low:.1f} × or more" if low else "no bound: too few seeds"
@@ -189,7 +189,7 @@ def in_words(effect: Effect, metric: str, unit: str = "") -> str:
     "2.5 times as many tokens (95% CI 1.5 to 4.0)".
     """
     gain, interval = gain_and_interval(effect, metric)
-    if effect.gain is None or (effect.at_least and effect.at_most):
+    if effect.gain is None or effect.is_unknown:
         return gain
     if metric not in RATIOS:
         return f"{gain} (95% CI {interval})".replace("+", "")
@@ -357,9 +357,7 @@ def forest_row(claim: Claim, y: float) -> str:
     parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
     for x in (ROOM / 2 - limit, ROOM / 2 + limit):
         parts.append(f'<path class="level" d="M{x:g},{y - 9:g}V{y + 9:g}"/>')
-    effect = claim.effect_of(claim.primary(), RULE_LEVEL)
-    if effect.at_least and effect.at_most:
-        # Some runs of both variants never got there, so the effect could be anywhere.
+    if claim.effect_of(claim.primary()).is_unknown:
         return "".join(parts)
     parts.append(f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>')
     if ends[1] < -SPAN:
@@ -390,9 +388,10 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         title, verdict, y = claim.entry["title"].replace("`", ""), claim.verdict(), i * 90
         short = claim.verdict(with_estimate=False)  # the whole verdict is too long for a phone
         test = claim.primary()
-        gain, interval = gain_and_interval(claim.effect_of(test, RULE_LEVEL), test["metric"])
+        effect = claim.effect_of(test, RULE_LEVEL)
+        gain, interval = gain_and_interval(effect, test["metric"])
         parts.append(text(0, y + 20, title))
-        measured = gain if interval == "–" else f"{gain} ({interval})"
+        measured = gain if effect.gain is None or effect.is_unknown else f"{gain} ({interval})"
         parts.append(text(0, y + 43, f"{short}: {measured}", _class="level"))
         parts.append(forest_row(claim, y + 64))
         table.append([title, verdict, gain, interval, delta_with_unit(claim), claim.describe_seeds()])

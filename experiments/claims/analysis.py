@@ -41,6 +41,11 @@ class Effect(NamedTuple):
     at_most: bool = False
     """Whether the true ratio is smaller. If both are set, the ratio is unknown."""
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing bounds the ratio, because runs of both variants never got there."""
+        return self.at_least and self.at_most
+
 
 class Arrival(NamedTuple):
     """The tokens or seconds that a run took to reach a loss, or in total if it never did."""
@@ -221,7 +226,7 @@ class Analysis:
     def decision(self) -> str:
         """What the rule says, once the claim is finished."""
         interval, effect = self.primary_interval(), self.effect(self.primary())
-        if interval is None or (effect.at_least and effect.at_most):
+        if interval is None or effect.is_unknown:
             return "inconclusive"
         return decide(interval, self.delta())
 

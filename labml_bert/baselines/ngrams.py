@@ -62,9 +62,15 @@ class Counts:
         return torch.where(sorted_context[last] == keys, order[last], default)
 
 
-def ordinary_triples(ids: Tensor, special_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the left neighbors, the tokens and the right neighbors of ordinary tokens that have both."""
+def ordinary_triples(name: str, ids: Tensor, special_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Returns the left neighbors, the tokens and the right neighbors of ordinary tokens that have both. Raises
+    `ValueError` if there is no such token in the text called `name`.
+    """
     is_ordinary = ~torch.isin(ids[1:-1], torch.tensor(special_ids, dtype=ids.dtype))
+    if not is_ordinary.any():
+        reason = "shorter than three tokens" if len(ids) < 3 else "almost nothing but special tokens"
+        raise ValueError(f"the {name} text is {reason}; use more text, or text that the tokenizer knows")
     return ids[:-2][is_ordinary], ids[1:-1][is_ordinary], ids[2:][is_ordinary]
 
 
@@ -87,7 +93,7 @@ class NgramModel:
 
     def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
         V = self.vocab_size = vocab_size
-        left, word, right = ordinary_triples(train, special_ids)  # (N)
+        left, word, right = ordinary_triples("training", train, special_ids)  # (N)
         n_w = torch.bincount(train, minlength=V).double()
         n_w[special_ids] = 0
         self.p_w = (n_w + 1e-3) / (n_w + 1e-3).sum()
@@ -126,12 +132,8 @@ def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: 
 
     Raises `ValueError` if one of the texts has no ordinary token with a neighbor on both sides.
     """
-    for name, text in (("training", train), ("held-out", valid)):
-        if len(ordinary_triples(text, special_ids)[1]) == 0:
-            reason = "shorter than three tokens" if len(text) < 3 else "almost nothing but special tokens"
-            raise ValueError(f"the {name} text is {reason}; use more text, or text that the tokenizer knows")
     model = NgramModel(train, vocab_size, special_ids)
-    left, word, right = ordinary_triples(valid, special_ids)  # (M)
+    left, word, right = ordinary_triples("held-out", valid, special_ids)  # (M)
     p_w, p_both = model.p_w[word], model.probabilities(left, word, right)  # (M)
     is_most_frequent, is_predicted = word == model.p_w.argmax(), word == model.predict(left, right)  # (M)
 

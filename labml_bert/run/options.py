@@ -136,8 +136,8 @@ def parse_options(
         state = load_checkpoint(options.resume)[0]
         saved = restore_options(options_type(), state["configuration"], experiment, options.resume)
         # Older checkpoints don't have it.
-        if parts := state.get("gradient_accumulation_steps"):
-            saved = replace(saved, gradient_accumulation_steps=parts)
+        if count := state.get("gradient_accumulation_steps"):
+            saved = replace(saved, gradient_accumulation_steps=count)
         options = parse(options_type, saved, "", argv)
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:

@@ -294,14 +294,15 @@ class Trainer:
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
         before, now = state["configuration"], self.configuration
-        # A text may have moved: it has a checksum of its own.
-        if before != {**now, **{key: before[key] for key in before if f"{key}_sha256" in before}}:
+        # A text may have moved, so its checksum is compared, and not its path.
+        now = now | {key: path for key, path in before.items() if f"{key}_sha256" in before}
+        if before != now:
             if one_sided := before.keys() ^ now.keys():
                 raise ValueError(
                     f"{self.run_path} is a run of another version, which doesn't share the option "
                     f"{min(one_sided)}; resume it with that version, or start a new run"
                 )
-            key = next(key for key in before if before[key] != now[key] and f"{key}_sha256" not in before)
+            key = next(key for key in before if before[key] != now[key])
             if key.endswith("_sha256"):
                 text = "the old text" if key.startswith("old") else "the text"
                 raise ValueError(
