@@ -202,22 +202,28 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
     return {"": lambda: take_fingerprint(script.main, options, experiment)}
 
 
-def explain_skip(record: dict[str, Any]) -> str:
-    """Says why this machine can't check a record, for example because it lacks the text; empty if it can."""
-    if "corpus" not in record:
+def explain_skip(record: dict[str, Any], part: str) -> str:
+    """
+    Says why this machine can't check the fingerprint `part` of a record, for example because it lacks the
+    text; empty if it can.
+    """
+    corpus = record.get("corpus", {})
+    # The record of a claim has no corpus of its own: each of its arms may name one.
+    arm = record.get("claim", {}).get("arms", {}).get(part, {})
+    name = arm.get("corpus", corpus.get("name", "python-docs"))
+    if name.startswith("python-") and "sha256" not in corpus:
         python = record["versions"]["python"]
         is_same = python == versions()["python"]
-        return "" if is_same else f"its text is the documentation of Python {python}"
-    name = record["corpus"]["name"]
+        return "" if is_same else f"its text comes with Python {python}"
     if name == "tiny-shakespeare" and not (cache_folder() / TINY_SHAKESPEARE_SHA256).is_file():
         # A check shouldn't download anything.
         return f"{name} has not been downloaded"
     try:
-        corpus = load_corpus(name)
+        text = load_corpus(name)
     except ValueError as error:
         return str(error)
-    is_same = corpus.sha256 == record["corpus"]["sha256"]
-    return "" if is_same else f"{corpus.name} is a different text here"
+    is_same = text.sha256 == corpus.get("sha256", text.sha256)
+    return "" if is_same else f"{text.name} is a different text here"
 
 
 def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -250,11 +256,11 @@ def main(argv: list[str] | None = None) -> None:
         for path, record in records(names):
             name = path.relative_to(RUNS).with_suffix("").as_posix()
             fingerprints: dict[str, Fingerprint] = record.get("fingerprints", {})
-            if fingerprints_of(record) and (reason := explain_skip(record)):
-                console.print(f"  {name}: cannot be checked here ({reason})")
-                continue
             for part, take in fingerprints_of(record).items():
                 label = f"{name}  {part}".rstrip()
+                if reason := explain_skip(record, part):
+                    console.print(f"  {label}: cannot be checked here ({reason})")
+                    continue
                 if part not in fingerprints and not is_writing:
                     console.print(f"  {label}: no fingerprint; repeat the run with --record")
                     failures += 1

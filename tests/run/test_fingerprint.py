@@ -25,6 +25,7 @@ from labml_bert.run.fingerprint import (
     main,
     take_fingerprint,
 )
+from labml_bert.run.record import versions
 
 
 def fingerprints() -> Iterator[Any]:
@@ -44,7 +45,7 @@ def fingerprints() -> Iterator[Any]:
 @pytest.mark.parametrize(("path", "part"), list(fingerprints()))
 def test_todays_code_reproduces_the_record(path: Path, part: str) -> None:
     record = json.loads(path.read_text("utf-8"))
-    if reason := explain_skip(record):
+    if reason := explain_skip(record, part):
         pytest.skip(f"{path.stem} is checked where its corpus is available: {reason}")
     assert difference(record["fingerprints"][part], fingerprints_of(record)[part]()) == ""
 
@@ -140,6 +141,18 @@ def test_the_command_checks_and_writes_records(
     with pytest.raises(SystemExit) as end:
         main(["large"])
     assert end.value.code == 2 and "no record 'large'; choose from small" in capsys.readouterr().err
+
+
+def test_an_arm_is_skipped_without_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each arm of a claim may name its own corpus. None is downloaded for a check."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    record = json.loads((RUNS / "claims" / "positions-by-text.json").read_text("utf-8"))
+    shakespeare = "characters of tiny Shakespeare: rotary"
+    assert explain_skip(record, shakespeare) == "tiny-shakespeare has not been downloaded"
+    record["versions"]["python"] = versions()["python"]
+    assert explain_skip(record, "words: rotary") == ""
+    record["versions"]["python"] = "2.7.18"
+    assert explain_skip(record, "words: rotary") == "its text comes with Python 2.7.18"
 
 
 def test_a_script_may_move_to_another_folder() -> None:
