@@ -177,7 +177,7 @@ class BertIntermediate(nn.Module):
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
     `BertOutput` then projects back to width $D$. For BERT, `transformers` uses this formula, too. GPT-2 and
-    the current version of Google's BERT use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
+    Google's current BERT code use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
     """
 
     def __init__(self, config: BertConfig):
@@ -304,9 +304,9 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. The default `attention_mask` is 1 for all; 0 is for padding.
-        `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The pooler
-        reads position 0. Raises `ValueError` if the mask has another shape or negative floats.
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding (default:
+        all 1). `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
+        pooler reads position 0. Raises `ValueError` if the mask has another shape or negative floats.
         """
         if attention_mask is not None:
             # An additive mask is 0 for a token and far below 0 for padding.
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts again."""
+    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

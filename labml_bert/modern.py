@@ -103,7 +103,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines that `rotate` needs, each twice:
-    once for each element of a pair. The sine for the first is negated. Both are `(B or 1, 1, 1, T, d)`.
+    once for each element of a pair. The sine for the first element is negated. The cosines and the sines are
+    each `(B or 1, 1, 1, T, d)`.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -392,9 +393,9 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and an offset of two
-    occurs at both lengths, so what the encoder learns at length 16 still works at length 64. In BERT,
-    training at length 16 would leave the position embeddings after the first 16 untrained."""
+    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and the offset that
+    matters here, two, occurs at both lengths. So the encoder can use at length 64 what it learned at length
+    16. In BERT, training at length 16 would leave the position embeddings after the first 16 untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -433,7 +434,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns the positions at which the last layer computes vectors, `(B, P)`: each row's labeled positions,
+    Returns the positions, `(B, P)`, at which the last layer computes vectors: each row's labeled positions,
     in reading order. `P` is the largest count in any row; rows with fewer are padded with unlabeled ones.
     """
     is_labeled = labels != -100  # (B, T)
