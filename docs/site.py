@@ -84,7 +84,7 @@ SITE = Site(
     notebook_hosts=notebook_links,
     scripts=("docs/live/bert.js", "docs/live/modern.js"),
     copied=("docs/live",),
-    # The chapters say what these find or do; the scripts repeat what the Python files say.
+    # The chapters say what these files find or do, and the JavaScript repeats what the Python files say.
     unsearched=(
         "docs/live/",
         "experiments/acceptability",

@@ -16,8 +16,8 @@ predicts each token from the tokens on both sides. Its counts come from the trai
 
 Only the choice and order of the words may give the answer away. So the sentences have no punctuation except
 the period at their end, which stays there. The first word also stays in place, because of its capital letter.
-The more frequent a word is in the text, the more often we draw it as a replacement. If all words were equally
-likely, most replacements would be rare words.
+The more frequent a word is in these sentences, the more often we draw it as a replacement. If all words were
+equally likely, most replacements would be rare words.
 """
 
 import sys
@@ -49,7 +49,8 @@ from labml_bert.score import token_log_probs
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
-# The minimum and maximum number of words. In a shorter sentence, there's too little to scramble.
+# We use sentences of at least `FEWEST_WORDS` and at most `MOST_WORDS` words. In a shorter sentence, there's
+# too little to scramble.
 FEWEST_WORDS, MOST_WORDS = 6, 16
 
 
@@ -65,7 +66,7 @@ def plain_sentences(documents: Iterable[str]) -> list[list[str]]:
         for sentence in split_sentences(document):
             words = tuple(sentence.removesuffix(".").split())
             is_plain = sentence.endswith(".") and all(word.isalpha() for word in words)
-            # At least two of the words after the first have to differ, or there is nothing to swap.
+            # At least two of the words after the first have to differ, or swapping neighbors changes nothing.
             if is_plain and FEWEST_WORDS <= len(words) <= MOST_WORDS and len(set(words[1:])) > 1:
                 sentences[words] = None
     return [list(words) for words in sentences]
@@ -75,8 +76,8 @@ def swap_neighbors(words: list[str], others: list[str], random: Random) -> list[
     """
     ## Three ways to scramble
 
-    Each function takes all words of a sentence but the first, and other words to choose a replacement from.
-    This one swaps two neighbors that are different words.
+    Each of the three functions takes all words of a sentence but the first, and other words to choose a
+    replacement from. This function swaps two neighbors that are different words.
     """
     i = random.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
@@ -123,7 +124,7 @@ def choose_items(
     Returns the first `count` items that a model can score: no text has more than `longest` tokens or an
     `[UNK]`, and the tokens of each scramble differ from those of the original.
 
-    Raises `ValueError` if there are fewer than `count`.
+    Raises `ValueError` if there are fewer than `count` such items.
     """
     unknown, usable = tokenizer.token_to_id("[UNK]"), []
     for item in items:
@@ -164,7 +165,8 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
     ## Counting
 
     Returns the fraction of pairs in which the original has the higher score, with Wilson's interval. A tie
-    counts as half a win. The n-gram model has ties, because in unknown contexts only token frequencies count.
+    counts as half a win. The n-gram model has ties, because in contexts that it has never seen, only token
+    frequencies count.
 
     Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
     """

@@ -32,7 +32,9 @@ TEXT = "Return a copy of the [MASK]ist."
 
 
 def print_weights(result: dict[str, Any], top: int = 3) -> None:
-    """Prints each head's `top` positions with the largest weights: token, distance from the mask, weight."""
+    """
+    Prints the `top` positions with each head's largest weights, as token, distance from the mask, and weight.
+    """
     mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("layer", "head", *(f"position {i + 1}" for i in range(top))):

@@ -4,17 +4,20 @@ r"""
 This script pretrains a model on Python's documentation, and then continues on source code with
 docstrings and comments removed. It compares four variants:
 
-- **from scratch**: the same model, trained on the source code from random weights. It's the baseline.
+- **from scratch**: the same model, trained on the source code from random weights. This variant is the
+  baseline.
 - **continued**: the pretrained model, trained on the source code for half as many steps.
 - **continued, high learning rate**: the same as *continued*, but at 1e-2, the learning rate of pretraining.
 - **continued, new tokens**: the same as *continued*, but the most frequent words that the tokenizer splits
   are added to its vocabulary.
 
 The first three variants use the tokenizer of the pretrained model, so we can compare their losses. The fourth
-has a different tokenizer, and a whole word is harder to predict than one of its pieces. So we also mask whole
-words in held-out code, and compare how well the models predict them.
+has a different tokenizer. A whole word is harder to predict than one of its pieces, so the loss of the fourth
+isn't comparable. To compare all four, we also mask whole words in held-out code, and measure how well the
+models predict these words.
 
-You can start each run yourself: `own_language.py` pretrains, and `continue_pretraining.py` does the rest."""
+You can start each run yourself: `own_language.py` pretrains a model, and `continue_pretraining.py` trains
+each variant."""
 
 import sys
 from pathlib import Path
@@ -53,18 +56,21 @@ from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
 from labml_bert.training.tracking import read_metrics
 
-# The vocabulary is small, so that many words of the source code are split. Other sizes keep their defaults.
+# The vocabulary is small, so that many words of the source code are split. All other sizes keep their
+# defaults.
 PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
 SCRATCH, TOKENS = "from scratch", "continued, new tokens"
-# The learning rate of each variant. We tuned only the first, in unrecorded trials of 600 steps: the loss was
-# 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0, which the comparison uses too.
+# Each variant has this learning rate. We tuned only the first one, in unrecorded trials of 600 steps: the
+# loss was 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0, which the comparison uses
+# too.
 VARIANTS = {
     SCRATCH: 1e-2,
     "continued": 3e-3,
     "continued, high learning rate": 1e-2,
     TOKENS: 3e-3,
 }
-# The numbers of new tokens, of held-out words to predict, and of context tokens on each side of such a word.
+# The fourth variant adds `NEW_TOKENS` tokens. A model predicts up to `OCCURRENCES` held-out words, and sees
+# up to `REACH` tokens on each side of a word.
 NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
 
 
@@ -177,13 +183,13 @@ def predict_words(
 ) -> dict[str, float]:
     r"""
     Masks each word completely, and returns the accuracy and the mean log-probability of the words, in nats.
-    The model predicts the pieces of a word from left to right, and sees those before the one it predicts. By
-    the chain rule, the log-probability of the word is then the sum over its pieces:
+    The model predicts the pieces of a word from left to right, and sees the pieces before the one that it
+    predicts. By the chain rule, the log-probability of the word is then the sum over its pieces:
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
-    The model is right about a word if its most probable token is right for every piece. The number of
-    masks gives the model a hint: it says how many pieces the word has.
+    The model is right about a word if, for every piece, the most probable token is the right one. The number
+    of masks gives the model a hint, because it reveals how many pieces the word has.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     assert mask_id is not None  # `load_tokenizer` has checked this.
@@ -275,7 +281,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         },
         "variants": rows,
         "words": len(occurrences),
-        # The accuracy of always predicting the most frequent of the words.
+        # This is the accuracy of always predicting the most frequent of the words.
         "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
         "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
         "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
@@ -288,7 +294,9 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 
 def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
-    """Starts from an untrained model, because the repository doesn't contain the pretrained one."""
+    """
+    Computes a fingerprint from an untrained model, because the repository doesn't contain the pretrained one.
+    """
     values = record["configuration"]
     options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])
     tokenizer = wordpiece_tokenizer(
@@ -318,7 +326,7 @@ def main(argv: list[str] | None = None) -> None:
         # Record only the names: a path means nothing on another machine.
         values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
         results: list[dict[str, Any]] = []
-        # Write the record after each seed, because all of them together take a while.
+        # Write the record after each seed, because all seeds together take a while.
         for seed in range(options.seeds):
             model, result = run_seed(options, corpus, seed)
             results.append(result)

@@ -11,8 +11,8 @@ its tokenizer. If the tokenizer cuts the words of your field into pieces, you ca
 tokens](../labml_bert/new_tokens.md).
 
 While the model learns the new text, it can forget the old one. So each evaluation also measures the loss on
-old text, which the model no longer trains on. We measured how much a model forgets with
-[`compare_continued.py`](compare_continued.md); [a chapter](../continue-pretraining.md) shows the results."""
+old text, which the model no longer trains on. With [`compare_continued.py`](compare_continued.md), we
+measured how much a model forgets. [A chapter](../continue-pretraining.md) shows the results."""
 
 import sys
 from dataclasses import dataclass, replace

@@ -9,12 +9,12 @@ experiment compares three ways to learn a task from the same labeled texts:
 - **bag of words**: use only the words that occur in the text, and no network.
 
 There are two tasks, and their labels come with Python. In *package*, the model predicts which of 20 packages
-a docstring is from. In *summary*, it predicts whether the first of two texts summarizes the second.
+a docstring is from. In *summary*, the model predicts whether the first of two texts summarizes the second.
 
 Each method has one hyperparameter: a learning rate for the networks, a penalty for the bag of words. We
-choose it on a fifth of the labeled texts, never on the test set. We choose the penalty separately for each
-seed. To save time, we choose the learning rate only on the texts of the first seed. With more than 1,000
-labels, the networks use the learning rate that was best at 1,000.
+choose this hyperparameter on a fifth of the labeled texts, never on the test set. We choose the penalty
+separately for each seed. To save time, we choose the learning rate only on the texts of the first seed. With
+more than 1,000 labels, the networks use the learning rate that was best with 1,000 labels.
 
 The seed determines which texts are labeled, in which order the model sees them, and the initial values of the
 new weights. With the same seed, all methods get the same texts.
@@ -67,7 +67,7 @@ from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
 # Our models have at most a few million parameters, so they need a higher learning rate than the 2e-5 to 5e-5
-# of BERT base. Which of these values is best depends on the task and on the number of labels.
+# of BERT base. Which of the values below is best depends on the task and on the number of labels.
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 # The paper tried up to four epochs.
 EPOCHS = 4
@@ -163,8 +163,8 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns a function for each task that computes its fingerprint. The function trains the tokenizer again,
-    and a model from scratch, because the repository doesn't contain the pretrained one.
+    Returns a function for each task that computes the task's fingerprint. The function trains the tokenizer
+    again, and a model from scratch, because the repository doesn't contain the pretrained one.
     """
     return {name: partial(take_task_fingerprint, record, name) for name in record["tasks"]}
 

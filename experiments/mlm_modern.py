@@ -1,18 +1,18 @@
 r"""
 # The same three minutes with a modern encoder
 
-How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? This script trains on the
-same text, with the same mask rate and for the same time. The model comes from `modern.py`, and the optimizer
-for its matrices is Muon.
+How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? This script trains on the same
+text, with the same mask rate and for the same time. The model comes from `modern.py`, and Muon trains the
+matrices of its blocks.
 
-The learning curve looks different. Even at the full length, the plateau shrinks to about a hundred steps.
-After that, the model learns to use the neighboring characters. So we don't use a curriculum: all sequences
-have 128 characters from the first step.
+The learning curve looks different. In our runs, even at the full length, the plateau lasts only about a
+hundred steps. After that, the model learns to use the neighboring characters. So we don't use a curriculum:
+all sequences have 128 characters from the first step.
 
-On Python's documentation, this model ended at 0.80 to 0.83 nats, and that of `mlm_tiny.py` at 1.10 to 1.19,
-with three seeds each. A step took about 1.5 times as long as one of `mlm_tiny.py`. We ran the two scripts in
-turn on two CPU cores without AMX, so both took fewer steps than on a faster CPU. (The runs aren't recorded.)
-Architecture, optimizer and schedule all differ, so we can't tell which of them helps."""
+In unrecorded runs on Python's documentation, with three seeds each, this model ended at 0.80 to 0.83 nats,
+and that of `mlm_tiny.py` at 1.10 to 1.19. A step took about 1.5 times as long as one of `mlm_tiny.py`. We ran
+the two scripts in turn on two CPU cores without AMX, so both took fewer steps than on a faster CPU.
+Architecture, optimizer and schedule all differ, so we can't tell which of the three helps."""
 
 import sys
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Options(RunOptions):
     ## The values, and why
 
     The text, the mask rate and the tokens per step are the same as in `mlm_tiny.py`. As in that file, we
-    chose the other values for three minutes on two cores."""
+    chose the other values for runs of three minutes on two cores."""
 
     minutes: float | None = 3.0
     """How long to train, in minutes: the same as in `mlm_tiny.py`."""

@@ -5,9 +5,9 @@ Can a BERT learn anything on a laptop while you wait? Type `make train` and watc
 each token is a character, and the training text comes with Python.
 
 The learning curve tells a story. At first, the loss falls to that of the unigram baseline and stays there, on
-a plateau where many people give up. Then the model discovers that a character depends on its neighbors. It
-overtakes the n-gram model, which sees only the two nearest characters, and continues to improve. How long the
-plateau lasts depends on a few choices. `Options` lists them, each with its reason."""
+a plateau where you might give up. Then the model discovers that a character depends on its neighbors. The
+model overtakes the n-gram model, which sees only the two nearest characters, and continues to improve. How
+long the plateau lasts depends on a few choices. `Options` lists our choices, most of them with a reason."""
 
 import sys
 from dataclasses import dataclass

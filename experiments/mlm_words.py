@@ -3,12 +3,12 @@ r"""
 
 What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
 rare: in a text of a few megabytes, each of them occurs only a handful of times. That makes the two-neighbor
-n-gram model hard to beat. It can use a pair of words that it has seen once, while a neural network first has
-to learn a vector for each word.
+n-gram model hard to beat. The n-gram model can use a pair of words that it has seen once, while a neural
+network first has to learn a vector for each word.
 
-In our one run of a small BERT, the loss after 1,623 steps was 4.86 nats, still higher than the 4.67 of the
-n-gram model. So this script trains the modern encoder of `modern.py`, which doesn't have to learn vectors for
-the positions, and uses Muon."""
+In our one, unrecorded run of a small BERT, the loss after 1,623 steps was 4.86 nats, still higher than the
+4.67 of the n-gram model. So this script trains the modern encoder of `modern.py`, which doesn't have to learn
+vectors for the positions, and uses Muon."""
 
 import sys
 from dataclasses import dataclass

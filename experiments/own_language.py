@@ -13,7 +13,7 @@ ModernBERT.
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
 chapter on this script](../own-language.md) shows a run on a German text.
 
-The script works the same in every language, because it learns the subwords from the text itself. It keeps
+The script needs no settings for your language, because it learns the subwords from the text itself. It keeps
 case and accents, which many languages use to tell words apart."""
 
 import sys
@@ -89,11 +89,11 @@ class Options(RunOptions):
 
 
 # Each row gives the minimum number of characters of text, then the width and the number of blocks to use. A
-# model with far more parameters than the text has tokens can memorize it. The last row is as wide and deep as
-# BERT base, which was trained on about 16 billion characters.
+# model with far more parameters than the text has tokens can memorize the text. The last row is as wide and
+# deep as BERT base, which was trained on about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
-# The best learning rate falls as the width grows. We searched for it at a width of 128. ModernBERT base used
-# 8e-4 at a width of 768. The other two values lie in between.
+# The best learning rate falls as the width grows. We searched for it only at a width of 128. ModernBERT base
+# used 8e-4 at a width of 768. The other two values lie in between.
 LEARNING_RATES = {128: 1e-2, 256: 4e-3, 512: 1.5e-3, 768: 8e-4}
 # The vocabulary gets one subword for this many characters of text. At four characters per token, a subword
 # then occurs a hundred times on average, often enough for the model to learn its vector.

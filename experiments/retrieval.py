@@ -8,13 +8,13 @@ has never seen, and looks for the right summary among all held-out summaries. It
 - **TF-IDF**: one dimension for each word, and no network. Rare words count more.
 - **mean pooling**: the mean of the last hidden states of a pretrained encoder.
 - **mean pooling, whitened**: the same vectors after `Whitening`, which is fitted to training texts.
-- **SimCSE**: the encoder after a few minutes of `train_simcse` on training texts, without any labels.
+- **SimCSE**: mean pooling after 100 steps of `train_simcse` on training texts, without any labels.
 - **SimCSE on pairs**: the same loss, but each training summary is paired with its own description. So this
   encoder has been trained on the task itself, and the others haven't.
 
-A description can give its summary away. If it repeats the summary word for word, we drop the pair. We also
-drop near copies of other docstrings (see `docstring_tasks.py`). All test texts are from held-out documents of
-`python-docs`, and no training text is equal to one of them.
+A description can give its summary away. If a description repeats the summary word for word, we drop the pair.
+We also drop near copies of other docstrings (see `docstring_tasks.py`). All test texts are from held-out
+documents of `python-docs`, and no training text is equal to one of them.
 
 We chose the learning rate with `--validate`, which takes the test pairs from the training documents instead.
 After 60 steps, 1e-3 and 3e-4 were equally good.
@@ -48,7 +48,7 @@ from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
-# The minimum number of words in a summary. "Constructor." could belong to anything.
+# A summary has at least this many words. "Constructor." could belong to many descriptions.
 FEWEST_WORDS = 4
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 64
@@ -95,7 +95,8 @@ def tfidf_vectors(documents: list[str], queries: list[str]) -> tuple[Tensor, Ten
     ## The baseline
 
     Returns the TF-IDF vectors of `queries` and of `documents`, `(Q, V)` and `(N, V)`. Words that only queries
-    contain are left out. As in `tfidf.py`, a word that a text repeats counts only logarithmically more.
+    contain are left out. As in `tfidf.py`, the weight of a word grows only logarithmically with its count in
+    a text.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -114,7 +115,7 @@ class Result(NamedTuple):
     recall: float
     """The fraction of descriptions whose summary is among the top 10."""
     mean_cosine: float
-    """The mean over all pairs of two different summaries."""
+    """The mean cosine over all pairs of two different summaries."""
 
 
 def evaluate(queries: Tensor, candidates: Tensor) -> Result:
@@ -129,7 +130,8 @@ def compare(
     """
     ## The comparison
 
-    Returns the results of each method: one per seed for SimCSE, and a single one for the other methods.
+    Returns the results of each method: one per seed for the two SimCSE methods, and a single one for each
+    other method.
 
     Raises the errors of `train_simcse`.
     """
@@ -162,8 +164,8 @@ def difference(results: list[Result], baseline: list[Result]) -> dict[str, float
     ## Is it luck?
 
     The seeds tell you how much a result depends on training, but not how much it depends on the choice of
-    texts. So we also compare two methods query by query. Returns the mean difference of their reciprocal
-    ranks, which are averaged over the seeds, with its 95% confidence interval over the queries.
+    texts. So we also compare two methods query by query. Averages the reciprocal ranks of each query over the
+    seeds. Returns the mean difference between the methods, with its 95% confidence interval over the queries.
     """
     a, b = (torch.stack([1 / r.ranks.double() for r in one]).mean(0) for one in (results, baseline))  # (Q)
     mean, half = (a - b).mean().item(), 1.96 * (a - b).std().item() / len(a) ** 0.5

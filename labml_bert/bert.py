@@ -12,12 +12,12 @@ x' &= \operatorname{LayerNorm}(a + \operatorname{FeedForward}(a))
 \end{aligned}
 $$
 
-This file contains only the encoder and needs only PyTorch, so you can copy it into your own project. The
-parameters have the same names as in `transformers`, and `models.py` can load its weights. The pretraining
-tasks are in `mlm.py` and `nsp.py`. The code in the last section only makes the encoder faster.
+This file contains only the encoder. The file needs only PyTorch, so you can copy it into your own project.
+The parameters have the same names as in `transformers`, so `models.py` can load `transformers` checkpoints.
+The pretraining tasks are in `mlm.py` and `nsp.py`. The last section only makes the encoder faster.
 
 Letters stand for sizes: `B` (batch size), `T` (tokens per sequence), `D` (hidden size), `H` (attention
-heads), `I` (intermediate size), `V` (vocabulary size) and `P` (output vectors per sequence, usually `T`).
+heads), `I` (intermediate size), `V` (vocabulary size) and `P` (output vectors per sequence; by default, `T`).
 """
 
 import math
@@ -43,7 +43,7 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2  # sentence A or sentence B
     initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12  # as in published checkpoints; PyTorch's default is 1e-5
+    layer_norm_eps: float = 1e-12  # as in Google's BERT; PyTorch's default is 1e-5
     pad_token_id: int = 0
 
 
@@ -51,8 +51,9 @@ class BertEmbeddings(nn.Module):
     r"""
     ## Embeddings
 
-    Attention ignores the order of its input vectors, so each vector encodes a position, as well as a
-    token and its segment (text A or B). BERT learns three embedding tables and adds up one row from each:
+    Attention ignores the order of its input vectors, so each vector must encode its token's position. The
+    vector also encodes the token itself and its segment (text A or B). BERT learns three embedding tables.
+    For each token, BERT adds up one row from each table and normalizes the sum:
 
     $$
     e_t = \operatorname{LayerNorm}(E_{\text{token}}[w_t] + E_{\text{position}}[p_t] + E_{\text{type}}[s_t])
@@ -60,8 +61,7 @@ class BertEmbeddings(nn.Module):
 
     All rows have $D$ elements.
 
-    Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2.
-    """
+    Source: [paper](https://arxiv.org/abs/1810.04805), section 3 and figure 2."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -99,8 +99,8 @@ class BertSelfAttention(nn.Module):
 
     Here $d = D/H$ is the width of one head. Each score in $Q K^\top$ is a sum of $d$ products. If the
     products are independent and have the same variance, the score's standard deviation grows as $\sqrt d$.
-    Large scores saturate the softmax and leave almost no gradient, so we divide the scores by $\sqrt d$. BERT
-    has no causal mask, so every token sees the tokens on both sides.
+    Large scores can saturate the softmax and leave almost no gradient, so we divide the scores by $\sqrt d$.
+    BERT has no causal mask, so every token sees the tokens on both sides.
 
     Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
@@ -125,10 +125,10 @@ class BertSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """
-        The queries come from `query_states`; the keys and values come from `hidden_states`, usually the same
-        tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true for the keys to attend to. Returns the
-        context, `(B, P, D)`, and, if asked for, the attention weights before dropout, `(B, H, P, T)`.
-        """
+        Computes queries from `query_states`, and keys and values from `hidden_states`. The two arguments are
+        usually the same tensor. The boolean `attention_mask`, `(B, 1, 1, T)`, is true where a query may
+        attend to a key. Returns the context, `(B, P, D)`, and the attention weights, `(B, H, P, T)`, before
+        dropout. Without `output_attentions`, returns `None` instead of the weights."""
         if query_states is hidden_states:
             q, k, v = self.project(hidden_states, self.query, self.key, self.value)  # (B, H, P, D/H)
         else:
@@ -138,8 +138,8 @@ class BertSelfAttention(nn.Module):
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:
-                # If a whole sequence is padding, the most negative finite number gives a uniform softmax;
-                # minus infinity would give NaN.
+                # If a whole sequence is padding, masking with minus infinity would turn the softmax into NaN.
+                # The most negative finite number gives a uniform softmax instead.
                 scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1)  # (B, H, P, T)
             context = self.dropout(weights) @ v  # (B, H, P, D/H)
@@ -172,12 +172,12 @@ class BertIntermediate(nn.Module):
     r"""
     ## The feed-forward network
 
-    After attention has mixed the vectors, this layer projects each one to width $I$ and applies a GELU:
+    After attention, this layer projects each token's vector to width $I$ and applies a GELU:
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    `BertOutput` then projects back to width $D$. For BERT, `transformers` uses this formula, too. GPT-2 and
-    Google's current BERT code use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
+    `BertOutput` then projects the result back to width $D$. BERT in `transformers` also uses the exact GELU.
+    GPT-2 and Google's current BERT code use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
     """
 
     def __init__(self, config: BertConfig):
@@ -193,8 +193,8 @@ class BertLayer(nn.Module):
     """
     ## One block
 
-    A block implements the two equations at the top of this page. The keys of `parts` become part of the
-    parameter names, such as `attention.self.query.weight`, which must match those in checkpoints.
+    A block implements the two equations at the top of this page. The keys of `parts` appear in parameter
+    names such as `attention.self.query.weight`. These names must match the names in checkpoints.
     """
 
     def __init__(self, config: BertConfig):
@@ -211,7 +211,7 @@ class BertLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Same shapes as in `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
+        """The shapes are as in `BertSelfAttention.forward`. `query_states` defaults to `hidden_states`."""
         x = hidden_states if query_states is None else query_states  # (B, P, D)
         context, weights = self.attention["self"](x, hidden_states, attention_mask, output_attentions)
         a = self.attention["output"](context, x)  # (B, P, D)
@@ -237,7 +237,7 @@ class BertEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Returns the vectors, `(B, T, D)` or `(B, P, D)`, and all layers' attention weights (or `None`)."""
+        """Returns the vectors, `(B, P, D)`, and each layer's attention weights (`None` if not requested)."""
         attentions = []
         for layer in self.layer:
             query_states = hidden_states
@@ -252,8 +252,8 @@ class BertPooler(nn.Module):
     """
     ## The pooler
 
-    The pooler returns one vector for the whole sequence: it applies a dense layer and a tanh to the vector of
-    the first token, `[CLS]`. The pooler learns only from losses that use its output, such as the next
+    The pooler applies a dense layer and a tanh to the vector of the first token, `[CLS]`. The result is one
+    vector for the whole sequence. The pooler learns only from losses that use its output, such as the next
     sentence prediction loss. A model trained only with the masked LM loss needs no pooler.
     """
 
@@ -274,7 +274,7 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last may have fewer rows."""
+    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer's may have fewer rows."""
 
 
 class BertModel(nn.Module):
@@ -304,10 +304,10 @@ class BertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> BertModelOutput:
         """
-        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding (default:
-        all 1). `output_positions`, `(B, P)`, lists the positions whose vectors you need (default: all). The
-        pooler reads position 0. Raises `ValueError` if the mask has another shape or negative floats.
-        """
+        The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
+        mask, all positions are tokens. `output_positions`, `(B, P)`, lists the positions whose vectors you
+        need (by default, all). The pooler reads position 0 even if it isn't listed. Raises `ValueError` if
+        the mask isn't `(B, T)` or contains negative floats."""
         if attention_mask is not None:
             # An additive mask is 0 for a token and far below 0 for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()
@@ -328,10 +328,10 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     r"""
     ## Initialization
 
-    Weights are drawn from a normal distribution with a standard deviation of `std`, truncated at twice `std`.
-    Biases start at 0. LayerNorms keep PyTorch's defaults, a weight of 1 and a bias of 0. PyTorch would
-    initialize embeddings with a standard deviation of 1. With an output layer that is tied to such
-    embeddings, the loss could start many times higher than $\ln V$, the loss of a uniform prediction.
+    Linear layers and embeddings get weights from a normal distribution with a standard deviation of `std`,
+    truncated at twice `std`. Biases start at 0. LayerNorms keep PyTorch's defaults, a weight of 1 and a bias
+    of 0. PyTorch would initialize embeddings with a standard deviation of 1. If the output layer is tied to
+    such embeddings, the loss could start many times higher than $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py`, in
     [google-research/bert](https://github.com/google-research/bert).
@@ -347,7 +347,7 @@ def main() -> None:
     ## Try it
 
     `python bert.py` teaches a small encoder to tell whether the first two tokens of a sequence are equal. The
-    encoder has to compare two positions, and only attention moves information between positions.
+    encoder needs attention for this comparison, because no other layer moves information between positions.
     """
     torch.manual_seed(0)
     model = BertModel(BertConfig(10, 32, 2, 4, 64, max_position_embeddings=8))
@@ -356,7 +356,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([*model.parameters(), *classifier.parameters()], lr=1e-3)
     for step in range(401):
         input_ids = torch.randint(10, (64, 8))  # (B, T)
-        # Half the pairs match by design and a tenth of the rest by chance, so 55% are equal.
+        # Half the pairs match by design and about a tenth of the rest by chance, so about 55% are equal.
         input_ids[:32, 1] = input_ids[:32, 0]
         equal = (input_ids[:, 0] == input_ids[:, 1]).long()  # (B)
         logits = classifier(model(input_ids).pooler_output)  # (B, 2)
@@ -373,9 +373,9 @@ class Dropout(nn.Dropout):
     r"""
     ## Code that only makes the encoder faster
 
-    The model works without these five tricks. A trick's speedup is the time of a training step without it,
-    divided by the time with it. We measured the speedups with 4 layers of width 256 and 32 sequences of 128
-    characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
+    The model works without the five tricks below. A trick's speedup is the time of a training step without
+    the trick, divided by the time with all tricks. We measured the speedups with 4 layers of width 256 and 32
+    sequences of 128 characters, in bfloat16 on two CPU cores (`docs/runs/speed_ablation.json`).
 
     | trick | speedup |
     |---|---|
@@ -412,12 +412,12 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
-    """Whether to avoid PyTorch's fused kernel. On a CPU, it can't apply dropout and is slow in bfloat16."""
+    """Whether to avoid the fused kernel. On a CPU, the kernel can't apply dropout and is slow in bfloat16."""
     return q.device.type == "cpu" and (dropout_prob > 0 or q.dtype == torch.bfloat16)
 
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
-    """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`. The last layer queries only there."""
+    """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`, as query states for the last layer."""
     return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
 
 

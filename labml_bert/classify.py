@@ -2,7 +2,7 @@ r"""
 # A classifier from your own labels
 
 How good a classifier do you get from a few hundred labeled texts? Put the texts into a CSV or JSONL file with
-the columns `text` and `label`, and fine-tune a pretrained encoder on it:
+the columns `text` and `label`, and fine-tune a pretrained encoder on this file:
 
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."
@@ -66,22 +66,24 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The test set gets this fraction of all rows, and the validation set gets it of the remaining rows.
+# The test set gets this fraction of all rows, and the validation set gets the same fraction of the remaining
+# rows.
 HELD_OUT = 0.2
-# The paper's learning rates suit 110 million parameters. Models with fewer than `SMALL` need higher ones.
+# The paper's learning rates suit 110 million parameters. Models with fewer than `SMALL` parameters need
+# higher ones.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
 # Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
-# With 100 texts, ten epochs are only 40 steps, too few to learn anything. `MIN_STEPS` prevents that.
+# With 100 texts, ten epochs are only 40 steps, too few to learn much. `MIN_STEPS` raises the limit.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
-# A pretraining loss above this fraction of the unigram baseline is hardly better than counting tokens.
+# A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
 HARDLY_BETTER = 0.95
-# The key in `tokenizer_config.json` that says whether the classifier was trained with pairs of texts.
+# In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
-# The files of a classifier.
+# A saved classifier can have these files.
 SAVED_FILES = (
     "README.md",
     SUMS,
@@ -99,7 +101,8 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
 
     Returns a classifier with an untrained head, and its tokenizer. `folder` is the folder of a run, or of a
     model in the format of `transformers`. Dropout is 0.1, as in the paper, even if the model was pretrained
-    without dropout. If the folder has a classifier, its head isn't used: it was trained for other labels.
+    without dropout. If the folder has a classifier, the head of that classifier isn't used, because it was
+    trained for other labels.
 
     Raises `ValueError` if there is no such folder, if it contains no BERT, or if its files are damaged.
     """
@@ -127,7 +130,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    # Our character and word tokenizers add no special tokens, but for `transformers`, they have to.
+    # Our character and word tokenizers add no special tokens, but `transformers` needs tokenizers that do.
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
@@ -156,9 +159,10 @@ def train_classifier(
     """
     ## Several learning rates, with early stopping
 
-    Trains a copy of the model with each learning rate, and prints a line for each. `EarlyStopping` evaluates
-    the copy on `validation` after each epoch. If `epochs` is `None`, the limit is ten epochs or `MIN_STEPS`
-    steps, whichever is longer, with at most ten evaluations. Returns the best copy.
+    Trains a copy of the model with each learning rate, and prints a line for each. If `epochs` is `None`, the
+    limit is ten epochs or `MIN_STEPS` steps, whichever is longer. `EarlyStopping` evaluates the copy on
+    `validation` after each epoch or, if the limit is `MIN_STEPS`, at ten equal intervals. Returns the best
+    copy.
 
     Raises `NonFiniteLossError` if the loss explodes at every learning rate.
     """
@@ -277,7 +281,7 @@ def train_command(options: argparse.Namespace) -> None:
     if options.check_only:
         return
     folder = options.source or newest_run(Path("logs"))
-    # The head starts with random weights.
+    # The seed determines the head's initial weights.
     torch.manual_seed(options.seed)
     model, tokenizer = load_pretrained(folder, texts.labels)
     device, positions = choose_device(options.device), model.config.max_position_embeddings
@@ -309,7 +313,8 @@ def train_command(options: argparse.Namespace) -> None:
         model = model.to(device)
         training, validation, held_out = rows
         model = train_classifier(model, training, validation, learning_rates, options.epochs, options.seed)
-        # With a character or word tokenizer, `transformers` omits a pair's token types if they aren't listed.
+        # With a character or word tokenizer, `transformers` omits a pair's token types if `model_input_names`
+        # doesn't list them.
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
         save_tokenizer(tokenizer, output, **settings)
@@ -345,7 +350,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
-    """The maximum length that the classifier was trained with, or the number of positions if it's unknown."""
+    """The maximum length in training, or the number of positions if `settings` don't contain that length."""
     try:
         return max(5, min(int(settings["model_max_length"]), positions))
     except (ValueError, KeyError, TypeError, OverflowError):

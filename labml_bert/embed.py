@@ -2,20 +2,21 @@ r"""
 # One vector for a whole text
 
 How similar are two texts? An encoder gives each *token* a vector. To compare texts, you need one vector for
-each text. The simplest one is the mean of its token vectors:
+each text. The simplest text vector $s$ is the mean of the vectors $h_t$ of the $M$ tokens:
 
 $$s = \frac{1}{M} \sum_{t=1}^{M} h_t, \qquad
 \cos(s, s') = \frac{s \cdot s'}{\lVert s \rVert \, \lVert s' \rVert}$$
 
 Two vectors that point in the same direction have a cosine of 1. But masked language modeling never compares
-texts, so nothing makes these vectors spread out. In many models, they all point in roughly the same
-direction, and even two unrelated texts have a high cosine. People call such vectors *anisotropic*. This file
-has two remedies: whitening, which takes a second, and SimCSE, which takes minutes of training.
+texts, so nothing makes these vectors spread out. In many models, the vectors of all texts point in roughly
+the same direction, and even two unrelated texts have a high cosine. People call such vectors *anisotropic*.
+This file has two remedies: whitening, which takes a second, and SimCSE, which trains the model for a minute
+or more.
 
     python -m labml_bert.embed "Return a copy." "Copies the list." "Closes the file."
 
-The command ranks the texts by their similarity to the first. Look at the order, not at the numbers: a cosine
-means something only in comparison with the cosines of other texts.
+The command ranks the other texts by their similarity to the first. Look at the order, not at the numbers: a
+cosine means something only in comparison with the same model's cosines of other texts.
 
 Letters for sizes: `N` texts, `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K`
 dimensions after whitening, `Q` queries, `C` candidates.
@@ -46,7 +47,7 @@ from labml_bert.training.device import autocast, choose_precision
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
-# A text with more tokens loses its end.
+# A text with more tokens than this loses its end.
 MAX_LENGTH = 128
 
 
@@ -64,8 +65,8 @@ def pool_texts(
     tokens, and with `cls`, the last hidden state of `[CLS]`. A text loses its end if it has more than
     `max_length` tokens, or more than the model has positions.
 
-    **Special tokens aren't part of the mean.** `[CLS]` and `[SEP]` are in every text, so their vectors would
-    make all texts more alike. `[UNK]` stands for a word, so it counts.
+    **Special tokens aren't part of the mean.** If a tokenizer adds `[CLS]` and `[SEP]` to all texts, the
+    vectors of these two tokens would make all means more alike. `[UNK]` stands for a word, so it counts.
 
     Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, if `pooling` isn't
     one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
@@ -160,7 +161,8 @@ class Whitening(NamedTuple):
 
     $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$
 
-    No training is needed: you fit $\mu$ and the matrix on any texts, and apply them to others.
+    No training is needed: you fit $\mu$ and the matrix to the vectors of some texts, and whiten the vectors
+    of others.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2103.15316), section 3.
     """
@@ -177,9 +179,10 @@ class Whitening(NamedTuple):
 
 def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     """
-    Fits a whitening to `vectors`, `(N, D)`. Leaves out directions without variance. There's always one,
-    because the LayerNorm at the end of an encoder subtracts the mean over the dimensions. `dimensions` limits
-    how many are kept, those with the largest variance first. The paper keeps 256 of BERT base's 768.
+    Fits a whitening to `vectors`, `(N, D)`. Leaves out directions without variance. With our encoders,
+    there's always such a direction, because the LayerNorm at the end subtracts the mean over the dimensions.
+    `dimensions` limits how many are kept, those with the largest variance first. The paper keeps 256 of BERT
+    base's 768.
 
     Raises `ValueError` if all vectors are equal, or if `dimensions` is below 1.
     """
@@ -231,8 +234,8 @@ def train_simcse(
     """
     Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. The two texts
     of a pair are equal, or they belong together, such as a question and its answer. The learning rate decays
-    linearly to zero. Many small models are pretrained without dropout. Without it, equal texts would get
-    equal vectors, so this function sets all dropout layers to `dropout`.
+    linearly to zero. Many small models are pretrained without dropout. But without dropout, equal texts would
+    get equal vectors, so this function sets all dropout layers to `dropout`.
 
     Raises `ValueError` if `batch_size` is below 2 or above the number of pairs, if `steps` is below 1, and
     the errors of `pool_texts`.
@@ -271,8 +274,8 @@ def ranks(similarities: Tensor) -> Tensor:
     ## How good is a ranking?
 
     Query `i` asks for candidate `i`. From the similarities of all queries and candidates, `(Q, C)`, this
-    returns the rank of each query's candidate, `(Q,)`; 1 is best. A candidate with an equal similarity counts
-    as better, so a model that finds everything equally similar gains nothing.
+    returns the rank of each query's candidate, `(Q)`. Rank 1 is the best. A candidate with an equal
+    similarity counts as better, so a model that finds everything equally similar gains nothing.
     """
     targets = similarities.diagonal()[:, None]  # (Q, 1)
     return similarities.size(1) - (similarities < targets).sum(1)  # (Q)

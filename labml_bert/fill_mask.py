@@ -70,9 +70,11 @@ def build_model(
     sizes: dict[str, Any], weights: dict[str, Tensor], path: Path
 ) -> BertForMaskedLM | ModernBertForMaskedLM:
     """
-    Builds an untrained model with the sizes in the checkpoint `path`. A theta among them means a modern one.
+    Builds an untrained model with the `sizes` in the checkpoint `path`. If they contain `global_rope_theta`,
+    the model is a ModernBERT.
 
-    Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for it.
+    Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for such
+    a model.
     """
     config = ModernBertConfig(**sizes) if "global_rope_theta" in sizes else BertConfig(**sizes)
     try:
@@ -115,8 +117,9 @@ def fill_mask(
     model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5
 ) -> list[list[Guess]]:
     """
-    Returns the `top_k` most probable tokens for each `[MASK]` in `text`, in order, best first. Special tokens
-    are left out. The probabilities are over the whole vocabulary, so those in the result don't sum to 1.
+    For each `[MASK]` in `text`, in order, returns the `top_k` most probable tokens, best first. Special
+    tokens are left out. The probabilities are over the whole vocabulary, so those in the result don't sum to
+    1.
 
     Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """
@@ -139,7 +142,7 @@ def fill_mask(
         guesses.append([])
         # Insert the token into the text itself. Decoding the ids could change the rest of the text.
         start, end = encoding.offsets[position]
-        # The tokenizer of ModernBERT counts the spaces before a mask as a part of it.
+        # The tokenizer of ModernBERT counts the spaces before a mask as part of the mask.
         start = end - len(text[start:end].lstrip())
         best = probabilities[position].topk(min(top_k, probabilities.size(-1) - len(special)))
         for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):

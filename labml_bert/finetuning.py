@@ -67,7 +67,7 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
             continue
         room = max_length - 3
         # This has the same effect as removing one token at a time from the longer text: a short text stays
-        # whole, and two long ones get half of the room each.
+        # whole, and two long texts get half of the room each.
         a = a[: max(room - len(b), (room + 1) // 2)]
         b = b[: room - len(a)]
         ids = [cls_id, *a, sep_id, *b, sep_id]
@@ -81,9 +81,10 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
     ## Batches of similar length
 
     Yields the random batches of one epoch, each a list of row indices. All rows of a batch are padded to the
-    length of its longest row, and the model spends as much time on padding as on text. So we draw the rows of
-    eight batches at a time and sort them by length before we split them into batches. Sorting all rows at
-    once would save a little more padding, but nearly the same texts would share a batch in every epoch.
+    length of its longest row, and a padding token takes the model as much time as a token of text. So we draw
+    the rows of eight batches at a time and sort them by length before we split them into batches. Sorting all
+    rows at once would save a little more padding, but nearly the same texts would share a batch in every
+    epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
     batches = []
@@ -151,24 +152,25 @@ def fine_tune(
     steps and then decays to zero. We do three things differently:
 
     - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
-      models need a higher one: the [compact BERTs](https://arxiv.org/abs/1908.08962) were fine-tuned with up
-      to 3e-4. The models of this project are smaller still, and were pretrained at 1e-3 and above. Let
-      `choose_hyperparameter` pick one.
+      models need a higher learning rate: the [compact BERTs](https://arxiv.org/abs/1908.08962) were
+      fine-tuned with up to 3e-4. The models that we pretrained are smaller still, and most of them used 1e-3
+      or more. Let `choose_hyperparameter` pick a learning rate.
     - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
-      learn anything. Training longer makes fine-tuning on few texts
-      [more stable](https://arxiv.org/abs/2006.04884).
+      learn much. Training longer makes fine-tuning on few texts [more
+      stable](https://arxiv.org/abs/2006.04884).
     - Adam has its bias correction, which the original code omits. [Leaving it
       out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
     The recipe is the same for every head, except that `BertForMultipleChoice` needs a loop of its own.
     `encode_examples` makes rows for `BertForSequenceClassification`. For the other heads, make the rows
-    yourself. If truncation removes an answer from a row, set both positions to 0, as the original code does.
+    yourself. If truncation removes an answer from a row, set its start and end positions to 0, as the
+    original code does.
 
     `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
-    training longer. When it returns true, training ends; see `EarlyStopping`.
+    training longer. When it returns true, training ends. `EarlyStopping` is such a function.
 
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `precision` is `auto`, the
-    hardware decides.
+    hardware determines the precision.
 
     Raises `ValueError` if there are no rows, if a number is below 1, or if the rows don't fit the head, and
     `NonFiniteLossError` if the loss or its gradient explodes.
@@ -184,7 +186,7 @@ def fine_tune(
     arguments = TrainingArguments(
         steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
     )
-    # Fine-tuning takes only a minute, so it has no run folder and no checkpoints.
+    # Fine-tuning takes only minutes, so it has no run folder and no checkpoints.
     trainer = Trainer(model, arguments, generator, device, precision)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
     batches = itertools.chain.from_iterable(epoch_batches)
@@ -214,12 +216,14 @@ class EarlyStopping:
     ## When to stop
 
     With more steps, a model gets better at first. Later it learns its few training texts by heart, and may
-    get worse on all others. So evaluate it now and then on `rows` that it doesn't train on. Each call of this
-    object is an evaluation: it keeps a copy of the best weights so far, and returns true after `patience`
-    evaluations in a row without an improvement. Call `restore_best` to put the best weights into the model.
+    get worse on other texts. So evaluate the model now and then on `rows` that it doesn't train on. Each call
+    of this object evaluates the model, keeps a copy of the best weights so far, and returns true after
+    `patience` evaluations in a row without an improvement. Call `restore_best` to put the best weights into
+    the model.
 
-    The evaluation with the highest accuracy is the best; in a tie, it's the one with the lowest loss. Because
-    `rows` choose the weights, a score on them is slightly too good. Measure the final score on other rows.
+    The best evaluation is the one with the highest accuracy or, in a tie, with the lowest loss. The weights
+    are chosen on `rows`, so a score on `rows` is slightly too good on average. Measure the final score on
+    other rows.
     """
 
     def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):

@@ -6,8 +6,9 @@ How do the parts become a model that any BERT program can load? This file puts t
 
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
-Every parameter has the same name and shape as in `transformers`, so each library can read a folder that the
-other wrote. Such a folder contains the sizes in `config.json` and the weights in `model.safetensors`.
+Every parameter has the same name and shape as in `transformers`, so `transformers` can read a folder that
+this project wrote, and the other way around. Such a folder contains the sizes in `config.json` and the
+weights in `model.safetensors`.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
@@ -82,8 +83,8 @@ class BertPreTrainedModel(nn.Module):
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
         Returns the encoder's output and the labels at the same positions. If you pass `labels`, `(B, T)`, the
-        result has only the labeled positions of each row, `(B, P, …)`. A row with fewer than `P` labels also
-        gets some unlabeled positions as padding.
+        result has only the labeled positions of each row, `(B, P, …)`. A row with fewer than `P` labels is
+        padded with unlabeled positions.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -116,7 +117,8 @@ class BertPreTrainedModel(nn.Module):
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
         this project or of `transformers`. Tensors of heads that this class doesn't have are ignored.
         Parameters whose names start with one of the prefixes in `new_parameters` may be missing from the
-        file; they then keep their random initial values. `arguments` go to the constructor of the class.
+        file; these parameters then keep their random initial values. `arguments` go to the constructor of the
+        class.
 
         Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
         `config.json`, or if the model is of a kind that this class doesn't implement.
@@ -132,9 +134,9 @@ class BertPreTrainedModel(nn.Module):
     def resize_token_embeddings(self, vocab_size: int) -> None:
         """
         Changes the size of the vocabulary to `vocab_size` tokens, by adding rows at the end of the embedding
-        or removing the last ones. New rows get random initial values. If the model has a masked LM head, its
-        bias is resized too; forgetting that is a
-        [well-known bug](https://github.com/huggingface/transformers/issues/2480).
+        or removing the last ones. New rows get random initial values. If the model has a masked LM head, the
+        bias of the head is resized too. Forgetting the bias is a [well-known
+        bug](https://github.com/huggingface/transformers/issues/2480).
 
         Raises `ValueError` if the padding token would be removed.
         """
@@ -207,7 +209,7 @@ class BertForMaskedLM(BertPreTrainedModel):
         **inputs: Tensor,
     ) -> MaskedLMOutput:
         """
-        `input_ids` and `labels` are `(B, T)`. For `num_items_in_batch`, see `masked_lm_loss`; `inputs` are
+        `input_ids` and `labels` are `(B, T)`. For `num_items_in_batch`, see `masked_lm_loss`. `inputs` are
         other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
         only. Without labels, they are `(B, T, V)`.
         """

@@ -2,8 +2,8 @@ r"""
 # A modern encoder
 
 What would BERT look like if you designed it today? ModernBERT ([Warner et al.,
-2024](https://arxiv.org/abs/2412.13663)) combines changes that have become common since 2018. It's still a
-stack of blocks in which every token sees tokens on both sides, but nearly every part is different:
+2024](https://arxiv.org/abs/2412.13663)) combines changes that have become common since 2018. Like BERT,
+ModernBERT is a stack of blocks in which every token sees tokens on both sides. The main differences are:
 
 | part | BERT (2018) | ModernBERT |
 |---|---|---|
@@ -14,7 +14,7 @@ stack of blocks in which every token sees tokens on both sides, but nearly every
 | biases | in all linear layers and LayerNorms | only in the output layer |
 | segments | an embedding for sentence A or B | none, because there's no next sentence prediction |
 
-A block computes:
+Each block computes:
 
 $$
 \begin{aligned}
@@ -24,7 +24,7 @@ x' &= a + \operatorname{GeGLU}(\operatorname{LayerNorm}(a))
 $$
 
 This file needs only PyTorch, so you can copy it into your own project. The parameters have the same names as
-in `transformers`, so you can load the same checkpoints.
+in `transformers`, so `modern_folder.py` can load `transformers` checkpoints.
 
 Letters stand for sizes: `B` (sequences in the batch), `T` (tokens in a sequence), `D` (hidden size), `H`
 (attention heads), `d` (width of a head), `I` (intermediate size), `V` (vocabulary size), `P` (output
@@ -51,7 +51,7 @@ class ModernBertConfig:
     intermediate_size: int = 1152  # the width of each of the two GeGLU projections
     max_position_embeddings: int = 8192  # the longest sequence in training; no parameter has this size
     global_attn_every_n_layers: int = 3
-    local_attention: int = 128  # in local layers, a token sees 64 tokens on each side
+    local_attention: int = 128  # in local layers, a token sees up to 64 tokens on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     embedding_dropout: float = 0.0
@@ -70,7 +70,7 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    BERT has three embedding tables, but ModernBERT has only one: positions enter in the attention layers, and
+    BERT has three embedding tables, but ModernBERT has only one. Positions enter in the attention layers, and
     there are no segments. A LayerNorm gives all token vectors a similar norm before the first block."""
 
     def __init__(self, config: ModernBertConfig):
@@ -90,21 +90,21 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     ## Rotary position embeddings (RoPE)
 
     BERT adds a position's vector to a token's vector, so the two are mixed from the start. RoPE adds nothing
-    to the token's vector. It splits each query into pairs of numbers, treats each pair as a point in the
-    plane, and rotates the point by an angle that grows with the position. RoPE rotates keys in the same way.
-    Let $R_p$ be the rotation at position $p$. For a query $q$ at position $p$ and a key $k$ at position $s$:
+    to the token's vector. Instead, RoPE splits each query into pairs of numbers and rotates each pair, seen
+    as a point in the plane, by an angle proportional to the position. RoPE rotates keys in the same way. Let
+    $R_p$ be the rotation at position $p$. For a query $q$ at position $p$ and a key $k$ at position $s$:
 
     $$\langle R_p\, q,\; R_s\, k \rangle = \langle R_{p-s}\, q,\; k \rangle$$
 
     So for given $q$ and $k$, the attention score depends only on the offset $p - s$. Pair $i$ of the $d/2$
-    pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates
-    by one radian, enough to tell nearby positions apart; the last pair hardly rotates. Layers that attend
-    over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
+    pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by one
+    radian per position, enough to tell nearby positions apart. The last pair hardly rotates. Layers that
+    attend over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
     parameters. It costs two multiplications and an addition for each element of a query or key.
 
-    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and sines that `rotate` needs, each twice:
-    once for each element of a pair. The sine for the first element is negated. The cosines and the sines are
-    each `(B or 1, 1, 1, T, d)`.
+    `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines that `rotate` needs, each of
+    shape `(B or 1, 1, 1, T, d)`. Each cosine appears twice, once for each element of a pair, and so does each
+    sine. The sine for the first element of a pair is negated.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
@@ -117,8 +117,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     r"""
     Rotates the queries and keys in `x`, `(B, 2, H, T, d)`. Element $i$ is paired with element $i + d/2$, as
-    in `transformers`, so rolling by $d/2$ swaps the two. The RoPE paper pairs neighboring elements. To
-    convert from one layout to the other, permute the rows of the query and key weights."""
+    in `transformers`, so rolling by $d/2$ swaps the two. The RoPE paper pairs neighboring elements instead.
+    To convert from one layout to the other, permute the rows of the query and key weights."""
     return x * cos + x.roll(x.size(-1) // 2, dims=-1) * sin
 
 
@@ -128,8 +128,8 @@ class ModernBertAttention(nn.Module):
 
     ModernBERT's attention differs from BERT's in four ways: queries and keys are rotated; there are no
     biases; one matrix computes queries, keys and values; and most layers are local. In a local layer, a token
-    sees only tokens up to 64 positions away. Every third layer is global: there, a token sees the whole
-    sequence. Local layers could save work on long sequences, but this file computes all scores, then masks.
+    sees only tokens up to 64 positions away. In every third layer, called global, a token sees the whole
+    sequence. Local layers could save work on long sequences, but this file computes even the masked scores.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2.1.
     """
@@ -171,12 +171,12 @@ class ModernBertMLP(nn.Module):
     r"""
     ## The gated feed-forward network (GeGLU)
 
-    BERT applies a GELU to a projection of $x$. GeGLU multiplies the result by a second projection, element by
-    element, so each of them can scale the other up or down:
+    BERT applies a GELU to a projection of $x$. GeGLU then multiplies the result, element by element, by a
+    second projection of $x$. Each of the two factors can scale the other up or down:
 
     $$\operatorname{GeGLU}(x) = W_o\,\bigl(\operatorname{GELU}(W_1 x) \odot W_2 x\bigr)$$
 
-    At the same $I$, this network has $3DI$ weights instead of $2DI$. But in ModernBERT base, $I$ is only
+    At the same $I$, this network has $3DI$ weights and BERT's has $2DI$. But in ModernBERT base, $I$ is only
     $1.5 D$, compared with $4 D$ in BERT base. The smaller networks leave room for more layers.
 
     Source: [Shazeer, 2020](https://arxiv.org/abs/2002.05202).
@@ -199,9 +199,9 @@ class ModernBertEncoderLayer(nn.Module):
     """
     ## One block, pre-norm
 
-    BERT normalizes after each residual addition; ModernBERT normalizes each sublayer's input instead. The
+    BERT normalizes after each residual addition. ModernBERT normalizes each sublayer's input instead. The
     residual stream (the sum that every sublayer adds to) bypasses the LayerNorms in the blocks, so gradients
-    can pass back along it unchanged. Pre-norm models are often stable at learning rates that are too high for
+    can pass back along the stream unchanged. Pre-norm models are often stable at learning rates too high for
     post-norm models. But the stream can grow from block to block, so the encoder ends with another LayerNorm.
 
     The first block has no LayerNorm before its attention, because the embeddings already end in a LayerNorm.
@@ -224,7 +224,7 @@ class ModernBertEncoderLayer(nn.Module):
         attention_mask: Tensor | None,
         output_positions: Tensor | None = None,
     ) -> Tensor:
-        """Same shapes as in `ModernBertAttention.forward`."""
+        """The shapes are as in `ModernBertAttention.forward`."""
         context = self.attn(self.attn_norm(x), rotary, attention_mask, output_positions)  # (B, P, D)
         if output_positions is not None:
             x = select_positions(x, output_positions)  # (B, P, D)
@@ -260,13 +260,11 @@ class ModernBertModel(nn.Module):
         output_positions: Tensor | None = None,
     ) -> Tensor:
         """
-        The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding; without a
-        mask, all positions are tokens. `position_ids` default to 0, 1, 2, …; only their differences matter.
-        Local layers measure distance along the row, not by `position_ids`. `output_positions`, `(B, P)`,
-        lists the positions whose vectors you need (all by default). Returns `(B, T, D)` or `(B, P, D)`.
-
-        Raises `ValueError` if the mask has another shape or negative floats.
-        """
+        The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
+        mask, all positions are tokens. `position_ids` default to 0, 1, 2, …, and only their differences
+        matter. Local layers measure distance along the row, not by `position_ids`. `output_positions`,
+        `(B, P)`, lists the positions whose vectors you need (by default, all). Returns these vectors,
+        `(B, P, D)`. Raises `ValueError` if the mask isn't `(B, T)` or contains negative floats."""
         config, T = self.config, input_ids.size(1)
         if attention_mask is not None:
             # An additive mask is 0 for a token and a large negative number for padding.
@@ -284,7 +282,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # Once, instead of in each linear layer.
+        if torch.is_autocast_enabled(x.device.type):  # Cast once, instead of in each linear layer.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)
@@ -324,7 +322,7 @@ class ModernBertForMaskedLM(nn.Module):
     """
     ## Encoder and masked LM head
 
-    The decoder's weight *is* the token embedding, as in BERT: one parameter with two names.
+    As in BERT, the decoder's weight *is* the token embedding. This single parameter has two names.
     `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
 
     Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers)."""
@@ -349,8 +347,8 @@ class ModernBertForMaskedLM(nn.Module):
     ) -> MaskedLMOutput:
         """
         `labels`, `(B, T)`, holds the true token at each position to predict and -100 elsewhere. For a
-        micro-batch, pass the number of labeled positions in the whole batch as `num_items_in_batch`. `inputs`
-        are passed on to `ModernBertModel.forward`. Raises `ValueError` if `labels` has another shape."""
+        micro-batch, pass the number of labeled positions in the whole batch as `num_items_in_batch`. Other
+        arguments go to `ModernBertModel.forward`. Raises `ValueError` if `labels` isn't `(B, T)`."""
         if labels is None:
             x = self.model(input_ids, **inputs)  # (B, T, D)
             return MaskedLMOutput(None, self.decoder(self.head(x)), None)
@@ -377,8 +375,8 @@ def init_weights(model: ModernBertModel, config: ModernBertConfig) -> None:
     ## Initialization
 
     Each block adds two outputs to the residual stream, so $L$ blocks add $2L$ outputs. If the outputs are
-    independent, their variances add up. To keep the variance of their sum from growing with $L$, the
-    matrices that compute the outputs start with a standard deviation smaller by a factor of $\sqrt{2L}$.
+    independent, their variances add up. To keep the variance of the sum from growing with $L$, we divide the
+    initial standard deviation of the matrices that compute the outputs by $\sqrt{2L}$.
 
     Source: section 2.3 of the GPT-2 [paper](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)."""
     for name, weight in model.named_parameters():
@@ -393,9 +391,9 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and the offset that
-    matters here, two, occurs at both lengths. So the encoder can use at length 64 what it learned at length
-    16. In BERT, training at length 16 would leave the position embeddings after the first 16 untrained."""
+    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets. The task needs only the
+    offset two, which occurs at both lengths. So what the encoder learns at length 16 can also work at length
+    64. In BERT, training at length 16 would leave the position embeddings after the first 16 untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
@@ -434,9 +432,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, dropo
 
 def labeled_positions(labels: Tensor) -> Tensor:
     """
-    Returns the positions, `(B, P)`, at which the last layer computes vectors: each row's labeled positions,
-    in reading order. `P` is the largest count in any row; rows with fewer are padded with unlabeled ones.
-    """
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest number of labeled
+    positions in any row. Rows with fewer labeled positions are padded with unlabeled positions. The last
+    layer computes vectors only at the positions returned here."""
     is_labeled = labels != -100  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

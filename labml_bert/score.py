@@ -3,7 +3,7 @@ r"""
 
 How probable is a sentence? A masked language model can't say: it gives the probability of a token that is
 missing, not that of a whole text. But it can tell you how well each token fits the others. Mask one token at
-a time, ask the model for the log-probability of the true token, and add these up:
+a time, ask the model for the log-probability of the true token, and add up these log-probabilities:
 
 $$\operatorname{PLL}(w) = \sum_{t=1}^{T} \log p(w_t \mid w_1, \dots, w_{t-1}, w_{t+1}, \dots, w_T)$$
 
@@ -14,8 +14,8 @@ finds more natural:
 
     python -m labml_bert.score "Return a copy of the list." "Return of a copy the list."
 
-A long text has more tokens, so its sum is usually lower. To compare texts of different lengths, divide by the
-number of tokens.
+A long text has more tokens, so its sum is usually lower. To compare texts of different lengths, divide each
+sum by the number of tokens.
 
 Source: [Salazar et al., 2020](https://arxiv.org/abs/1910.14659), section 2.
 
@@ -55,12 +55,12 @@ def token_log_probs(
     ## One masked copy for each token
 
     Returns the log-probability of each token of `text` in nats, `(T,)`, in order. Special tokens are context:
-    the model sees them, but they get no score, because it never learned to predict them. That includes
-    `[UNK]`, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in
+    the model sees them, but they get no score, because it never learned to predict them. `[UNK]` is a special
+    token too, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in
     eval mode. It runs on `T` copies of the text, `batch_size` at a time, and in each copy a different token
     is masked.
 
-    **Words of several pieces.** With one mask at a time, a rare word looks too easy. Suppose that the
+    **Words of several pieces.** With one mask at a time, a rare word can look too easy. Suppose that the
     tokenizer splits *unusual* into `un` and `##usual`. Each of the two gives the other away, so both get a
     high probability, even if the model would never have expected the word. `mask_rest_of_word` also masks the
     pieces to the right of the token within its word. Then the model predicts `un` from the other words alone,
@@ -138,7 +138,7 @@ class Score(NamedTuple):
     pseudo_log_likelihood: float
     """In nats."""
     per_token: float
-    """The mean over the tokens that have a score, in nats."""
+    """The mean log-probability of the tokens that have a score, in nats."""
     text: str
 
 

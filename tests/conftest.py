@@ -15,12 +15,12 @@ from tests.support.processes import ProcessGuard
 from tests.support.runs import small_text
 from tests.support.server import Server
 
-# A shell that starts the tests in the background makes them ignore Ctrl-C. Every program they start would
-# inherit that, and a test that interrupts one would wait forever.
+# A shell that starts the tests in the background makes them ignore Ctrl-C. The programs that they start would
+# ignore it too, and a test that interrupts such a program would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The first two run the same examples every time. For many new ones: --hypothesis-profile=long
+# The first two profiles run the same examples every time. For many new ones: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
 settings.register_profile("fast", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=10_000, print_blob=True)

@@ -184,8 +184,8 @@ def test_the_initial_loss_is_ln_v() -> None:
             expected = math.log(config.vocab_size)
             if config.initializer_range == 0.02:
                 assert abs(loss / expected - 1) < 0.02
-            # The logits aren't quite zero: each is a sum of D products of a normalized vector and an
-            # embedding row.
+            # The logits aren't quite zero: each is the dot product of a normalized vector of D elements and
+            # an embedding row.
             std = 0.8796 * config.initializer_range
             assert abs(loss - expected - config.hidden_size * std**2 / 2) < 0.01 * expected
 
@@ -231,7 +231,7 @@ def test_padding_does_not_affect_the_other_tokens() -> None:
 
 
 def test_the_padding_embedding_gets_no_gradient() -> None:
-    """Even without an attention mask."""
+    """It gets none even without an attention mask."""
     torch.manual_seed(0)
     model = BertModel(small_config())
     ids = torch.randint(1, 50, (2, 6))
@@ -343,7 +343,7 @@ def test_masked_lm_positions_are_the_labeled_ones() -> None:
 
 
 def test_each_dropout_layer_acts_in_training_and_only_then() -> None:
-    """Including the one on the attention weights, which the fused kernel applies itself."""
+    """This includes the dropout of attention weights, which the fused kernel applies itself."""
     torch.manual_seed(0)
     config = dataclasses.replace(small_config(), hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2)
     model, ids = BertModel(config), torch.randint(1, 50, (2, 7))

@@ -40,7 +40,7 @@ def test_dropout_zeroes_a_fraction_and_rescales_the_rest(p: float, seed: int, di
 
 @given(st.data())
 def test_the_encoder_matches_loops_over_lists(data: st.DataObject) -> None:
-    """The last hidden states, the pooled output, and the attention weights."""
+    """Compares the last hidden states, the pooled output, and the attention weights."""
     draw = data.draw
     heads = draw(st.integers(1, 2))
     config = tiny_config(

@@ -57,7 +57,7 @@ def test_a_file_is_listed_until_it_is_written_again(tmp_path: Path) -> None:
 def test_a_kill_between_two_writes_leaves_no_wrong_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any number of renames, the old or the new contents can be read."""
+    """Wherever the kill happens, the old or the new contents can be read."""
     path, replace = tmp_path / "a.json", os.replace
     for number in range(3):
         write_checked(path, "old")

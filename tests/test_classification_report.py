@@ -31,14 +31,14 @@ def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
     names = [f"{'漢字' * 30}{i}" for i in range(K)]
     lines = confusion_lines(matrix, names)
     assert max(map(cell_len, lines), default=0) <= 78
-    # Each name is there in full, either in a numbered list above the matrix or in the most frequent mistake.
+    # Each name is there in full, in a numbered list above the matrix or in the most frequent mistake.
     text = "".join(line.strip() for line in lines)
     assert all(name in text for name in (names if "" in lines else names[:2] if largest else []))
 
 
 @pytest.mark.parametrize("K", [4, 18, 25])
 def test_labels_with_the_same_beginning_can_be_told_apart(K: int) -> None:
-    """A matrix of 25 labels has no room for any name beside its counts."""
+    """A matrix of many labels has no room for names beside its counts, so a list above it has the names."""
     names = [f"customer service, department {i} of our company in Geneva" for i in range(1, K + 1)]
     lines = confusion_lines(3 * torch.eye(K).long(), names)
     matrix = lines[-K:]

@@ -1,4 +1,4 @@
-"""From a file of labels to a classifier: reading, splitting, training, saving, and what bad input gives."""
+"""From a file of labels to a classifier: reading, splitting, training, saving, and bad input."""
 
 import errno
 import io
@@ -51,7 +51,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def yes_or_no(count: int) -> list[tuple[str, str]]:
-    """Texts whose label is the word *yes* or *no* in them; two of three are *yes*."""
+    """Texts that contain the word *yes* or *no*, which is their label. Two of three have *yes*."""
     r = random.Random(0)
     words = ["yes" if i % 3 else "no" for i in range(count)]
     sentences = small_text(count).split("\n")
@@ -76,7 +76,7 @@ def test_the_split_keeps_every_label_in_both_parts() -> None:
 def test_an_explicit_number_of_epochs_is_kept(
     backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the default trains for at least `MIN_STEPS` steps."""
+    """The minimum of `MIN_STEPS` steps applies only to the default number of epochs."""
     path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
     arguments = ["train", str(path), "--from", str(backbone), "--learning-rate", "1e-3", "--output"]
     classify.main([*arguments, str(tmp_path / "two"), "--epochs", "2"])
@@ -151,7 +151,7 @@ def test_fine_tuning_asks_after_each_epoch_and_stops(backbone: Path) -> None:
     assert best == max(stopping.qualities) == quality(predict(model, rows[:9]), labels)
 
 
-# The whole way
+# From training to predictions
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
     assert '"your text" --pair "second text"'.replace('"', "'") in capsys.readouterr().out
     card = (out / "README.md").read_text(encoding="utf-8")
     assert '"text_pair"' in card and "--epochs 1 --seed 0 --from …/run" in card
-    # Without the second text, its probabilities would mean nothing.
+    # Without the second text of a pair, the probabilities would mean nothing.
     assert_fails(tmp_path, ["predict", "out", "the cat"], "was trained with pairs of texts; add the", capsys)
     model = BertForSequenceClassification.from_pretrained(out)
     perturb_weights(model, 0)
@@ -262,7 +262,7 @@ def test_pairs_from_a_run_of_characters_agree_with_transformers(
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="the Makefile is for systems with a POSIX shell")
 def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -> None:
-    """The Python of this environment only writes down its arguments, and pretraining leaves a folder."""
+    """In place of Python, a script writes down its arguments, and leaves a folder when told to pretrain."""
     names = ("Makefile", "pyproject.toml", "constraints.txt")
     for name in names:
         shutil.copy(Path(__file__).parents[1] / name, tmp_path)
@@ -281,7 +281,7 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
         subprocess.run(
             ["make", "classifier", *arguments],
             cwd=tmp_path,
-            # Without the arguments of a `make test` that runs this.
+            # Don't pass on the arguments of a `make test` that runs this test.
             env={"PATH": os.environ["PATH"]},
             capture_output=True,
             check=False,
@@ -371,11 +371,11 @@ def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: boo
     assert classify.describe_pretraining(tmp_path / "model") == expected
 
 
-# From standard input
+# Standard input
 
 
 class StandardInput:
-    """What `predict` reads."""
+    """The standard input that `predict` reads."""
 
     def __init__(self, data: bytes):
         self.buffer = io.BytesIO(data)
@@ -412,7 +412,7 @@ def test_a_blank_line_of_standard_input_is_an_error(
 
 # Bad input
 
-# The arguments, and a part of the error message.
+# Each case has the arguments and a part of the error message.
 TRAIN, OUT = ("train", "good.csv"), ("--output", "out")
 BAD_ARGUMENTS = {
     "check a missing file": (["check", "no.csv"], "there is no file no.csv"),
@@ -490,7 +490,7 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
     words += ["--epochs", "1", "--learning-rate", "1e-3"]
 
     def fail(*_: object) -> None:
-        # A file of the user, which stays.
+        # The user's own file stays.
         (output / "notes.txt").write_text("mine")
         raise OSError(errno.ENOSPC, "No space left on device", str(output / "README.md"))
 

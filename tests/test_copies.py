@@ -142,7 +142,7 @@ def test_it_is_short_and_has_few_checks(file: str, most: int) -> None:
     assert 0 < lines <= count / 20
 
 
-# Text in the file that quotes a speedup, with the trick and the shape in the record that it comes from.
+# Each text quotes a speedup in that file. It's listed with its trick and its shape in the record.
 SPEEDUPS = {
     "bert.py": [
         ("dropout from 16 bits", "dropout by 16 bits", "characters"),

@@ -1,4 +1,4 @@
-"""Sentence vectors: equal to plain loops, and what bad input gives."""
+"""Sentence vectors: equal to plain loops, and bad input."""
 
 import copy
 import io
@@ -88,7 +88,7 @@ def test_a_long_text_loses_its_end() -> None:
     assert len(tokenizer.encode(" ".join(words)).ids) == 6
     short = embed(model, tokenizer, ["dog cat"])
     assert torch.allclose(embed(model, tokenizer, [" ".join(words)], max_length=4), short, atol=TOLERANCE)
-    # The model has 40 positions.
+    # The model has 40 positions: 38 words and two special tokens.
     longest = embed(model, tokenizer, ["dog " * 38])
     assert torch.allclose(embed(model, tokenizer, ["dog " * 50]), longest, atol=TOLERANCE)
     # Truncation isn't left on in the caller's tokenizer.
@@ -205,7 +205,7 @@ def test_impossible_trainings_are_refused(pairs: int, batch_size: int, steps: in
 
 def test_ranks_by_hand() -> None:
     similarities = torch.tensor([[0.9, 0.1, 0.2], [0.5, 0.5, 0.1], [0.7, 0.6, 0.3]])
-    # The second query has a tie, which counts against it.
+    # A tie counts against the second query.
     assert ranks(similarities).tolist() == [1, 2, 3]
     mrr, recall = mrr_and_recall(ranks(similarities), 2)
     assert mrr == pytest.approx((1 + 1 / 2 + 1 / 3) / 3) and recall == pytest.approx(2 / 3)

@@ -243,7 +243,7 @@ def test_the_graph_is_one_file_without_private_paths(graph: tuple[BertForMaskedL
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "tokenizer.json"]
     data = (folder / "model.onnx").read_bytes()
     assert b".py" not in data and str(Path.home()).encode() + b"/" not in data
-    # A later export may replace it.
+    # A later export may replace this folder.
     export.check_is_export(folder / "model.onnx", b".*" + export.PRODUCER.encode(), "tokenizer.json")
 
 
@@ -276,7 +276,7 @@ def test_without_onnxruntime_the_export_says_it_was_not_checked(
 @pytest.mark.processes
 @pytest.mark.long
 def test_an_export_writes_nothing_elsewhere(tmp_path: Path) -> None:
-    """Not even onnxruntime, which would leave an id of the machine."""
+    """Even onnxruntime writes nothing there; by default, it would leave an id of the machine."""
     folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
     home = tmp_path / "home"
     home.mkdir()
@@ -292,7 +292,7 @@ def pretend_missing(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == package else find_spec(name))
 
 
-# The arguments, and a part of the error message.
+# Each case has the arguments and a part of the error message.
 BAD_INPUT = {
     "no run": (["nowhere", "--to", "web"], "there is no run at nowhere"),
     "a folder without a model": (["folder", "--to", "onnx"], "there is no run at folder"),

@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 
 def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
-    """Of every type that we write, also without elements and without dimensions."""
+    """The tensors are of every type that we write; one has no elements, and one has no dimensions."""
     tensors = {name: torch.ones(3).to(getattr(torch, name.removeprefix("torch."))) for name in TYPES}
     tensors |= {"none": torch.empty(0, 2), "one": torch.tensor(3.5), "turned": torch.arange(6.0).view(2, 3).T}
     write_tensors(tmp_path / "x", tensors, {"about": "é"})
@@ -84,11 +84,11 @@ def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
 
 
-# What a power failure can undo
+# Power failures
 
 
 def test_names_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a new file, of a renamed one, and of each new folder."""
+    """The names of new files, renamed files and new folders are flushed."""
     flushed: list[Path] = []
     monkeypatch.setattr(files, "sync_folder", flushed.append)
     make_folder(tmp_path / "a" / "b")
@@ -136,7 +136,7 @@ def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> N
 
 
 def test_a_file_with_too_many_names_is_refused(tmp_path: Path) -> None:
-    """Before a tensor is read: two hundred thousand of them would take many seconds."""
+    """It's refused before a tensor is read: reading 200,000 tensors would take many seconds."""
     path = tmp_path / "model.safetensors"
     tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"tensor {i}": tensor for i in range(200_000)}).encode()
@@ -152,7 +152,7 @@ def test_others_may_read_tensors_if_they_may_read_other_files(tmp_path: Path) ->
 
 
 def test_a_file_is_never_written_through_a_link(tmp_path: Path) -> None:
-    """Neither under its own name nor under its temporary name."""
+    """The link may have the file's own name or its temporary name."""
     target, path = tmp_path / "precious", tmp_path / "x.json"
     target.write_text("kept")
     for link in (path, partial_path(path)):
@@ -225,7 +225,7 @@ def test_a_rename_is_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_system_that_cannot_flush_a_folder_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But a disk that fails is one."""
+    """A disk that fails is an error, though."""
     fsync = os.fsync
     number = errno.EINVAL
 

@@ -79,7 +79,7 @@ def test_a_large_config_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_newer_run_that_has_not_trained_is_skipped(tmp_path: Path) -> None:
-    """Its weights are random, so it would answer with nonsense."""
+    """The untrained run's weights are random, so its answers would be nonsense."""
 
     def save(name: str, step: int, time: int) -> Path:
         path = tmp_path / "mlm_tiny" / name / CHECKPOINT
@@ -115,7 +115,7 @@ def test_without_a_run_the_error_suggests_training(
 
 @pytest.mark.parametrize("is_stripped", [False, True])
 def test_the_spaces_before_a_mask_stay(is_stripped: bool) -> None:
-    """The tokenizer of ModernBERT takes them for a part of the mask."""
+    """To the tokenizer of ModernBERT, these spaces are a part of the mask."""
     tokenizer = word_tokenizer(["the cat sat"] * 2)
     tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=is_stripped, special=True)])
     config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)

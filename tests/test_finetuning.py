@@ -52,7 +52,7 @@ def test_text_that_looks_like_a_special_token_stays_text() -> None:
 
 
 def test_truncation_shortens_the_longer_part() -> None:
-    """Compared with the original rule, which removes one token at a time."""
+    """Compares truncation with the original rule, which removes one token at a time."""
     for m in range(0, 13):
         for n in range(0, 13):
             for length in (5, 6, 9, 12):
@@ -104,7 +104,7 @@ def test_padding_does_not_change_the_logits() -> None:
 
 
 def word_order_task(count: int, seed: int) -> list[Example]:
-    """The label is which of two words comes first; how often they occur says nothing."""
+    """The label tells which of two words comes first. Each text has both, so counting words doesn't help."""
     r = random.Random(seed)
     examples = []
     for i in range(count):
@@ -220,7 +220,7 @@ def test_batches_of_labeled_tokens_and_spans() -> None:
 
 
 def tokens_and_spans(count: int) -> tuple[list[Row], list[Row]]:
-    """Rows in which the answer is from an `a` to a `b`, and these two letters have a class of their own."""
+    """Rows for tokens, with a class for the letters `a` and `b`, and rows for spans from an `a` to a `b`."""
     r = random.Random(0)
     a, b, *others = (LETTERS.token_to_id(letter) for letter in "abcdefgh")
     tokens, spans = [], []
@@ -281,7 +281,7 @@ BAD_TARGETS = {
 
 @pytest.mark.parametrize("case", BAD_TARGETS)
 def test_targets_that_do_not_fit_the_head_are_rejected(case: str) -> None:
-    """Before anything is trained. The first row is good."""
+    """They are rejected before anything is trained, although the first row is good."""
     model, targets, words = BAD_TARGETS[case]
     good = {
         TEXTS: {"labels": 2},

@@ -50,12 +50,12 @@ from tests.support.runs import ROOT, small_text
 from tests.support.small_models import TEXT, random_model, subword_tokenizer
 from tests.support.tiny_run import train_tiny
 
-# The file stays in the fixture's folder and is replaced in each example.
+# Fixtures last for all examples: each example replaces a file in the fixture's folder.
 fuzz = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def rarely(divisor: int) -> Any:
-    """For readers that take tens of milliseconds: a fraction of the examples of the profile."""
+    """Settings with a fraction of the profile's examples, for readers that take tens of milliseconds."""
     return settings(fuzz, max_examples=max(1, settings.default.max_examples // divisor))
 
 
@@ -77,13 +77,13 @@ def model_folder(folder: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module", params=["bert", "modern"])
 def listed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of ours."""
+    """A model folder that we wrote, with checksums."""
     return model_folder(tmp_path_factory.mktemp("listed"), request.param)
 
 
 @pytest.fixture(scope="module", params=["bert", "modern"])
 def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as other programs write it: nothing in it has a checksum."""
+    """A model folder as other programs write it, without checksums."""
     folder = model_folder(tmp_path_factory.mktemp("foreign"), request.param)
     (folder / SUMS).unlink()
     path = folder / "model.safetensors"
@@ -93,7 +93,7 @@ def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextlib.contextmanager
 def replaced(path: Path, data: bytes | str) -> Iterator[None]:
-    """The file has other contents while the block runs."""
+    """Replaces the contents of a file while the block runs."""
     intact = path.read_bytes()
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     try:
@@ -138,7 +138,7 @@ def test_a_model_folder_of_ours(name: str, listed: Path, data: st.DataObject) ->
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_model_folder_of_others(name: str, foreign: Path, data: st.DataObject) -> None:
-    """What is loaded also has to work."""
+    """A model that loads also has to fill a mask."""
 
     def answer() -> list[Any]:
         model, tokenizer = load_model(foreign)
@@ -188,7 +188,7 @@ def test_a_run(name: str, run_folder: Path, data: st.DataObject) -> None:
 @fuzz
 @given(data=st.data())
 def test_a_crafted_checkpoint(run_folder: Path, data: st.DataObject) -> None:
-    """Its checksum is right, but its values make no sense."""
+    """The checkpoint's checksum is right, but its values make no sense."""
     path = run_folder / CHECKPOINT
     tensors, metadata = read_tensors(path)
     text = data.draw(damaged_json(json.loads(metadata["about"])))
@@ -284,7 +284,7 @@ PAIR_FILES = [MANIFEST, "*.parquet", "arrow/*/**/*.arrow", "arrow/*/**/*.json", 
 def test_sentence_pairs(pattern: str, pairs: Path, data: st.DataObject) -> None:
     """A damaged copy in the Arrow format is unpacked again."""
     expected = intact_result(read_pairs, pairs)
-    # Unpacking again writes another date into a file.
+    # Restore the intact copy, because unpacking writes another date into a file.
     shutil.rmtree(pairs / "arrow")
     shutil.copytree(pairs / "intact arrow", pairs / "arrow")
     path = next(pairs.glob(pattern))

@@ -50,7 +50,7 @@ def build(head: type[BertForFineTuning], config: BertConfig) -> Any:
 
 
 def labeled_batch(model: Any, seed: int) -> dict[str, Tensor]:
-    """Padded rows with random labels for the head of `model`; some of them don't count."""
+    """Padded rows with random labels for the head of `model`. Some of the labels don't count."""
     batch = random_batch(model.config, seed, False)
     g = torch.Generator().manual_seed(seed)
     B, T = batch["input_ids"].shape
@@ -64,7 +64,7 @@ def labeled_batch(model: Any, seed: int) -> dict[str, Tensor]:
     elif isinstance(model, BertForQuestionAnswering):
         del batch["labels"]
         for name in ("start_positions", "end_positions"):
-            # The first counts; the last two are outside the text.
+            # The last two positions are outside the text, so they don't count.
             batch[name] = torch.cat([torch.randint(T, (B - 2,), generator=g), torch.tensor([-3, T + 3])])
     else:
         # Three pairs of choices.
@@ -149,7 +149,7 @@ def test_the_pipeline_of_transformers_labels_tokens_as_we_do(tmp_path: Path) -> 
 
 
 def test_transformers_answers_questions_as_we_do(tmp_path: Path) -> None:
-    """Version 5 has no pipeline for questions, so this compares the logits that one would start from."""
+    """`transformers` 5 has no pipeline for questions, so compare the logits that a pipeline would use."""
     model, tokenizer = save_with_tokenizer(BertForQuestionAnswering, tmp_path)
     question, text = TEXT.splitlines()[:2]
     inputs = tokenizer(question, text, return_tensors="pt")
@@ -210,7 +210,7 @@ def test_a_folder_of_another_head_is_rejected(
 
 
 def test_a_new_head_on_a_model_with_another_head(tmp_path: Path) -> None:
-    """With new parameters, what was fine-tuned for one task can be the start for another."""
+    """With new parameters, a model fine-tuned for one task can be the start for another."""
     model = BertForQuestionAnswering(random_config(0))
     model.save_pretrained(tmp_path)
     tagger = BertForTokenClassification.from_pretrained(tmp_path, NEW_PARAMETERS, labels=NAMES)
@@ -228,7 +228,7 @@ def test_a_subclass_loads_the_folders_of_its_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", [BertForTokenClassification, BertForQuestionAnswering])
 def test_a_batch_without_labels_has_loss_zero(head: type[BertForFineTuning]) -> None:
-    """The mean of `transformers` is 0/0 then, and one such batch would end a run."""
+    """In `transformers`, this loss is 0/0, and one such batch would end a run."""
     model = build(head, random_config(0))
     ids = torch.ones(2, 5, dtype=torch.long)
     names = ["labels"] if head is BertForTokenClassification else ["start_positions", "end_positions"]

@@ -72,10 +72,11 @@ def assert_none(problems: Iterable[object]) -> None:
     assert not lines, "\n" + "\n".join(lines)
 
 
-# Who may import whom
+# Imports
 
 STANDALONE = {f"labml_bert.{name}" for name in ("bert", "mlm", "nsp", "modern")}
-# What each part of the package may import besides itself. Uses of a trained model may import everything.
+# The parts that each part of the package may import besides itself. Parts that use a trained model, such as
+# `export`, may import everything, so they aren't listed.
 BASE = {"stand-alone", "files", "checks", "checksums", "stdout", "labeled_text"}
 MAY_IMPORT: dict[str, set[str]] = {
     "stand-alone": set(),
@@ -166,11 +167,11 @@ def is_program(path: Path) -> bool:
 
 
 def test_no_module_of_the_package_serves_only_one_experiment() -> None:
-    """Such a module belongs to the experiment, unless it is a program that users start themselves."""
+    """A module for one experiment belongs to that experiment, unless it is a program that users start."""
     used_inside = {i.module for path in PACKAGE for i in own_imports(path)}
     users: dict[str, set[str]] = {module: set() for module in MODULES}
     chapters = "".join(path.read_text("utf-8") for path in (ROOT / "docs" / "pages").glob("*.md"))
-    # Readers of a chapter import these.
+    # The samples in chapters import these modules.
     taught = {module for module in MODULES if f"\nfrom {module} import" in chapters}
     for path in EXPERIMENTS:
         for i in own_imports(path):
@@ -201,7 +202,7 @@ def test_no_test_imports_another_test() -> None:
 
 @pytest.mark.parametrize("path", [path for path in PACKAGE if path.name == "__init__.py"], ids=module_name)
 def test_importing_the_package_runs_no_code(path: Path) -> None:
-    """Except for setting an environment variable for the threads."""
+    """The only exception is an environment variable for the threads."""
     name = path.relative_to(ROOT).as_posix()
     statements = ["import os", 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")']
     allowed = {"labml_bert/__init__.py": [ast.unparse(ast.parse(line)) for line in statements]}
@@ -216,7 +217,7 @@ def test_importing_the_package_runs_no_code(path: Path) -> None:
     )
 
 
-# How long a file may be
+# Lengths of files
 
 LONGEST = {
     "labml_bert/bert.py": 430,
@@ -242,7 +243,7 @@ def test_no_file_is_too_long() -> None:
     )
 
 
-# What experiments must not change
+# Experiments don't change the package
 
 
 def from_the_package(path: Path) -> set[str]:
@@ -265,7 +266,7 @@ def root_name(node: ast.expr) -> str:
 
 
 def test_no_experiment_subclasses_a_class_of_the_package() -> None:
-    """Except for the options, to which each experiment adds its own."""
+    """The run options are an exception, because each experiment adds its own."""
     violations = []
     for path in EXPERIMENTS:
         names = from_the_package(path) - {"RunOptions"}
@@ -297,7 +298,7 @@ def test_no_experiment_changes_what_it_imports() -> None:
     assert_none(violations)
 
 
-# What a test without the marker `processes` must not do
+# Tests without the marker `processes`
 
 
 def exit_child_of(by: Callable[[], object]) -> None:
@@ -310,7 +311,7 @@ STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run([sys.executable, "-c", ""]),
     "system": lambda: os.system("true"),
 }
-# Windows has no other ways that an audit hook can see.
+# On Windows, an audit hook sees no other ways to start a process.
 if sys.platform != "win32":
     import pty
 
@@ -329,11 +330,11 @@ def test_a_test_without_the_marker_starts_no_process(name: str) -> None:
         STARTS[name]()
 
 
-# What must never be opened
+# Unsafe formats and dependencies
 
 
 def test_no_code_opens_pickles_or_archives() -> None:
-    """Neither with an import nor with a call, in the package, the experiments and the site builder."""
+    """The package, the experiments and the site builder contain no import and no call that opens them."""
     forbidden_modules = {
         "pickle",
         "cPickle",
@@ -361,7 +362,7 @@ def test_no_code_opens_pickles_or_archives() -> None:
 
 def test_all_dependencies_are_pinned() -> None:
     """
-    Including indirect dependencies, as far as they are installed here. CI installs with constraints.txt.
+    Indirect dependencies are checked too, as far as they are installed. CI installs with constraints.txt.
     """
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {plain_name(line.split("==")[0]) for line in lines if "==" in line}
@@ -379,7 +380,7 @@ def test_all_dependencies_are_pinned() -> None:
         try:
             dependencies = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
-            # It belongs to an extra that isn't installed.
+            # The requirement belongs to an extra that isn't installed.
             continue
         installed.add(name)
         for dependency in map(Requirement, dependencies):

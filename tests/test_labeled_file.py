@@ -48,7 +48,7 @@ def test_a_text_with_different_labels_is_left_out(tmp_path: Path) -> None:
     rows = [*ROWS, ("Text  0 ", "b"), ("more", "a"), ("text 5", "a"), ("MORE", "a"), ("text 5", "b")]
     rows += [(f"another {i}", "a") for i in range(5)]
     texts = read_labeled_texts(write_csv(tmp_path / "labels.csv", rows))
-    # Copies may differ in case and spaces, and the first of equal ones stays.
+    # Copies may differ in case and spaces. Of equal rows, the first stays.
     kept = [row for row in ROWS if row[0] not in ("text 0", "text 5")] + [("more", "a"), *rows[-5:]]
     assert [(example.text, texts.labels[example.label]) for example in texts.examples] == kept
     assert texts.conflicts == [[2, 22], [7, 24, 26]] and texts.repeats == 1
@@ -97,7 +97,7 @@ def objects(*lines: str) -> str:
     return "\n".join([*(json.dumps({"text": text, "label": label}) for text, label in ROWS), *lines])
 
 
-# The name of the file, its contents, and a part of the error message.
+# Each case has the name of a file, its contents, and a part of the error message.
 BAD_FILES = {
     "empty": ("a.csv", "", "is empty"),
     "blank": ("a.csv", " \n\n", "is empty"),
@@ -174,7 +174,7 @@ def test_a_bad_file_is_named_with_its_line(
 
 
 def test_messages_about_large_files_stay_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text with thousands of rows, and hundreds of long labels."""
+    """The file has thousands of rows with one text, and hundreds of long labels."""
     rows = [*ROWS, *[("the same text", "a"), ("the same text", "b")] * 3000]
     path = write_csv(tmp_path / "labels.csv", rows)
     warning = "left out 6,000 rows: same text, different labels (lines 22 and 23 and 24 and 5,997 more)"

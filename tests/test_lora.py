@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what stays as it was, and what a merged model is."""
+"""LoRA: the parameters that it trains, those that stay unchanged, and models after merging."""
 
 from pathlib import Path
 

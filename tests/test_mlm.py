@@ -60,7 +60,7 @@ def test_masking_probabilities_on_a_million_tokens(p: float) -> None:
 
 def test_masked_random_and_unchanged_tokens_are_disjoint() -> None:
     """
-    Half are masked and half random, so none is left unchanged on purpose; separate draws would leave some.
+    Half are masked and half random, so none is left unchanged on purpose. Separate draws would leave some.
     """
     ids = torch.full((1000, 1000), 7)
     masked_ids, labels = new_masker(mlm_probability=1.0, mask_replace_prob=0.5, random_replace_prob=0.5)(ids)
@@ -153,12 +153,12 @@ def test_a_word_is_masked_completely_or_not_at_all(cap: int | None) -> None:
     else:
         count = is_chosen.sum(1)
         assert count.max() == 9
-        # Words have at most four tokens, so at most three positions stay unused while shorter words are left.
+        # Words have at most four tokens, so at most three of the positions to choose remain unused.
         assert count.min() >= 6
 
 
 def test_whole_words_are_chosen_as_in_the_original() -> None:
-    """Compared with the original loop: words in random order, each taken if it still fits."""
+    """Compares with the original loop, which takes words in random order if they still fit."""
     word_ids = random_words(100, 40, 1)
     ids = torch.randint(5, V, (100, 40))
     token_masker = new_masker(max_predictions_per_seq=6)
@@ -218,7 +218,7 @@ def test_the_loss_is_the_mean_over_labeled_positions() -> None:
 
 def test_the_head_is_initialized_like_bert() -> None:
     """
-    The weights are normal, truncated at two sigma (0.8796 of the standard deviation); eps is the original.
+    The weights are normal, truncated at two sigma (0.8796 of the standard deviation). eps is the original.
     """
     torch.manual_seed(0)
     dense = BertLMPredictionHead(256, 9).transform.dense
@@ -248,7 +248,7 @@ class ForeignEncoder(nn.Module):
 
 
 def test_a_foreign_encoder_learns() -> None:
-    """An encoder that isn't ours learns under our head, and the output trains its tied embedding."""
+    """An encoder that isn't ours learns under our head, and the output layer trains its tied embedding."""
     torch.manual_seed(0)
     encoder = ForeignEncoder()
     model = MaskedLM(encoder, encoder.embedding)
@@ -314,7 +314,7 @@ def test_the_parameter_count_of_the_head(hidden_size: int, vocab_size: int, coun
 
 
 def test_the_losses_and_accuracies_of_micro_batches_add_up() -> None:
-    """Each of them divides by the number of labels in the whole batch."""
+    """Each micro-batch divides by the number of labels in the whole batch."""
     torch.manual_seed(0)
     encoder = ForeignEncoder()
     model = MaskedLM(encoder, encoder.embedding).eval()
@@ -329,7 +329,7 @@ def test_the_losses_and_accuracies_of_micro_batches_add_up() -> None:
 
 
 def test_the_accuracy_of_a_single_position() -> None:
-    """For logits with more dimensions, too: the vocabulary is the last one."""
+    """Logits may have more than two dimensions, of which the last is the vocabulary."""
     logits = torch.zeros(1, 3, 2)
     logits[0, 1, 1] = 1.0
     assert masked_accuracy(logits, torch.tensor([[IGNORE, 1, IGNORE]])) == 1

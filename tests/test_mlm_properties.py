@@ -114,7 +114,7 @@ def words_of(case: MaskingCase, row: int, positions: list[int]) -> list[list[int
 
 @given(masking_cases())
 def test_masking(case: MaskingCase) -> None:
-    """Which positions may be chosen, how many, and which tokens may replace them; nothing else changes."""
+    """Checks which positions are chosen, how many, and what replaces them. Nothing else may change."""
     original = case.input_ids.clone()
     masked_ids, labels = case.mask_batch()
     assert torch.equal(case.input_ids, original)
@@ -151,7 +151,7 @@ def test_masking(case: MaskingCase) -> None:
         else:
             count = min(max(1, round_half_to_even(len(candidates) * case.p)), case.max_predictions)
             assert len(labeled_positions) <= count
-            # A word was skipped only because it no longer fit.
+            # Words are skipped only if they no longer fit.
             assert all(len(word) > count - len(labeled_positions) for word in unmasked_words)
 
 
@@ -207,7 +207,7 @@ def test_a_masker_is_built_or_rejected(
     st.integers(-2, 6),
     st.none() | st.integers(1, 2),
 )
-# PyTorch would read the first two as masks over the vocabulary, and the -1 as the last token.
+# PyTorch would use the first two as masks over the vocabulary, and -1 as the index of the last token.
 @example(torch.bool, [5], 1, None)
 @example(torch.uint8, [5], 1, None)
 @example(torch.int64, [1, 3], -1, None)
@@ -305,7 +305,7 @@ def test_the_head_computes_logits_only_at_labeled_positions(data: st.DataObject)
     assert is_close(output.logits, [full[b][t] for b, t in positions])
     total = sum(cross_entropy_by_hand(full[b][t], int(labels[b, t])) for b, t in positions)
     assert output.loss.item() == pytest.approx(total / max(1, len(positions)), rel=1e-5, abs=1e-5)
-    # With one class, there is nothing to learn. Otherwise only labeled positions have a gradient.
+    # Only labeled positions have a gradient, and with a single class not even those.
     output.loss.backward()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()

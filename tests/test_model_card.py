@@ -1,4 +1,4 @@
-"""The card that is saved with each model: what it says, and names that must not break it."""
+"""The card that is saved with each model: its contents, and names that must not break it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The modern encoder: equal to that of `transformers`, and what its parts promise."""
+"""The modern encoder: it equals that of `transformers`, and its parts do what they promise."""
 
 import random
 from types import ModuleType
@@ -120,7 +120,7 @@ def test_only_differences_of_positions_matter() -> None:
 
 
 def test_a_local_layer_sees_its_window_only() -> None:
-    """One local layer behind a global one that is cut off: a change reaches 4 tokens to each side."""
+    """A local layer follows a global layer that adds nothing: a change reaches 4 tokens to each side."""
     torch.manual_seed(0)
     model = ModernBertModel(
         small(num_hidden_layers=2, global_attn_every_n_layers=2, local_attention=8)
@@ -159,7 +159,7 @@ def test_the_decoder_is_the_embedding() -> None:
 
 @pytest.mark.parametrize("local_attention", [4, 128])
 def test_bfloat16_is_near_float32(local_attention: int) -> None:
-    """Attention written out, as on a CPU in bfloat16, and rotations in bfloat16, with padding."""
+    """In bfloat16, a CPU uses attention written out, and rotations are in bfloat16. The batch has padding."""
     torch.manual_seed(0)
     model = ModernBertForMaskedLM(small(local_attention=local_attention))
     ids, mask, labels = torch.randint(1, 30, (4, 12)), torch.ones(4, 12), torch.full((4, 12), -100)
@@ -218,7 +218,7 @@ def test_each_dropout_probability_acts_in_training_and_only_then() -> None:
         first, second = (model.eval()(ids) for _ in range(2))
         assert torch.equal(first, second), name
     for layer in ModernBertModel(small(attention_dropout=0.5)).layers:
-        # The dropout on the weights, without that on the output.
+        # Only the dropout of the attention weights is left.
         layer.attn.out_drop.p = 0.0
         x, rotary = torch.randn(1, 9, 16), rotary_angles(torch.arange(9)[None], 8, 10_000.0)
         assert not torch.equal(layer.attn(x, rotary, None), layer.attn(x, rotary, None))
@@ -233,13 +233,13 @@ def test_the_losses_of_micro_batches_add_up() -> None:
     parts = [model(ids[rows], labels[rows], torch.tensor(7)).loss for rows in (slice(1), slice(1, 3))]
     whole = model(ids, labels).loss
     assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-5)
-    # A single label: the mean is its loss.
+    # The batch has a single label, so the mean is its loss.
     assert model(ids[:1], labels[:1]).loss.item() == pytest.approx(7 * parts[0].item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("local_attention", [4, 128])
 def test_the_last_layer_at_some_positions_only_is_the_same(local_attention: int) -> None:
-    """With padding, in local layers and in global ones."""
+    """The batch has padding, and the window of the last layer is shorter or longer than the rows."""
     torch.manual_seed(0)
     model = ModernBertModel(small(num_hidden_layers=2, local_attention=local_attention)).eval()
     ids, mask = torch.randint(1, 30, (2, 12)), torch.ones(2, 12)
@@ -281,7 +281,7 @@ def labml_nn(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_rotary_positions_are_those_of_labml_nn(labml_nn: ModuleType) -> None:
-    """It pairs the same elements and turns them by the same angles. Its tensors are (T, B, H, d)."""
+    """Both pair the same elements and turn them by the same angles. `labml_nn` has tensors (T, B, H, d)."""
     rope = pytest.importorskip("labml_nn.transformers.rope")
     torch.manual_seed(0)
     x = torch.randn(2, 3, 9, 8)  # (B, H, T, d)
@@ -292,7 +292,7 @@ def test_rotary_positions_are_those_of_labml_nn(labml_nn: ModuleType) -> None:
 
 
 def test_the_gated_network_is_that_of_labml_nn(labml_nn: ModuleType) -> None:
-    """It keeps the two projections apart, and has biases unless told otherwise."""
+    """`labml_nn` keeps the two projections apart, and has biases by default."""
     feed_forward = pytest.importorskip("labml_nn.transformers.feed_forward")
     torch.manual_seed(0)
     ours = ModernBertMLP(small())

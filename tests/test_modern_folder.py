@@ -47,7 +47,7 @@ def test_the_pipeline_of_transformers_fills_a_mask_as_we_do(tmp_path: Path) -> N
     theirs = transformers.pipeline("fill-mask", model=str(tmp_path), tokenizer=str(tmp_path))
     text = "the qu[MASK]ck fox"
     (ours,) = fill_mask.fill_mask(*fill_mask.load_model(tmp_path), text, top_k=3)
-    # We leave the special tokens out; they have the first five ids.
+    # Our answers leave out the special tokens, which have the first five ids.
     answers = [answer for answer in theirs(text, top_k=8) if answer["token"] >= 5]
     for guess, answer in zip(ours, answers[:3], strict=True):
         assert guess.token == tokenizer.id_to_token(answer["token"])

@@ -77,9 +77,9 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(kind: str) -> None:
     for i, ids in enumerate(pieces):
         assert torch.equal(after[V + i], before[ids].mean(0))
         assert torch.equal(bias_after[V + i], bias_before[ids].mean())
-    # The model gives the same answers for all that it could say before.
+    # The logits of the old tokens haven't changed.
     assert (model(input_ids).logits[..., :V] - logits).abs().max() < 1e-6
-    # A new token can be read, predicted and trained, and its one matrix gets both gradients.
+    # A new token can be read, predicted and trained. The tied matrix gets the gradients of both uses.
     labels = torch.full((1, 3), -100)
     labels[0, 1] = V + 1
     model(torch.tensor([[V, 4, 5]]), labels).loss.backward()
@@ -207,7 +207,7 @@ def test_the_program_lists_words_that_can_be_added(
     new_tokens.main(arguments)
     words = capsys.readouterr().out.split()
     assert words == ["cats", "hat"]
-    # Neither wrapped nor taken for markup or an emoji, and nothing if nobody reads the output.
+    # Words are neither wrapped nor taken for markup or an emoji. In a quiet process, nothing is printed.
     long_words = ["[bold]", ":cat:", "x" * 200]
     monkeypatch.setattr(new_tokens, "frequent_split_words", lambda *_: long_words)
     new_tokens.main(arguments)

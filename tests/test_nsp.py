@@ -166,7 +166,7 @@ def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:
         assert second == [*range(200, 208)]
         starts[first[0]] += 1
         ends[first[-1]] += 1
-    # For each of 18 tokens, a coin decides whether it is removed at the beginning.
+    # For each of the 18 removed tokens, a coin decides whether it's the first or the last token left.
     mean = sum((start - 100) * n for start, n in starts.items()) / 500
     assert abs(mean - 9) < 5 * math.sqrt(18 * 0.25 / 500)
     assert len(ends) > 5
@@ -190,7 +190,7 @@ def test_a_random_segment_fills_only_the_rest_of_the_target_length(monkeypatch: 
 
 
 def test_the_defaults_are_those_of_the_original() -> None:
-    """By default, 128 tokens, a tenth of the documents short, and half of the pairs random."""
+    """By default, pairs have up to 128 tokens, a tenth of them are short, and half of them are random."""
     texts = [[[7] * 60] * 40] * 2
     maker = PairMaker(texts, CLS, SEP, lone_sentence_is_random=False)
     generator = random.Random(0)
@@ -202,7 +202,7 @@ def test_the_defaults_are_those_of_the_original() -> None:
 
 
 def test_a_probability_of_zero_means_never() -> None:
-    """Even if the random number is exactly 0."""
+    """A random number of exactly 0 makes no difference."""
 
     class Zero(random.Random):
         def random(self) -> float:
@@ -252,7 +252,7 @@ def test_the_head_is_initialized_like_bert() -> None:
 
 
 def test_the_head_matches_transformers() -> None:
-    """Label 0 counts as much as label 1."""
+    """The labels 0 and 1 count alike."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8

@@ -25,7 +25,7 @@ from tests.support.by_hand import cross_entropy_by_hand, is_close, linear, rando
 from tests.support.strategies import DTYPES, PROBABILITY, is_consecutive, logits_and_labels
 
 CLS, SEP = -1, -2
-# Token ids that tell where a token comes from: the document, and the position in it.
+# Each token id tells the document that the token comes from, and its position there.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=4).map(
     lambda sizes: [
         [
@@ -38,7 +38,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=4).map(
 
 
 def segments_of(pair: SentencePair) -> tuple[list[int], list[int]]:
-    """A and B, after checking everything else in the pair."""
+    """Returns A and B, and checks the special tokens and token types."""
     ids = pair.input_ids
     cut = ids.index(SEP)
     first, second = ids[1:cut], ids[cut + 1 : -1]
@@ -120,7 +120,7 @@ def test_every_token_is_used_once(
         for pair in maker.pairs_of(index, random.Random(seed)):
             first, second = segments_of(pair)
             tokens_of_pairs += first + (second if pair.next_sentence_label == IS_NEXT else [])
-            # A chunk ends with the sentence that fills it, or with its second if the first alone is enough.
+            # A chunk ends with the sentence that fills it, or with its second if the first alone fills it.
             if pair.next_sentence_label == IS_NEXT:
                 last = next(sentence for sentence in document if sentence[-1] == second[-1])
                 is_full = len(first) + len(second) - len(last) >= target
@@ -133,7 +133,7 @@ def test_every_token_is_used_once(
 def test_a_random_segment_is_text_of_another_document(
     documents: list[list[list[int]]], length: int, seed: int
 ) -> None:
-    """Complete sentences of another document, until the length is reached or the document ends."""
+    """It has complete sentences of another document, until the length is reached or the document ends."""
     documents = [[sentence for sentence in document if sentence] for document in documents]
     documents = [document for document in documents if document]
     assume(len(documents) > 1)

@@ -147,9 +147,9 @@ def labels_are_the_original_tokens(mask_tokens: Masking) -> None:
 
 
 def labels_only_chosen_positions(mask_tokens: Masking) -> None:
-    """Otherwise, the model can copy visible tokens, or learns the same label at all unmasked positions."""
+    """With other labels, the model can copy visible tokens, or learns one label at all unmasked positions."""
     masked_ids, labels = mask_tokens(text(), None)
-    # At most twice the probability of being chosen, and few tokens that are labeled and yet visible.
+    # At most twice as many labels as chosen tokens, and few labeled tokens are still visible.
     assert (labels != IGNORE).float().mean() < 0.3
     assert (masked_ids == labels).float().mean() < 0.1
 
@@ -314,7 +314,7 @@ def test_other_layer_norm_eps_and_gelu_than_the_original(mistake: str) -> None:
     """With PyTorch's default LayerNorm eps or the tanh form of GELU, released weights give other outputs."""
     torch.manual_seed(0)
     model = BertModel(config(layer_norm_eps=1e-5 if mistake == "eps" else 1e-12)).eval()
-    # Large weights make the two forms of GELU differ; small initial embeddings, the two values of eps.
+    # The two forms of GELU differ with large weights; the two values of eps, with small embeddings.
     if mistake != "eps":
         for name, parameter in model.named_parameters():
             if "LayerNorm" not in name:
@@ -415,7 +415,7 @@ def test_names_that_exclude_nothing_from_weight_decay() -> None:
 
     check(parameter_groups)
     check(by_name("bias", "LayerNorm"))
-    # The names in the first PyTorch port, and those of the original's variables.
+    # These are names from the first PyTorch port, and of the original's variables.
     assert detects(check, by_name("gamma", "beta"))
     assert detects(check, by_name("bias", "gamma", "beta"))
     assert detects(check, by_name("layer_norm", "bias"))
@@ -505,7 +505,7 @@ def test_an_optimizer_for_other_parameters() -> None:
 
 
 def test_a_learning_rate_of_zero() -> None:
-    """In integer arithmetic, the fraction of the budget is 0 until the end."""
+    """With integer division, the fraction of the budget is 0 until the end."""
 
     def check(learning_rate_at: Callable[[int], float]) -> None:
         learning_rates = [learning_rate_at(step) for step in range(1, 100)]

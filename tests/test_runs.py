@@ -25,7 +25,7 @@ CONFIG = BertConfig(
 
 
 def make_run(folder: Path, age: int, loss: float, **options: object) -> Path:
-    """Writes a run that has evaluated twice. A larger `age` is older."""
+    """Writes a run with two evaluations. A run with a larger `age` is older."""
     configuration = {"model": asdict(CONFIG), "corpus_sha256": "x", "steps": 10, **options}
     save_run(folder, BertForMaskedLM(CONFIG), configuration)
     append_metrics(folder, 1, {"seconds": 1.0, "loss": 9.0, "valid.loss": 8.0})
@@ -68,7 +68,7 @@ def test_the_list(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["seed", "0,", "not", "finished"],
     ]
     assert max(map(len, lines)) <= 80
-    # The result on all of the held-out text, once there is one.
+    # Once there is a result on all of the held-out text, it's listed instead.
     append_metrics(logs / "mlm_tiny" / "new", 2, {"result.loss": 2.25, "result.accuracy": 0.25})
     main([])
     assert ["2.250", "25.0%"] in [line.split()[-2:] for line in capsys.readouterr().out.splitlines()]
@@ -91,11 +91,11 @@ def test_the_page(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (logs.parent / "curves.html").read_text(encoding="utf-8")
     parser = Tags()
     parser.feed(page)
-    # Held-out loss, held-out accuracy and training loss, each with both runs.
+    # The charts show held-out loss, held-out accuracy and training loss, each for both runs.
     assert [tag for tag, _ in parser.tags].count("svg") == 3
     classes = [attributes["class"] for tag, attributes in parser.tags if tag == "polyline"]
     assert classes == ["run0", "run1"] * 3
-    # Nothing is loaded.
+    # The page loads no other files.
     assert not any({"src", "href"} & attributes.keys() for _, attributes in parser.tags)
 
 
@@ -135,7 +135,7 @@ def test_a_curve_spans_the_chart() -> None:
     assert points == [(64.0, 24.0), (268.0, 216.0), (472.0, 120.0)]
     assert second.attrib["class"] == "run3"
     assert [text.text for text in figure.iter("text")] == ["1", "4", "step 10", "30"]
-    # A single value has no range.
+    # The range of a single value is zero.
     assert "64.0,216.0" in draw_chart("loss", [(0, [(1, 2.0)])])
 
 

@@ -1,4 +1,4 @@
-"""The scores of texts: equal to a plain loop over `transformers`, and what bad input gives."""
+"""The scores of texts: equal to a plain loop over `transformers`, and bad input."""
 
 import io
 import math
@@ -42,7 +42,7 @@ def in_transformers(model: Model) -> nn.Module:
 
 @torch.no_grad()
 def slow_log_probs(model: nn.Module, tokenizer: Tokenizer, text: str, mask_rest_of_word: bool) -> list[float]:
-    """One token after the other, without batches."""
+    """Log probabilities, computed for one token after the other, without batches."""
     encoding = tokenizer.encode(text)
     log_probs = []
     for i, token in enumerate(encoding.tokens):
@@ -70,7 +70,7 @@ def test_scores_equal_a_plain_loop_over_transformers(kind: str, seed: int, mask_
     expected = slow_log_probs(in_transformers(model), tokenizer, text, mask_rest_of_word)
     assert ours.shape == (len(expected),)
     assert (ours - torch.tensor(expected)).abs().max() < TOLERANCE
-    # The rest of the first word matters, so both ways to mask can't agree by accident.
+    # Masking the rest of the word changes the scores, so the two settings can't agree by accident.
     assert ours.tolist() != pytest.approx(
         slow_log_probs(model, tokenizer, text, not mask_rest_of_word), abs=TOLERANCE
     )
@@ -161,7 +161,7 @@ Pipe = Callable[[bytes], None]
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    """Sets what standard input has."""
+    """Returns a function that sets the contents of standard input."""
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
 
 

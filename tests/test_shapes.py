@@ -18,7 +18,7 @@ from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from tests.support.shape_check import Checker, ShapeError, shape_comments, short_loops
 
 SOURCES = Path(__file__).parent.parent / "labml_bert"
-# All different, so that no letter can be mistaken for another.
+# All sizes are different, so that no letter can be mistaken for another.
 B, T, D, H, V, K, C = 3, 7, 20, 4, 29, 5, 6
 
 
@@ -118,7 +118,7 @@ def run_score(checker: Checker) -> None:
     m = checker.module
     tokenizer: Tokenizer = character_tokenizer(["".join(chr(97 + i) for i in range(V - 5))])
     model = BertForMaskedLM(small_config())
-    # Six tokens to score, three at a time, in a sequence of eight.
+    # A sequence of eight tokens has six to score, three at a time.
     m.token_log_probs(model, tokenizer, "[CLS]abcdef[SEP]", mask_rest_of_word=True, batch_size=B)
 
 
@@ -218,7 +218,7 @@ def run_lora(checker: Checker) -> None:
 
 def run_finetuning(checker: Checker) -> None:
     m = checker.module
-    # As many words as leave room for the special tokens; each text has five, so a row has length T.
+    # The special tokens fill up the vocabulary to V. Each text has five words, so a row has length T.
     tokenizer: Tokenizer = word_tokenizer([" ".join(f"word{i}" for i in range(V - 5))] * 2)
     examples = [Example("word1 word2 word3 word4 word5", label) for label in range(B)]
     rows = m.encode_examples(tokenizer, examples)

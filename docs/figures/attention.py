@@ -2,8 +2,8 @@
 # Figures of attention
 
 Three figures from one record of `experiments/attention_map.py`: the sentence with its mask filled in, where
-each head attends at the masked position, and all attention weights of one head. A weight is drawn as a square
-with that area, so you can read it without color.
+each head attends at the masked position, and all attention weights of one head. Each weight is drawn as
+the area of a square, so you can read the weights without color.
 """
 
 import math
@@ -28,7 +28,7 @@ def result(record: Record) -> dict[str, object]:
     """The attention map in a record. Raises `PageError` if there is none."""
     data = record.data.get("result", {})
     if "pictures" in record.data:
-        # The page's model has one mask, and so one list of guesses.
+        # The live page's sentence has one mask, so its record has one list of guesses.
         data = dict(record.data["pictures"]["attention"])
         data["guesses"] = [data["guesses"]]
     if "attentions" not in data:
@@ -54,7 +54,7 @@ def predictions(record: Record) -> Markup:
     data = result(record)
     tokens, masks, guesses = data["tokens"], data["masks"], data["guesses"]
     assert isinstance(tokens, list) and isinstance(masks, list) and isinstance(guesses, list)
-    # A tokenizer of words removes the spaces.
+    # A word tokenizer removes the spaces, so put them back.
     gap = " " if any(len(token) > 1 and token != "[MASK]" for token in tokens) else ""
     before, after = gap.join(tokens[: masks[0]]) + gap, gap + gap.join(tokens[masks[0] + 1 :])
     predictions_by_token = [(visible(token), probability) for token, probability in guesses[0]]
@@ -124,7 +124,7 @@ def mask_rows(record: Record) -> Markup:
 
 
 def most_focused(layers: list[list[Weights]]) -> tuple[int, int]:
-    """Layer and head whose rows put the most weight on a single position each."""
+    """The layer and the head whose rows have the largest sum of maximum weights."""
     heads = [(i, j) for i, layer in enumerate(layers) for j in range(len(layer))]
     return max(heads, key=lambda at: sum(max(row) for row in layers[at[0]][at[1]]))
 

@@ -52,7 +52,7 @@ def flops(
 ) -> SimpleNamespace:
     """
     FLOPs of the matrix multiplications in a training step for one sequence, by part. A test compares them
-    with `timing.count_forward_flops`. A backward pass has twice those of a forward pass.
+    with `timing.count_forward_flops`. A backward pass has twice as many FLOPs as a forward pass.
     """
     T, D, wide = length, hidden_size, intermediate_size or 4 * hidden_size
     layers = 3 * num_hidden_layers * T * 2 * (4 * D * D + 2 * D * wide)
@@ -62,9 +62,9 @@ def flops(
 
 
 def original() -> SimpleNamespace:
-    """Tokens and FLOPs of BERT base's whole pretraining, and what the rule of six FLOPs would give."""
+    """Tokens and FLOPs of BERT base's whole pretraining, and the FLOPs that the rule of thumb gives."""
     tokens = sum(stage.steps * SEQUENCES * stage.length for stage in STAGES)
-    layers = flops(1, 0).layers  # per token, as every weight of a layer is used once
+    layers = flops(1, 0).layers  # per token, which uses each weight of a layer once
     return SimpleNamespace(
         steps=sum(stage.steps for stage in STAGES),
         tokens=tokens,
@@ -105,7 +105,7 @@ def training_cost(gpu: str) -> str:
 
 
 def gpu_table() -> str:
-    """The peak of each GPU, with its source, and the hours that follow, as a Markdown table."""
+    """The peak of each GPU, with its source, and the hours of pretraining on it, as a Markdown table."""
     table = "| GPU | peak, TFLOP/s in dense bfloat16 | hours at 20% MFU | at 35% | at 50% |\n"
     table += "|---|---:|---:|---:|---:|\n"
     for name, gpu in GPUS.items():

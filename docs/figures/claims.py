@@ -24,7 +24,7 @@ from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, RATIOS, Analy
 from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
-# Shown as percentages; a difference of two is in percentage points.
+# Metrics shown as percentages; their differences are in percentage points.
 PERCENTAGES = ("failed", *HIGHER_IS_BETTER)
 NAMES = {
     "loss": "held-out loss",
@@ -94,7 +94,7 @@ class Claim(Analysis):
         return self.evidence() if has_fresh_seeds else self
 
     def describe_seeds(self, test: dict[str, Any] | None = None) -> str:
-        """How many seeds a test rests on, or the verdict."""
+        """The number of seeds behind a test, by default the primary endpoint."""
         evidence = self.evidence_of(test or self.primary())
         is_fresh = evidence is self.confirmation or not self.entry["seeds"]
         return f"{evidence.count_seeds()} {'fresh' if is_fresh else 'pilot'} seeds"
@@ -104,7 +104,7 @@ class Claim(Analysis):
         return self.evidence_of(test).effect(test, level)
 
     def verdict(self, with_estimate: bool = True) -> str:
-        """The verdict, or how far the runs are. The estimate is the number of seeds needed to decide."""
+        """The verdict, or the state of the runs. The estimate is the number of seeds needed to decide."""
         if not self.rows:
             return "not run yet"
         if not self.is_finished():
@@ -159,12 +159,12 @@ def is_percentage(metric: str) -> bool:
 
 
 def ratio_digits(ratio: float) -> int:
-    """Two decimals for a ratio near 1, where the first one may not show on which side of 1 an end is."""
+    """Two decimals for a ratio near 1: one may not show on which side of 1 an end of an interval is."""
     return 2 if 0.5 < ratio < 2 else 1
 
 
 def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
-    """How much better, and the confidence interval, with their unit."""
+    """The gain with its unit, and its confidence interval."""
     if effect.gain is None:
         return "a run ended in NaN", "–"
     middle, low, high = effect.gain
@@ -184,9 +184,9 @@ def gain_and_interval(effect: Effect, metric: str) -> tuple[str, str]:
 
 def in_words(effect: Effect, metric: str, unit: str = "") -> str:
     """
-    The gain of a test as prose quotes it: a number of times, percentage points, or nats. It has no plus sign,
-    because a sentence says "improves the loss by 0.2 nats". `unit` comes after the number of times, as in
-    "2.5 times as many tokens (95% CI 1.5 to 4.0)".
+    The gain of a test as prose quotes it: a factor, percentage points, or nats. It has no plus sign, because
+    a sentence says "improves the loss by 0.2 nats". `unit` follows the factor, as in "2.5 times as many
+    tokens (95% CI 1.5 to 4.0)".
     """
     gain, interval = gain_and_interval(effect, metric)
     if effect.gain is None or effect.is_unknown:
@@ -205,8 +205,8 @@ def in_words(effect: Effect, metric: str, unit: str = "") -> str:
 def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False, unit: str = "") -> str:
     """
     The gain of one test, for the prose of a chapter. `says` is the name of the test in `claims.toml`; by
-    default, it's the primary endpoint. With `opposite`, it's how much higher a loss is, not how much lower.
-    `unit` is what a number of times counts.
+    default, it's the primary endpoint. With `opposite`, the text says how much higher a loss is, not how much
+    lower. `unit` is what a factor counts.
 
     Raises `PageError` if the claim has no such test.
     """
@@ -225,7 +225,7 @@ def describe_gain(claim: Claim, says: str | None = None, opposite: bool = False,
 
 
 def row(claim: Claim) -> str:
-    """What is claimed, as Markdown."""
+    """The sentence of the claim, as Markdown."""
     return f"**The claim.** {claim.entry['sentence']}"
 
 
@@ -238,12 +238,12 @@ def metric_name(test: dict[str, Any]) -> str:
 
 
 def below_unigram(nats: float) -> str:
-    """A loss, by its distance to the unigram baseline."""
+    """A loss, described by its distance from the unigram baseline."""
     return f"{nats:g} nat{'' if nats == 1 else 's'} below the unigram baseline"
 
 
 def delta_with_unit(claim: Claim) -> str:
-    """The largest difference that doesn't matter."""
+    """The largest difference that doesn't matter, with its unit."""
     delta, metric = claim.entry["delta"], claim.primary()["metric"]
     if metric in RATIOS:
         return f"a factor of {delta:g}"
@@ -296,7 +296,8 @@ def drawing(claim: Claim) -> str:
     if not arms:
         return "<!-- no figure yet -->"
     metric = entry["figure"]
-    # Only the pilot seeds ran every variant. So if there are fresh seeds, the verdict rests on other runs.
+    # Only the pilot seeds ran every variant, so the figure shows them. If there are fresh seeds, those decide
+    # the verdict.
     seeds = "the pilot seeds" if claim.confirmation and entry["seeds"] else "the seeds"
     if metric != "curves":
         bars = []
@@ -340,7 +341,7 @@ def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, fl
     return points
 
 
-# The forest plot shows effects as multiples of the difference that doesn't matter, from -SPAN to SPAN.
+# The forest plot shows effects from -SPAN to SPAN, in units of the largest difference that doesn't matter.
 SPAN, ROOM = 8.0, 620.0
 
 
@@ -412,7 +413,7 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
 
 def details(claim: Claim) -> str:
     """
-    The evidence, as Markdown: how the claim was tested and with which main result, and in a fold all other
+    The evidence, as Markdown: the test of the claim and its main result, followed by a fold with all other
     comparisons, the variants, the cost and the command.
     """
     entry = claim.entry
@@ -530,7 +531,7 @@ def minutes(claim: Claim) -> float:
 
 
 def cost(claim: Claim) -> str:
-    """What the runs took, where, when and with which commit; before the runs, what they will take."""
+    """The cost of the runs with machine, date and commit, or an estimate if there are no runs yet."""
     estimate = f"about {minutes(claim):.0f} minutes on two cores"
     if claim.record is None or not claim.rows:
         return estimate
@@ -538,7 +539,7 @@ def cost(claim: Claim) -> str:
     result = f"{estimate} ({where}, commit {cell(claim.record.data.get('commit') or 'unknown')[:7]})"
     shared = sorted({row["from"] for row in claim.rows if "from" in row})
     if shared:
-        # Claims have sections on one page; studies don't.
+        # All claims are sections of one page, so a claim can link to another; a study is on another page.
         template = "[{0}](#{0})" if "primary" in claim.entry else "`{0}`"
         links = ", ".join(name_of(name, template) for name in shared)
         result += f", not counting the runs that are also part of {links}"

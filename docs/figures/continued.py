@@ -27,8 +27,8 @@ def variants(record: Record) -> list[str]:
 
 def results(record: Record, variant: str) -> list[dict[str, Any]]:
     """
-    The results of a variant, one for each seed. The pretrained model is a variant too; its `loss` is that on
-    the old text. Each other result also has `loss_before`, the loss on the new text before the first step,
+    The results of a variant, one for each seed. The pretrained model is a variant too; its `loss` is on the
+    old text. Each other result also has `loss_before`, the loss on the new text before the first step,
     and `forgotten`, the increase of the loss on the old text.
 
     Raises `PageError` if there is no such variant.
@@ -54,7 +54,7 @@ def value(record: Record, variant: str, field: str) -> float:
 def gap(record: Record, field: str, variant: str, over: str, percent: bool = False) -> str:
     """
     One result of a variant minus that of another, averaged over the seeds, with its 95% interval, and whether
-    that is inconclusive. Each seed gives one difference: both variants start with the same seed.
+    the difference is inconclusive. Each seed gives one difference: both variants start with the same seed.
     """
     pairs = zip(results(record, variant), results(record, over), strict=True)
     interval = mean([row[field] - other[field] for row, other in pairs])
@@ -67,10 +67,10 @@ def gap(record: Record, field: str, variant: str, over: str, percent: bool = Fal
 
 def first_below(record: Record, variant: str, over: str) -> list[int]:
     """
-    For each seed, the tokens after which a variant first had a lower loss on the new text than another has at
-    its end.
+    For each seed, the tokens after which the loss of a variant on the new text was first below the final loss
+    of another variant.
 
-    Raises `PageError` if that never happens.
+    Raises `PageError` if a run never gets that low.
     """
     tokens = []
     for row, other in zip(results(record, variant), results(record, over), strict=True):
@@ -113,7 +113,7 @@ def table(record: Record) -> str:
             f"{value(record, variant, 'seconds'):.0f}",
         ]
         for field in ("loss", "old_loss"):
-            # The losses of two tokenizers can't be compared.
+            # Losses with different tokenizers can't be compared.
             cells.append("–" if "new tokens" in variant else f"{value(record, variant, field):.2f}")
         cells.append(f"{value(record, variant, 'word_accuracy'):.1%}")
         body += f"| {cell(variant)} | {' | '.join(cells)} |\n"

@@ -66,7 +66,7 @@ def course_notebook(setup: str) -> str:
             new_code_cell(f"%%step {number}\n{whole_function(exercise, step.function)}"),
         ]
         if step == STEPS_TO_TRAIN[-1]:
-            # The Python of the notebook may not be the first one of the shell.
+            # The shell's `python` may differ from the notebook's.
             train = 'import sys\n\n%cd -q my_bert\n!"{sys.executable}" -m labml_bert.course train\n%cd -q ..'
             cells += [new_markdown_cell("## Train your own model"), new_code_cell(train)]
     return notebook_text(cells)

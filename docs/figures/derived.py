@@ -1,8 +1,9 @@
 """
 # Derived numbers
 
-What the chapters quote and no record holds as it is: parameter counts of models that people compare, the time
-to draw a batch beside the time of a training step, and the accuracy of one method minus that of another.
+Numbers that the chapters quote and no record holds directly: parameter counts of models that people compare,
+the time to draw a batch beside the time of a training step, and the accuracy of one method minus that of
+another.
 """
 
 import statistics
@@ -31,7 +32,7 @@ MODELS: dict[str, dict[str, int]] = {
         "num_attention_heads": 16,
         "intermediate_size": 4096,
     },
-    # Of the forum thread that the chapter on the decoder answers, and of the Chinese BERT base.
+    # The model of the forum thread that the chapter on the decoder answers, and the Chinese BERT base.
     "thread": {"vocab_size": 20_000, "num_hidden_layers": 6},
     "chinese": {"vocab_size": 21_128},
 }
@@ -82,8 +83,8 @@ def fraction_of(model: str, part: str, whole: str = "both heads") -> float:
 
 def batch_time(record: Record, pipeline: str) -> SimpleNamespace:
     """
-    How long one batch takes to draw, from the largest text of a record of costs, in `milliseconds`; the
-    training step of the same number of sequences and tokens, in `step_milliseconds`; and their ratio.
+    The time to draw one batch from the largest text in a record of costs, in `milliseconds`; the time of a
+    training step with as many sequences and tokens, in `step_milliseconds`; and the ratio of the two.
     """
     rows = [row for row in record.data["feeding"] if row["pipeline"] == pipeline]
     if not rows:
@@ -97,8 +98,8 @@ def batch_time(record: Record, pipeline: str) -> SimpleNamespace:
 
 def pair_test(record: Record) -> SimpleNamespace:
     """
-    Next sentence prediction on held-out pairs: `accuracy`, the `baseline` that gives one answer to all, the
-    number of `pairs`, and the distance of the two in `standard_errors`.
+    Next sentence prediction on held-out pairs: the model's `accuracy`, the `baseline` that always chooses the
+    more frequent class, the number of `pairs`, and the distance of the two accuracies in `standard_errors`.
     """
     result = record.data["result"]
     accuracy, baseline = result["next_sentence_accuracy"], result["next_sentence_chance"]

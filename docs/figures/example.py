@@ -37,7 +37,7 @@ class Row:
 
 @dataclass
 class Table:
-    """One step. The first name in `head` is that of the column of row names."""
+    """One step. `head` begins with the header of the column of row names."""
 
     title: str
     head: Sequence[str]
@@ -97,7 +97,7 @@ def norm_table(title: str, parts: dict[str, Tensor], norm: nn.Module, places: in
 
 
 def dense_table(title: str, name: str, x: Tensor, weight: Tensor, outputs: dict[str, Tensor]) -> Table:
-    """A dense layer: its input `x`, and for each output the row of weights, and what comes out."""
+    """A dense layer: its input `x`, and for each output its row of weights and its value."""
     rows = [Row(name, [*cells(x), *("" for _ in outputs)], "here")]
     rows += [
         Row(f"weights {i + 1}", [*cells(row), *(format_number(output[i]) for output in outputs.values())])
@@ -324,7 +324,7 @@ def logits(t: Trace) -> Markup:
 
 
 def loss(t: Trace) -> Markup:
-    """Minus the log of a probability, beside that of a uniform guess."""
+    """The loss of the model beside that of a uniform guess."""
     untrained, uniform = example_value("loss"), example_value("uniform_loss")
     rows = [
         Row(name, [format_percent(math.exp(-nats)), format_number(nats), f"{math.exp(nats):.1f}"], kind)
@@ -344,7 +344,7 @@ def loss(t: Trace) -> Markup:
 
 
 def rank(logits: Tensor, token: int) -> str:
-    """How many tokens have a logit that is at least as high."""
+    """The rank of a token: how many tokens have a logit at least as high as its own."""
     return str(int((logits >= logits[token]).sum()))
 
 
@@ -448,7 +448,7 @@ FIGURES: dict[str, Callable[[Trace], Markup]] = {
 
 def example(name: str) -> Markup:
     """
-    ## What a chapter calls
+    ## The figures by name
 
     A figure, `{{ example("attention") }}`. Raises `PageError` if there is none of this name.
     """

@@ -1,5 +1,5 @@
 """
-# Figures of the page's model
+# Figures for the live page
 
 These figures are drawn from a record of `experiments/live/live.py`: the curves of its three runs, where each
 head attends in one sentence, which positions are similar, what the dense layer of the head does, and which

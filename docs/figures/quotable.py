@@ -1,8 +1,8 @@
 """
 # What a chapter may quote
 
-Nobody types a number into a chapter. Between `{{ ` and ` }}` stands an expression over the names
-below and nothing else; `quotable` is the whole list.
+Nobody types a measured number into a chapter. An expression between `{{ ` and ` }}` computes it, and may use
+only the names that `quotable` returns.
 """
 
 import math
@@ -52,7 +52,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return baselines[which]
 
     def value_at(name: str, metric: str, seconds: float) -> float:
-        """The last value of a metric that was known at a time."""
+        """The last value of a metric in the first `seconds` of a run."""
         before = [y for x, y in record(name).curve(metric) if x <= seconds]
         if not before:
             raise PageError(f"the run {name} has no {metric} in its first {seconds} seconds")
@@ -85,14 +85,14 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return [one for name in names for one in seeds_of(name)]
 
     def over_seeds(name: str, metric: str) -> SimpleNamespace:
-        """`over_seeds("small-*", "loss").mean`, and `min` and `max`, of a final result."""
+        """The `mean`, `min` and `max` of a final result: `over_seeds("small-*", "loss").mean`."""
         values = [record(one).data["result"][metric] for one in seeds_of(name)]
         return SimpleNamespace(mean=statistics.mean(values), min=min(values), max=max(values))
 
     def seed_table(*names: str, labels: list[str], steps_below: float | None = None) -> str:
         """
-        The final loss and accuracy of each seed and their mean, as a Markdown table. With `steps_below` also
-        the step of the first evaluation with a lower held-out loss.
+        The final loss and accuracy of each seed and their mean, as a Markdown table. With `steps_below`, also
+        the step of the first evaluation with a held-out loss below that value.
         """
         runs = [[record(one) for one in seeds_of(name)] for name in names]
         seeds = [one.data["configuration"]["seed"] for one in runs[0]]
@@ -124,15 +124,15 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         return to_namespace(best_row(record(name), shape, arm))
 
     def pretraining_days(name: str, shape: str, arm: str) -> float:
-        """Days for as many tokens as BERT base was trained on, at the measured speed."""
+        """Days to train on as many tokens as BERT base was trained on, at the measured speed."""
         return budget.days(best_row(record(name), shape, arm)["tokens_per_second"])
 
     def speedup(name: str, shape: str, trick: str) -> float:
-        """What a trick is worth: `speedup("speed_ablation", "short", "bfloat16")`."""
+        """The speedup of a step by one trick: `speedup("speed_ablation", "short", "bfloat16")`."""
         return worth(record(name), shape, trick)
 
     def machine(name: str) -> str:
-        """Where it ran."""
+        """The machine and the precision of a run."""
         return cell(record(name).machine())
 
     def chart(
@@ -146,8 +146,8 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         caption: str = "",
     ) -> str:
         """
-        Curves of one metric of some runs. The baselines are those of the first; `kinds` look alike. A name
-        that ends in `-*` stands for all of its seeds, which look alike and share a label.
+        Curves of one metric of some runs. The baselines are those of the first run, and runs of one kind look
+        alike. A name that ends in `-*` stands for all of its seeds, which look alike and share a label.
         """
         selection = [record(name) for name in all_seeds(names)]
         lines = []

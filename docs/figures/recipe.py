@@ -28,7 +28,7 @@ def learning_rate_chart(record: Record) -> str:
     lines = []
     for name, arguments in peaks.items():
         peak = arguments.learning_rate
-        # A straight line up and one down: the corners are all there is.
+        # The learning rate is piecewise linear, so its corners define the curve.
         points = [
             (100 * x, 100 * arguments.learning_rate_at(x) / peak) for x in (0.0, arguments.warmup_ratio, 1.0)
         ]

@@ -30,7 +30,7 @@ class Record:
 
     @property
     def modern(self) -> "Record":
-        """The run of the modern encoder. One file has the runs of both, which the live pages show."""
+        """The run of the modern encoder, which the record for the live page holds beside those of BERT."""
         return Record(self.name, self.data | self.data["modern"])
 
     def curve(self, metric: str, over: str = "seconds") -> list[tuple[float, float]]:
@@ -99,7 +99,7 @@ def describe_check(record: Record) -> str:
     fingerprints = dict(data.get("fingerprints", {}))
     if "fingerprint" in data:
         fingerprints[""] = data["fingerprint"]
-    # Each variant of a claim needs one, but runs that it shares with another claim are checked there.
+    # Each variant of a claim needs a fingerprint, but runs from another claim are checked there.
     arms = {row["arm"] for row in data["table"] if "from" not in row} if "claim" in data else set()
     dates = [fingerprint.get("checked", {}).get("date") for fingerprint in fingerprints.values()]
     if not dates or None in dates or arms - fingerprints.keys():

@@ -129,7 +129,7 @@ def parts_table(record: Record) -> str:
 
 def curves(record: Record) -> str:
     """Training and held-out loss by seconds of training."""
-    # The loss of a run on pairs includes that of next sentence prediction.
+    # The `loss` of a run on pairs includes that of next sentence prediction.
     training = "masked_lm_loss" if "masked_lm_loss" in record.data["history"] else "loss"
     lines = [Line("training", record.curve(training)), Line("held out", record.curve("valid.loss"))]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
@@ -147,7 +147,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     mine = [
         record
         for record in records.values()
-        # A record can be about another script too, which its own script has run.
+        # A record also belongs to the pages of the scripts that its own script has run.
         if name in (record.data["experiment"], *record.data.get("scripts", []))
     ]
     mine.sort(key=lambda record: record.name != name)
@@ -203,7 +203,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
 
 
 def headline(record: Record) -> str:
-    """The result of a run in a few words, or what a click on them shows."""
+    """The result of a run in a few words, or "Show this run" if it has no loss."""
     result = record.data.get("result", {})
     if "loss" not in result:
         return "Show this run"

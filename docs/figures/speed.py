@@ -19,7 +19,7 @@ from docs.literate.rows import PageError
 
 REFERENCE = "transformers sdpa, float32"
 PEAKS = ("bfloat16", "float32")
-# Records keep the words of the day. These are today's.
+# Old records have other names for these; the values are the current names.
 TODAY = {
     "logits only where a label is": "logits only where a label is, and the last layer too",
     "products of matrices": "matrix multiplications",
@@ -141,8 +141,8 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     for row, (x, y) in zip(rows, points, strict=True):
         across, down = at(x, y / 1e9)
         style = PEAKS.index(row["precision"]) + 1
-        # One precision has its letters on the left, the other on the right. Matmuls lie close together, so
-        # every other letter is lower.
+        # The letters of one precision are on the left of their points, those of the other on the right. The
+        # points of matmuls lie close together, so every other letter is lower.
         lower = 12 if names.index(row["name"]) % 2 else 0
         shift, anchor = (9, "start") if style == 1 else (-9, "end")
         parts.append(f'<circle class="point n{style}" cx="{across:.1f}" cy="{down:.1f}" r="4.5"/>')

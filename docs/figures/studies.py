@@ -31,7 +31,7 @@ def read_study(name: str, studies: Path = STUDIES, runs: Path = RUNS) -> Claim:
 
 
 class Arrivals(NamedTuple):
-    """When the runs of a variant reached the loss of the study, averaged over those that did."""
+    """When the runs of a variant reached the loss of the study, averaged over the runs that did."""
 
     runs: int
     tokens: float

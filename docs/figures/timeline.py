@@ -34,7 +34,7 @@ def arxiv(number: str) -> str:
 
 GPT_PAPER = "https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf"
 
-# By date. An arXiv number begins with the year and the month of the first version.
+# Sorted by date. An arXiv number begins with the year and the month of the first version.
 ENTRIES = (
     Entry("word2vec", "2013-01", "one vector for each word", False, arxiv("1301.3781")),
     Entry("Transformer", "2017-06", "attention, no recurrence", False, arxiv("1706.03762")),

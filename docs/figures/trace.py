@@ -29,7 +29,7 @@ LEARNING_RATE = 0.1
 
 
 def example_tokenizer() -> Tokenizer:
-    """Each word has to occur twice to be in the vocabulary."""
+    """Learned from both sentences twice, because a word has to occur twice to be in the vocabulary."""
     return word_tokenizer([SENTENCE, SECOND] * 2)
 
 
@@ -46,14 +46,14 @@ def example_model(vocab_size: int) -> BertForMaskedLM:
         max_position_embeddings=8,
         initializer_range=0.5,
     )
-    # The rest of the build keeps its random numbers.
+    # Don't change the random numbers of the rest of the build.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return BertForMaskedLM(config).eval()
 
 
 def only_block(model: BertForMaskedLM) -> Any:
-    """The model has one. PyTorch has no types for the attributes of a module."""
+    """The only block of the model, as `Any`: PyTorch has no types for the attributes of a module."""
     return model.bert.encoder.layer[0]
 
 
@@ -123,7 +123,7 @@ def trace() -> Trace:
     ids = torch.tensor([[vocab["[CLS]"], *words, vocab["[SEP]"]]])  # (1, T)
     model = example_model(len(vocab))
 
-    # A word of number -1 is never chosen, so the masker has only one word to choose.
+    # A token with the word id -1 is never chosen, so the masker has only one word to choose.
     masker = TokenMasker(
         len(vocab),
         vocab["[MASK]"],

@@ -63,7 +63,7 @@ def numbers(head: list[str], rows: list[list[str]]) -> Markup:
 
 
 def text(x: float | str, y: float | str, words: str, **attributes: str) -> Markup:
-    """Text inside a chart. A leading underscore makes an attribute of a Python keyword, as in `_class`."""
+    """Text inside a chart. A leading underscore marks an attribute named like a Python keyword: `_class`."""
     pairs = {name.strip("_").replace("_", "-"): value for name, value in attributes.items()}
     more = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in pairs.items())
     return Markup('<text x="{}" y="{}"{}>{}</text>').format(x, y, more, words)
@@ -170,7 +170,7 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:g}"
 
 
-# Drawn from the center of a shape. The first line of a chart is solid and has none.
+# SVG paths, from the center of each shape. The first line of a chart is solid and has no shapes.
 SHAPES = (
     "",
     "m-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
@@ -182,7 +182,7 @@ SHAPES = (
 
 
 def shapes_on(points: Points, style: int, left: float, right: float) -> str:
-    """Five shapes on a line, at other distances than those of another style. `points` are in the drawing."""
+    """Five shapes on a line, not at the same x as those of other styles. `points` are drawing coordinates."""
     shape = SHAPES[(style - 1) % len(SHAPES)]
     if not shape:
         return ""
@@ -193,10 +193,11 @@ def shapes_on(points: Points, style: int, left: float, right: float) -> str:
 
 def place_label(words: str, height: float, curves: list[Points]) -> tuple[float, float]:
     """
-    Where the name of a level at `height` crosses no curve: the right end of its baseline. It's above or below
-    the level, and as far to the right as possible. If every place is taken, it's above on the right.
+    Finds a place for the name of a level at `height` where it crosses no curve: above or below the level, as
+    far to the right as possible. Returns the right end of the name's baseline. If every place is taken, the
+    name is above the level, on the right.
     """
-    # A long segment needs points in between.
+    # Add points to long segments, less than 8 units apart.
     points = [
         (x1 + (x2 - x1) * i / steps, y1 + (y2 - y1) * i / steps)
         for curve in curves
@@ -212,7 +213,7 @@ def place_label(words: str, height: float, curves: list[Points]) -> tuple[float,
             right - width - 4 < at_x < right + 4 and y - tall < at_y < y + 6 for at_x, at_y in points
         )
 
-    # As wide as on a phone, where the letters are largest, or at least as on a large screen.
+    # Try the letters' size on a phone, where they are largest, and then that on a large screen.
     for letter, tall in ((11.5, 24.0), (7.5, 16.0)):
         width = letter * len(words)
         for y in (height - 6, height + tall - 4):

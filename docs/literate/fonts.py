@@ -21,7 +21,7 @@ FACES = {
     "text-bold": ("source-serif-4", "600-normal"),
     "code": ("source-code-pro", "400-normal"),
 }
-# Typed by readers into the live page and the search field.
+# The characters that readers may type into the live page and the search field.
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 
 
@@ -36,7 +36,7 @@ def subset(package: str, style: str, characters: str) -> bytes:
     options = Options(
         flavor="woff2",
         layout_features=["kern", "liga", "ccmp", "mark", "pnum", "tnum"],
-        # Its license reserves the typeface's name for the whole of it. Keep only copyright and license.
+        # The license reserves the name for the unmodified typeface, so keep only copyright and license.
         name_IDs=[0, 13, 14],
         notdef_outline=True,
     )

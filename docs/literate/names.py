@@ -35,8 +35,7 @@ class Symbol:
         home = relative(page, self.page)
         link = Markup('<a class="{}" href="{}#{}"{}>{}</a>')
         # Return plain `str`: the link becomes part of Markdown, and `Markup` would escape the Markdown around
-        # it.
-        # Markdown would read the underscores of `__init__` as emphasis.
+        # it. Escape double underscores, because Markdown would read those of `__init__` as emphasis.
         return str(link.format(kind, home, self.anchor, tip, Markup(inner.replace("__", "&#95;&#95;"))))
 
 
@@ -214,7 +213,7 @@ def resolve(source: Source, sources: Sources) -> dict[Position, Symbol]:
             owner = f"{owner}.{node.name}".lstrip(".")
         inside = shadows | local_names(node) if isinstance(node, ast.FunctionDef | ast.Lambda) else shadows
         for name, value in ast.iter_fields(node):
-            # A function's annotations and decorators are evaluated outside it.
+            # A function's decorators and return annotation are evaluated outside it.
             scope = shadows if name in ("decorator_list", "returns") else inside
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):

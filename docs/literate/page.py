@@ -160,7 +160,7 @@ def source_page(
         layout="listing",
         maths='class="katex' in body,
         source=source.path,
-        # A chapter explains more than a file that mentions the same words.
+        # Search should list chapters first: they explain more than a file that mentions the same words.
         search={"boost": 0.3 if stands_alone else 0.03} if searched else {"exclude": True},
     )
     return meta + body + after

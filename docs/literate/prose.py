@@ -103,8 +103,8 @@ def cell(text: object) -> str:
 
 def wide(table: str) -> str:
     """
-    Wraps a Markdown table that is wider than a phone. There, its rows are stacked, and without a script, the
-    table scrolls sideways instead of the page. Search skips it: it is full of numbers.
+    Wraps a Markdown table that is wider than a phone. On a phone, its rows are stacked; without a script, the
+    table scrolls sideways instead of the page. Search skips the table, which is full of numbers.
     """
     return f'<div class="wide" markdown data-search-exclude>\n\n{table}\n</div>\n'
 
@@ -116,7 +116,7 @@ TABLE = re.compile(r'(<div class="wide"[^>]*>\s*)?<table>\s*(<thead>.*?</thead>)
 def label_cells(html: str) -> str:
     """
     Adds the header of its column to each cell of a table that is too wide for a phone, as the attribute
-    `data-label`. There, the theme stacks the cells of a row, each with its label.
+    `data-label`. On a phone, the theme stacks the cells of a row, each with its label.
     """
 
     def label_table(match: re.Match[str]) -> str:
@@ -137,8 +137,8 @@ def label_cells(html: str) -> str:
 
 def fold_parts(html: str) -> str:
     """
-    Folds what stands between the comments `<!-- fold: TITLE -->` and `<!-- end of fold -->`. Markdown within
-    HTML couldn't hold charts, which have folds of their own.
+    Folds what stands between the comments `<!-- fold: TITLE -->` and `<!-- end of fold -->`. By then, the
+    page is HTML: folds in Markdown couldn't hold charts, which have folds of their own.
     """
     html = re.sub(r"<!-- fold: (.+?) -->", r'<details class="part-fold"><summary>\1</summary>', html)
     return html.replace("<!-- end of fold -->", "</details>")
@@ -146,11 +146,11 @@ def fold_parts(html: str) -> str:
 
 def prepare_for_search(html: str) -> str:
     """
-    Lets search find a section by the words of a comment, as in `<!-- search: NER, tagging -->`, which nobody
-    sees. The imports of a sample are left out.
+    Lets search find a section by the words of a comment such as `<!-- search: NER, tagging -->`, which stays
+    invisible. The imports of a sample are not indexed.
     """
     html = re.sub(r"<!-- search: (.+?) -->", r"<p hidden>\1</p>", html)
-    # Material's search doesn't leave out what is nested, so mark each word.
+    # Material's search still indexes what is nested in an excluded element, so mark each word.
     return re.sub(
         r'(<span id="line-[\d-]+">)(<span class="kn">[^\n]*)',
         lambda match: match[1] + match[2].replace("<span class", "<span data-search-exclude class"),

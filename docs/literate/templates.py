@@ -39,7 +39,7 @@ def renderer(*folders: Path) -> Callable[..., Markup]:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # `{#` starts the anchor of a heading.
+        # Not Jinja2's `{#`, which starts the anchor of a heading here.
         comment_start_string="<!--#",
         comment_end_string="#-->",
     )

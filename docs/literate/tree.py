@@ -1,8 +1,9 @@
 """
 # Lists of modules, generated from the file tree
 
-The site's navigation and a table in the README list every source file, and nobody has to maintain them.
-Folders and files that a project lists in `first` come first; the rest follow in alphabetical order.
+The site's navigation and a table in the README list every source file, and nobody has to maintain them. Files
+come before subfolders. Among each, those that a project lists in `first` come first, in this order; the rest
+follow in alphabetical order.
 """
 
 import ast
@@ -92,7 +93,7 @@ def module_table(site: Site, sources: Sources) -> str:
     """
     ## All modules with their first sentences, as a Markdown table
 
-    A folder with a `__main__.py` is one command, so that file stands for all of them.
+    A folder with a `__main__.py` is one command, so that file stands for the whole folder.
     """
     by_page = {source.page: source for source in sources.values()}
     commands = [page.removesuffix("__main__") for page in by_page if page.endswith("/__main__")]

@@ -5,11 +5,11 @@ Which text can you train on without downloading anything? Every Python installat
 of English: the language reference behind `help()` and the docstrings of the standard library. Together they
 are the default corpus, `python-docs`.
 
-The corpus `python-source` is the code of the standard library, without docstrings or comments. Its words are
-almost the same as those of `python-docs`, but its grammar is different.
+The corpus `python-source` is the code of the standard library's single-file modules, without docstrings or
+comments. Most of its words also occur in `python-docs`, but its grammar is different.
 
-A corpus is a list of documents, and some of them are held out. The model never trains on those, and every
-loss that we quote is measured on them.
+A corpus has documents to train on and held-out documents. The model never trains on the held-out documents,
+and every loss that we quote is measured on them.
 """
 
 import ast
@@ -42,10 +42,10 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 
 # This commit of the data set pins the contents of all of its files.
 WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
-# A folder with this file was written by `prepare.py`, and contains token ids instead of text.
+# A folder with this file contains token ids instead of text. `prepare.py` writes such folders.
 BLOCKS = "blocks.jsonl"
 WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw-v1"}
-# The texts that can be loaded by name.
+# `load_corpus` loads these texts by name.
 NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 
@@ -89,10 +89,10 @@ def load_corpus(name: str) -> Corpus:
     ## By name or by path
 
     `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
-    a UTF-8 file or of a folder of such files. Each file is a document. If you have a file with the name of
-    one of these texts, write `./python-docs` to load the file.
+    a UTF-8 file or of a folder of such files. Each file is a document. If you have a file called
+    `python-docs`, write `./python-docs` to load the file instead of the corpus.
 
-    Raises `ValueError` if there is no such corpus or path, if a file is empty or isn't UTF-8, or if a
+    Raises `ValueError` if there is no such corpus or path, if it has no text, if a file isn't UTF-8, or if a
     download fails or has the wrong sha256.
     """
     if name == "python-docs":
@@ -117,7 +117,7 @@ def load_corpus(name: str) -> Corpus:
         # This fails at once if the files together don't fit in memory.
         bytearray(sum(file.stat().st_size for file in files))
         documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
-        # Keep each text once: a copy of a held-out document could end up in the training text.
+        # Keep each text once. Otherwise, a copy of a held-out document could end up in the training text.
         names: dict[str, str] = {}
         for document, text in documents.items():
             names.setdefault(text, document)
@@ -141,7 +141,8 @@ def load_corpus(name: str) -> Corpus:
 def visible_files(folder: Path) -> Iterator[Path]:
     """
     Yields the files in a folder and its subfolders. Skips names that start with a dot. Also skips broken
-    links, special files such as pipes, and links to folders, which could form a cycle; prints their names.
+    links, special files such as pipes, and links to folders, which could form a cycle, and prints a line for
+    each of these.
 
     Raises `OSError` if a folder can't be read.
     """
@@ -185,9 +186,10 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     """
     ## What is held out
 
-    Holds out about a tenth of the text. If there are several documents, it holds out whole ones, chosen by a
-    hash of their names, so the choice looks random but hardly changes if you add documents. Of a single
-    document, it holds out the last tenth, cut at a line end. Empty documents are dropped.
+    Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
+    random but hardly changes if you add documents. If these fill less than half of the tenth, holds out the
+    end of the longest document too, cut at a line end if one is near. Of a single document, that's the last
+    tenth. Empty documents are dropped.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -197,12 +199,12 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         if len(documents[key]) <= room:
             valid.add(key)
             room -= len(documents[key])
-    # If whole documents fill less than half of the tenth, hold out the end of the longest one too.
+    # If whole documents fill less than half of the tenth, hold out the end of the longest document too.
     if room > total / 20:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
         split = max(0, len(text) - int(room))
-        # Cut at a line end only if one is near: a distant one would change how much is held out.
+        # Cut at a line end only if one is near. A distant one would change how much text is held out.
         split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split
         train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
         return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
@@ -218,9 +220,8 @@ def python_documents() -> Iterator[tuple[str, str]]:
     ## The text that comes with Python
 
     Yields `(name, text)`: the topics of `help()` first, then one document per module of the standard library.
-    A paragraph that has occurred before is left out. Otherwise held-out documents would contain copies of
-    training text: `turtle` documents each method twice, and `posixpath` and `ntpath` share most of their
-    docstrings.
+    A paragraph that has occurred before is left out. Otherwise, held-out documents could contain copies of
+    training text: `operator` and `_operator`, for example, share most of their docstrings.
     """
     from pydoc_data.topics import topics
 
@@ -240,12 +241,15 @@ def python_documents() -> Iterator[tuple[str, str]]:
 
 @cache
 def module_docstrings() -> list[tuple[str, list[str]]]:
-    """The modules of the standard library with their docstrings. It's slow, so the result is cached."""
+    """
+    Returns the standard library's modules with their docstrings. Reading them is slow, so they are cached.
+    """
     modules = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
-        # Skip third-party packages, and what isn't prose: tests, and tables of code points.
+        # Skip third-party packages, the IDLE editor, and code with little prose: tests and tables of code
+        # points.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
             modules.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
@@ -254,14 +258,17 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
-    """Parses a file for its docstrings. Importing it can have effects: `antigravity` opens a browser."""
+    """
+    Yields the docstrings of a file. Parses the file, because importing it could have side effects:
+    `antigravity` opens a browser.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
-        # The library contains files that are broken on purpose, such as those of lib2to3.
+        # A file may be unreadable or have invalid syntax.
         return
-    # Go breadth first, like `ast.walk`, but skip expressions: most nodes are expressions, and they contain
-    # no docstrings.
+    # Go breadth first, like `ast.walk`, but skip expressions. Most nodes are expressions, and no expression
+    # contains a docstring.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:
         node = nodes.popleft()
@@ -295,8 +302,8 @@ def compiled_docstrings(name: str) -> Iterator[str]:
 
 def compiled_members(owner: object) -> dict[str, object]:
     """
-    The members that a module or a class has when Python starts. Test runners, debuggers and notebooks put
-    functions of their own into `sys` and `builtins`, but the text must not depend on them.
+    Returns the members that a module or a class has when Python starts. Test runners, debuggers and notebooks
+    put functions of their own into `sys` and `builtins`, but the text must not depend on those functions.
     """
     members = dict(vars(owner))
     if owner is sys:
@@ -315,7 +322,7 @@ def python_sources() -> dict[str, str]:
 
     Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
     code is generated from its syntax tree, which has no comments. Docstrings are part of the tree, but they
-    belong to `python-docs`, so they are removed first. It's slow, so the result is cached.
+    belong to `python-docs`, so they are removed first. Generating the code is slow, so the result is cached.
     """
     sources = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -324,7 +331,7 @@ def python_sources() -> dict[str, str]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
                 ast.get_docstring(node) is not None
             ):
-                # A function needs a body.
+                # A function needs a body, even if it had only a docstring.
                 node.body = node.body[1:] or [ast.Pass()]
         sources[file.name] = ast.unparse(tree)
     return sources
@@ -357,9 +364,10 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     """
     ## Downloading a file once
 
-    Returns the bytes at `url`, from the cache if they are there. The file is checked against `sha256` before
-    it is cached or returned: what you get might be the sign-in page of a hotel network. `timeout` is how many
-    seconds the server may be silent; the whole download may take twenty times as long.
+    Returns the bytes at `url`, from the cache if they are there. Checks the bytes against `sha256` before
+    caching or returning them, because a download might turn out to be the sign-in page of a hotel network.
+    `timeout` is the number of seconds that the server may be silent. The whole download may take twenty times
+    as long.
 
     Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
     `limit` bytes or has a different sha256.
@@ -393,7 +401,10 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
 
 def fetch(url: str, limit: int, timeout: float) -> bytes:
-    """Downloads at most `limit` + 1 bytes from `url`. Raises whatever `urllib` raises."""
+    """
+    Downloads at most `limit` + 1 bytes from `url`. Raises the errors of `urllib`, or `OSError` if the
+    download is cut off or too slow.
+    """
     opener = urllib.request.OpenerDirector()
     for handler in HANDLERS:
         opener.add_handler(handler())
@@ -412,7 +423,7 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
 
 
 def wikitext(name: str) -> Corpus:
-    """WikiText from Hugging Face `datasets`, with its original split. Each article is a document."""
+    """Loads WikiText from Hugging Face `datasets`, with its original split. Each article is a document."""
     # This import takes seconds, and no other corpus needs it.
     from datasets import load_dataset
 

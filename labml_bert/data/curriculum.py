@@ -7,8 +7,8 @@ predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. 
 sequences and make them longer during training. The number of tokens per step stays the same: with $N$ tokens
 per step and length $T$, a batch has $N / T$ sequences.
 
-Each short sequence gets a [random offset](windows.md), so all position embeddings are trained from the first
-step.
+Short windows of text get a [random offset](windows.md), so all position embeddings are trained from the first
+step. Pairs of texts get no offset.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def parse_schedule(text: str) -> list[Stage]:
     """
     ## A schedule as text
 
-    `"16,32,64,128"` splits the budget equally; `"16:1,32:1,64:2,128:4"` gives each length a weight.
+    `"16,32,64,128"` splits the budget equally, and `"16:1,32:1,64:2,128:4"` gives each length a weight.
 
     Raises `ValueError` if the lengths don't increase or a weight isn't positive.
     """
@@ -49,7 +49,7 @@ def parse_schedule(text: str) -> list[Stage]:
 
 
 def length_at(stages: list[Stage], progress: float) -> int:
-    """The sequence length once a fraction `progress` of the budget, from 0 to 1, is used up."""
+    """The sequence length after a fraction `progress` of the budget, from 0 to 1."""
     ends = accumulate(stage.fraction for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 

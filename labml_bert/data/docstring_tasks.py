@@ -2,20 +2,22 @@
 # Labeled texts that come with Python
 
 Where can you get labels without a download? Every docstring of the standard library has an address: its
-package and its module. We turn that into two tasks:
+package and its module. We make two tasks from these docstrings:
 
-- **package**: which of 20 packages is this docstring from? One text, and 20 classes of different sizes.
-- **summary**: does this first line summarize that description? Two texts, and two classes of equal size. By
-  convention, a docstring starts with a line that sums up the rest. A wrong description is from the same
-  package, so the topic gives little away, and the model has to read the two texts together. In next sentence
-  prediction, a wrong second part comes from anywhere, which is far easier.
+- **package**: which of 20 packages is this docstring from? There is one text, and the 20 classes have
+  different sizes.
+- **summary**: does this first paragraph summarize that description? There are two texts, and two classes of
+  nearly equal size. By convention, a docstring starts with a line that sums up the rest. A wrong description
+  is from the same package, so the topic gives little away, and the model has to compare the two texts. In
+  next sentence prediction, a wrong second text comes from another document, so its topic alone can give it
+  away.
 
-Labels this cheap leak easily. We take three precautions:
+Labels this cheap can leak. We take three precautions:
 
 - **Package names become `_`.** A text that contains the name of its package gives the answer away. So we
   replace the names of all 20 packages, both as words and at the start of names such as `XMLParser`.
-- **Near copies are dropped.** If a docstring repeats more than half of an earlier one, we leave it out. So no
-  test text has a near copy among the training texts, and no text belongs to two packages.
+- **Near copies are dropped.** We leave a docstring out if it has more than half of its text in common with an
+  earlier one. So no test text has a near copy among the training texts, and no text belongs to two packages.
 - **Texts from pretraining are marked.** Pretraining on `python-docs` reads every document that isn't held
   out, though without labels. All test texts of **summary** are from held-out documents. These texts are too
   few for 20 packages, so **package** also has test texts that pretraining has seen, and marks them.
@@ -40,11 +42,14 @@ class Docstring(NamedTuple):
     module: str
     """Named as in `corpora.module_docstrings`, such as `email/message.py` or `compiled _socket`."""
     unseen: bool
-    """Whether none of its paragraphs is in the training documents of `python-docs`."""
+    """Whether the training documents of `python-docs` contain none of its paragraphs."""
 
     @property
     def package(self) -> str:
-        """The package, or the module if it isn't in one. `_pydecimal` and `_decimal` are both `decimal`."""
+        """
+        The package, or the module if it isn't in a package. `_pydecimal` and `_decimal` both become
+        `decimal`.
+        """
         name = self.module.split("/")[0].removesuffix(".py").removeprefix("compiled ")
         return re.sub("^_(py)?", "", name)
 
@@ -57,7 +62,7 @@ class Task(NamedTuple):
     train: list[Example]
     test: list[Example]
     unseen: list[bool]
-    """For each test example, whether pretraining on `python-docs` has never seen its text."""
+    """For each test example, whether its text is new to a model pretrained on `python-docs`."""
 
     @property
     def chance(self) -> float:
@@ -88,13 +93,13 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     ## Each text once
 
     Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy of
-    an earlier one if more than half of the three-word sequences in either of them are in both.
+    an earlier one if the two share more than half of all the three-word sequences that they contain.
     """
     corpus = load_corpus("python-docs")
     training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
     distinct: list[Docstring] = []
     sizes: list[int] = []
-    # The texts that contain each trigram of words. Most trigrams are rare, so there's little to compare.
+    # Maps each trigram of words to its texts. Most trigrams are rare, so there's little to compare.
     texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for module, docstrings in module_docstrings():
         for text in docstrings:
@@ -124,8 +129,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     """
     ## Which package?
 
-    Returns a task with the `classes` packages that have the most docstrings. A quarter of each package is for
-    testing, unseen texts first. The order of the examples is random, but always the same.
+    Returns a task with the `classes` packages that have the most docstrings. A quarter of each package's
+    texts is for testing, unseen texts first. The order of the examples is random, but always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)
@@ -160,7 +165,8 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
     seen_parts: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        # Skip a docstring if a part has occurred before. A first line like "Constructor." is no summary.
+        # Skip a docstring if one of its parts has occurred before. A repeated line such as "Constructor." is
+        # no summary.
         if len(parts) == 2 and parts[1].strip() and not seen_parts & {*parts}:
             seen_parts.update(parts)
             by_package[docstring.package, docstring.unseen].append(parts)

@@ -2,8 +2,8 @@
 # Held-out text, masked once
 
 You can compare two results only if both were measured on the same masks. So held-out text is masked once, by
-the paper's rule and with its own seed. Whatever a run does in training, its evaluations use the same masks as
-those of any other run."""
+the paper's rule and with a fixed seed. Two runs with the same held-out tokens are evaluated on the same
+masks, whatever they do in training."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
-# The fraction of the held-out tokens that a model has to predict.
+# In evaluations, a model predicts this fraction of the held-out tokens.
 HELD_OUT_MLM_PROBABILITY = 0.15
 SEED = 1
 
@@ -28,7 +28,7 @@ def mask_held_out(
     """
     Masks windows `(N, T)` with the masker that `make_masker(generator, mlm_probability)` returns.
 
-    Raises `ValueError` if no token in them can be masked.
+    Raises `ValueError` if no token in the windows can be masked.
     """
     masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
     if (masked.labels == IGNORE).all():

@@ -30,8 +30,8 @@ class MaskedText:
     ## Masked windows
 
     `longest` is the longest sequence length in training, in tokens, and the length of the held-out windows.
-    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. A model that will be used
-    with these tokens has to be trained with them.
+    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. If you want to use a
+    model with these tokens, train it with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
     `longest` tokens, or if `mlm_probability` is out of range.
@@ -72,7 +72,8 @@ class MaskedText:
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
         self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
-        # Two held-out windows to print during training. In them, every chosen token becomes `[MASK]`.
+        # A run prints two held-out windows during training. In these windows, every chosen token becomes
+        # `[MASK]`.
         rule = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
         masker = self.make_masker(torch.Generator().manual_seed(2), **rule)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
@@ -108,7 +109,9 @@ class MaskedText:
 
 
 def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
-    """Returns the ids as int64: all of them, or about `most` in evenly spaced runs of 1,024 tokens."""
+    """
+    Returns the ids as int64: all of them, or about `most` of them in evenly spaced runs of `run` tokens.
+    """
     if len(token_ids) <= most:
         return token_ids.long()
     distance = len(token_ids) * run // most

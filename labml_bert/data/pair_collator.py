@@ -6,11 +6,12 @@ same length, and some of their tokens are masked.
 
 Masking is *dynamic* if new masks are drawn for each batch, so that the model hardly ever sees a row twice
 with the same masks. It is *static* if the masks were drawn once and saved in the file. The original code
-masks statically. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking equal or
-slightly better.
+masks statically. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, found dynamic masking comparable
+to static masking or slightly better.
 
-The column `segment_ids` has the name that the original code uses. The tensor made from it is called
-`token_type_ids`, like the model's argument here and in `transformers`. Both hold the same numbers.
+The column `segment_ids` has the name that the original code uses. The tensor made from this column is called
+`token_type_ids`, like the model's argument here and in `transformers`. The column and the tensor hold the
+same numbers.
 
 Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if you pass it.
 """
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MaskingArguments:
     """
-    How to choose the tokens to mask. The first two fields are arguments of `TokenMasker`. `whole_word_mask`
-    masks all subwords of a word or none of them. The original makes at most 20 predictions at length 128.
+    How to choose the tokens to mask. The first two fields are arguments of `TokenMasker`. With
+    `whole_word_mask`, all subwords of a word are masked or none. The original code makes at most 20
+    predictions per sequence of length 128.
     """
 
     mlm_probability: float = 0.15
@@ -73,8 +75,8 @@ class PairCollator:
         masked in the file; the default is the paper's rule. Rows are padded to `length`, by default to the
         longest row of the batch. `generator` draws the masks.
 
-        Raises `ValueError` for whole-word masking without a WordPiece tokenizer, and if a value in `masking`
-        is out of range.
+        Raises `ValueError` if you ask for whole-word masking without a WordPiece tokenizer, or if a value in
+        `masking` is out of range.
         """
         is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
         if masking is not None and masking.whole_word_mask and not is_wordpiece:
@@ -94,7 +96,7 @@ class PairCollator:
     def __call__(self, rows: pa.Table) -> dict[str, Tensor]:
         """
         Returns `input_ids`, `attention_mask` (0 at padding), `token_type_ids` and `labels` (-100 at positions
-        that aren't predicted), each `(B, T)`, and `next_sentence_label` `(B,)`; all int64.
+        that aren't predicted), each `(B, T)`, and `next_sentence_label`, `(B)`. All are int64.
 
         Raises `ValueError` if there are no rows, if a row is longer than `length`, or if the rows are masked
         in the file and you passed `masking` too.
@@ -124,9 +126,9 @@ class PairCollator:
         }
 
     def word_ids(self, input_ids: Tensor) -> Tensor:
-        """Numbers the words of each row: `un ##usual word` is 0 0 1. `(B, T)` to `(B, T)`."""
-        # If truncation removed the start of a word, the rest follows [CLS] or [SEP] and gets the same number.
-        # Special tokens are never masked, so the rest is still treated as a word of its own.
+        """Maps ids, `(B, T)`, to the numbers of their words, `(B, T)`: `un ##usual word` becomes 0 0 1."""
+        # If truncation removed the start of a word, the rest follows [CLS] or [SEP] and gets the number of
+        # that token. Special tokens are never masked, so the rest is still treated as a word of its own.
         return ((~self.is_continuation[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
 
     def read_labels(self, rows: pa.Table, T: int) -> Tensor:
@@ -143,14 +145,14 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     """
     ## Endless batches
 
-    Each batch has `batch_size` rows drawn with replacement, as `random_windows` draws windows. The state of
-    `generator` then says where we are in the data, and `Trainer` saves it in its checkpoints. If you pass the
-    same generator to the collator, a resumed run continues with the same batches.
+    Each batch has `batch_size` rows drawn with replacement, as `random_windows` draws windows. So the state
+    of `generator` determines which rows come next, and `Trainer` saves this state in its checkpoints. If the
+    collator uses the same generator, a resumed run continues with the same rows and masks.
 
     You might expect epochs, in which every row comes once before any row comes twice. But to resume within an
-    epoch, you would also have to save the order of its rows and the position in it. Drawing with replacement
-    has a price: after as many draws as there are rows, $1/e$ of the rows, or 37%, haven't been drawn. After
-    four times as many draws, it's 2%.
+    epoch, you would also have to save the order of its rows and the position in this order. Drawing with
+    replacement has a price: after as many draws as there are rows, about $1/e$ of the rows, or 37%, haven't
+    been drawn. After four times as many draws, about 2% haven't.
     """
 
     def __init__(
@@ -159,7 +161,8 @@ class PairBatches(Iterator[dict[str, Tensor]]):
         """Raises `ValueError` if the data set or the batch would be empty."""
         if len(dataset) == 0 or batch_size < 1:
             raise ValueError(f"{len(dataset)} rows and batch_size {batch_size}; both must be at least 1")
-        # Arrow tables don't create a Python number for each token, so this is tens of times faster.
+        # Arrow tables don't create a Python number for each token, so they are tens of times faster than
+        # lists.
         self.dataset = dataset.with_format("arrow")
         self.collator = collator
         self.batch_size = batch_size

@@ -1,14 +1,15 @@
 r"""
 # Sentence pairs on disk
 
-How does text that is larger than memory become training pairs? In shards. A shard is a group of documents
-with a million characters or more. `pair_shards.py` turns it into one Parquet file. Worker processes write
-several shards at the same time. A shard depends only on its text, its number and the arguments, so the result
-doesn't depend on the number of processes.
+How does text that is larger than memory become training pairs? We divide the text into shards. A shard is a
+group of documents with a million characters or more. Only the last shard may be shorter. `pair_shards.py`
+turns each shard into one Parquet file, and worker processes write several files at the same time. A file
+depends only on its text, its number, the tokenizer and the arguments, so the result doesn't depend on the
+number of processes.
 
-You can kill a build at any moment. A file gets its final name only when it is complete, and it contains a
-fingerprint of what it was made from, so the next build reuses the files that match. `manifest.json` is
-written last: a folder without it isn't a data set.
+You can kill a build at any moment. A file gets its final name only when it is complete. It contains a
+fingerprint of its text and settings, so the next build reuses the files whose fingerprints match.
+`manifest.json` is written last, and a folder without this file isn't a data set.
 """
 
 import collections
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 # Increase this when a code change gives different files for the same input. Version 2 adds page checksums.
 FORMAT = 2
-# A shard has at least this many characters. A worker holds it in memory to draw random second texts.
+# A shard has at least this many characters. A worker holds a whole shard in memory to draw random second
+# texts.
 SHARD_CHARACTERS = 1_000_000
 # Starting the worker processes takes about as long as writing this many shards.
 FEW_SHARDS = 8
@@ -76,14 +78,15 @@ def build_dataset(
     """
     ## From text to Parquet
 
-    `documents` may be a generator: only a few shards are in memory at a time. A document is never split, and
-    takes about thirty times its size in memory. `text_files.read_documents` reads files of any size as
-    documents of at most a million characters. The number of `processes`, by default one per core, affects
-    only the speed. With one process, or if there are few shards to write, everything runs in this process.
-    Otherwise your script needs `if __name__ == "__main__":`, because the workers import it.
+    `documents` may be a generator: only a few shards are in memory at a time. A document is never split
+    between shards. Making its pairs takes about thirty times its size in memory. `text_files.read_documents`
+    reads files of any size as documents of at most a million characters. The number of `processes`, by
+    default one per core, doesn't change the result. With one process, or if there are few shards to write,
+    everything runs in this process. Otherwise your script needs `if __name__ == "__main__":`, because the
+    workers import it.
 
-    Files from an earlier build are reused if their text, tokenizer and arguments are the same, and deleted
-    otherwise. Returns the manifest, and saves the tokenizer in the same folder.
+    Files from an earlier build are reused if their text, tokenizer and arguments are the same, and otherwise
+    replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if there are fewer than two documents, if each document is a single sentence, or if
     the tokenizer lacks a special token. Raises `OSError` if the folder isn't writable, or if its lock or its
@@ -149,9 +152,9 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
     """
     ### Grouping documents into shards
 
-    Yields the documents in order, in groups of at least two documents and `SHARD_CHARACTERS` characters. A
-    single document at the end joins the group before it, so each group is yielded only when the next one is
-    complete.
+    Yields the documents in order, in groups of at least two documents and `SHARD_CHARACTERS` characters. Only
+    the last group may have fewer characters. A single document at the end joins the group before it, so each
+    group is yielded only when the next group is complete.
 
     Raises `ValueError` if there are fewer than two documents with text.
     """
@@ -212,8 +215,8 @@ def write_shards(
 @contextlib.contextmanager
 def progress_line() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     """
-    Shows progress: in a terminal, on one line that is updated; elsewhere, on a new line every ten seconds. It
-    can't show how much text is left, because `documents` may be a generator.
+    Shows progress. In a terminal, one line is updated. Elsewhere, a new line appears at most every ten
+    seconds. The line can't say how much text is left, because `documents` may be a generator.
     """
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -238,11 +241,11 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     ## From Parquet to rows
 
     Returns a memory-mapped `datasets.Dataset`, which may be larger than memory. The first call unpacks the
-    files into `folder/arrow`; later calls check that copy, which takes half a second for each gigabyte.
+    files into `folder/arrow`. Later calls check that copy, which takes about half a second for each gigabyte.
     Nothing is downloaded. If you pass a `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
-    or if another program has since built a different data set in `folder`.
+    or if the data set has a different fingerprint.
     """
     path = folder / MANIFEST
     remedy = "build it again with build_dataset, which keeps the intact files"

@@ -2,18 +2,18 @@ r"""
 # One shard of sentence pairs
 
 How does a group of documents become a Parquet file of training pairs? We split its text into sentences and
-tokenize them. `nsp.PairMaker` makes pairs of them, and each pair becomes a row:
+tokenize them. `nsp.PairMaker` makes pairs of these sentences, and each pair becomes a row:
 
 | column | type | contents |
 |---|---|---|
-| `tokens` | list of uint16 | `[CLS] A [SEP] B [SEP]`; uint32 if the vocabulary needs it |
+| `tokens` | list of uint16 | `[CLS] A [SEP] B [SEP]`; uint32 for a vocabulary of more than 65,536 |
 | `segment_ids` | list of uint8 | 0 for A, 1 for B; the model's `token_type_ids` |
 | `is_random_next` | bool | whether B is from another document; the model's `next_sentence_label` |
 | `masked_positions` | list of uint16 | with static masking only: the positions to predict |
 | `masked_labels` | as `tokens` | the original tokens at those positions |
 
-A shard depends only on its text, its number and the arguments, so shards can be written in any order and by
-any number of processes. `pair_dataset.py` distributes them.
+A shard depends only on its text, its number, the tokenizer and the arguments, so shards can be written in any
+order and by any number of processes. `pair_dataset.py` distributes the shards.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class DatasetArguments:
     """
     How to make pairs. `max_length` includes the special tokens. `short_seq_prob` and
     `lone_sentence_is_random` are arguments of `PairMaker`. The text is read `dupe_factor` times, with
-    different pairs each time. With `static_masking`, the rows in the file are masked; otherwise they are
+    different pairs each time. With `static_masking`, the rows in the file are masked. Otherwise, rows are
     masked when they are batched. The original code masks statically and makes 10 passes, so the model sees
     each text with several masks.
 
@@ -81,7 +81,9 @@ class Shard(NamedTuple):
 
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
-    """The fingerprint includes the number, because the shard's random seed depends on it."""
+    """
+    Returns the sha256 of all arguments. The number counts too, because it determines the shard's random seed.
+    """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:
         digest.update(b"\0" + text.encode())
@@ -90,8 +92,8 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
 
 def read_metadata(shard: Shard) -> dict[str, Any] | None:
     """
-    Reads what the shard's file says about itself: its name, size, sha256 and fingerprint, and the numbers of
-    documents, sentences, rows and tokens. Returns `None` if there is no file with the shard's fingerprint.
+    Describes the shard's file: its name, size, sha256 and fingerprint, and the numbers of documents,
+    sentences, rows and tokens. Returns `None` if there is no file with the shard's fingerprint.
     """
     try:
         parquet = pq.read_metadata(shard.path)
@@ -172,7 +174,9 @@ class ShardWriter:
         return metadata
 
     def encode(self, sentences: list[str], batch_size: int = 256) -> Iterator[Sentence]:
-        """The ids of each sentence. An `array` needs four bytes per token; a list needs 36."""
+        """
+        Yields the ids of each sentence. An `array` needs four bytes per token, and a list needs up to 36.
+        """
         for start in range(0, len(sentences), batch_size):
             texts = sentences[start : start + batch_size]
             for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
@@ -189,7 +193,7 @@ class ShardWriter:
             yield ids[start : start + size]
 
     def make_table(self, pairs: list[SentencePair]) -> pa.Table:
-        """The pairs of one pass over the shard, as rows."""
+        """Returns the pairs of one pass over the shard, as rows of a table."""
         rows = pa.table(
             {
                 "tokens": pa.array([pair.input_ids for pair in pairs], pa.list_(self.ids_type)),
@@ -227,7 +231,7 @@ def end_with_parent() -> None:
     """
     ## In a worker process
 
-    Makes a worker process end when its parent process ends. A worker calls this first.
+    Makes a worker process end when its parent process ends. Each worker calls this function first.
     """
     # Ctrl-C in a terminal reaches all processes. Ignore it here: the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -35,7 +35,7 @@ class PairedText:
     ## Masked pairs of texts
 
     `lengths` are the sequence lengths of the training in tokens, shortest first. The held-out pairs have the
-    last of these lengths. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in
+    longest of these lengths. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in
     the original) or `whole-word` (dynamic, with all subwords of a word masked together). The text is made
     into pairs `dupe_factor` times, with different pairs each time.
 
@@ -71,8 +71,9 @@ class PairedText:
 
     def training_pairs(self, length: int, masking: str) -> PairBatches:
         """
-        The training pairs of one length. Their files are built once and kept in the folder for downloads,
-        where the next run with the same text, tokenizer and options finds them.
+        Returns batches of training pairs of one length. The files with the pairs are built once and kept in
+        the folder for downloads, where the next run with the same text, tokenizer and options finds these
+        files.
         """
         recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
@@ -89,7 +90,7 @@ class PairedText:
         return PairBatches(dataset, collator, self.batch_tokens // length, self.generator)
 
     def held_out_pairs(self, length: int) -> list[dict[str, Tensor]]:
-        """The held-out pairs in batches, with the same masks in every run."""
+        """Returns the held-out pairs in batches, with the same masks in every run."""
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
         rows = self.build(self.corpus.valid, f"{length}-held-out", arguments).with_format("arrow")
         collator = PairCollator(self.tokenizer, None, length, held_out_generator())
@@ -97,8 +98,8 @@ class PairedText:
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """
-        Builds the pairs, or finds them in their folder. Runs with different arguments or tokenizers use
-        different folders, so they can train at the same time.
+        Builds the pairs, or finds them in their folder. Runs with different texts, arguments or tokenizers
+        use different folders, so such runs can train at the same time.
         """
         recipe = json.dumps([self.tokenizer.to_str(), asdict(arguments)])
         digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
@@ -138,7 +139,7 @@ def pairs_folder(name: str) -> Path:
     """
     Creates a folder for pairs in the folder for downloads.
 
-    Raises `ValueError` if it isn't writable.
+    Raises `ValueError` if the folder isn't writable.
     """
     folder = cache_folder() / "pairs" / name
     try:

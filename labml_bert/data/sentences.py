@@ -5,8 +5,8 @@ Where does a sentence end? Next sentence prediction needs an answer for text in 
 uses only punctuation, and knows nothing about languages:
 
 - `.`, `!`, `?` and `…` end a sentence if whitespace follows;
-- `。`, `।` and similar marks always end one;
-- an empty line ends one. A single line break doesn't, because prose is wrapped.
+- `。`, `।` and similar marks always end a sentence;
+- an empty line ends a sentence. A single line break doesn't, because prose is often wrapped.
 
 Closing quotes and brackets stay with their sentence. The rule splits `e.g. this` in two, which does little
 harm here: the two parts follow each other, as sentences do.

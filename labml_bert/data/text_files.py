@@ -1,9 +1,9 @@
 r"""
 # Text files of any size
 
-How do you read text that is larger than memory? In chunks. Each chunk comes with the position of the next
-one, so a program that was stopped can continue there. The text is in UTF-8 files, which may be compressed, or
-in a streamed data set.
+How do you read text that is larger than memory? You read it in chunks. Each chunk comes with the position of
+the next one, so a program that was stopped can continue there. The text is in UTF-8 files, which may be
+compressed, or in a streamed data set.
 """
 
 import bz2
@@ -18,21 +18,22 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from labml_bert.data.corpora import visible_files
 from labml_bert.files import encoding_error
 
-# The size of a chunk, in bytes.
+# A chunk has at most this many bytes.
 CHUNK_SIZE = 4_000_000
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class Chunk(NamedTuple):
-    """A part of the text, and the position of the next part."""
+    """A chunk of text, and the position of the next chunk."""
 
     text: str
     next: tuple[int, int]
-    """For files: the number of the file and the offset in it, in bytes."""
+    """For files, the number of the file and the offset in bytes. For a data set, 0 and the number of the
+    row."""
 
 
-# A function that yields the text from a given position: the beginning or, to resume, the end of the last
-# block.
+# This is the type of a function that yields the text from a given position on. The position is the beginning
+# or, to resume, the end of the last block.
 ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
 
 
@@ -116,7 +117,7 @@ def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[
 
 
 def last_character(data: bytes) -> int:
-    """The index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
+    """Returns the index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
     return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
@@ -142,7 +143,7 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
         yield Chunk(row[column] + "\n\n", (0, number))
 
 
-# The size in bytes of the pieces that a sample takes from a large file.
+# A sample takes pieces of this many bytes from a large file.
 SAMPLE_PIECE = 100_000
 
 
@@ -160,7 +161,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     pieces, owed = [], 0.0
     for path in files:
         length = path.stat().st_size
-        # The number of bytes that the sample still lacks at the end of this file.
+        # This is the number of bytes that the sample still lacks at the end of this file.
         owed += length * ratio
         is_whole = ratio == 1 or length < SAMPLE_PIECE
         size = length if is_whole else SAMPLE_PIECE
@@ -174,7 +175,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
                 # The offset may be inside a line, or even inside a character, so skip to the next line.
                 if offset:
                     file.readline(1000)
-                # The size of a compressed file isn't that of its text.
+                # The text of a compressed file can be longer than the file, so read at least one piece of it.
                 most_of_it = max(size, SAMPLE_PIECE) if is_whole else size
                 pieces.append(file.read(most_of_it).decode("utf-8", "ignore"))
     return pieces

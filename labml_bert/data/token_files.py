@@ -3,7 +3,7 @@ r"""
 
 How do you train on more text than fits in memory? Tokenize it once and write the token ids to a file.
 Training then maps this file into memory, and the operating system reads only the parts that a batch needs.
-[`prepare.py`](../prepare.md) does the tokenizing. It writes a folder:
+[`prepare.py`](../prepare.md) tokenizes the text and writes a folder:
 
 | file | contents |
 |---|---|
@@ -11,10 +11,10 @@ Training then maps this file into memory, and the operating system reads only th
 | `tokenizer.json` | the tokenizer |
 | `blocks.jsonl` | a line with the settings, a line for each block of text, and a final line |
 
-The text is read only once, in blocks of four million characters. The line about a block is written after its
-ids have reached the disk. So if the program is killed, the next run continues after the last block that has a
-line. The line also holds the sha256 of the block's ids. This hash, that of the tokenizer, and a checksum of
-each line are checked whenever the folder is opened.
+The text is read only once, in blocks of at least four million characters. The line about a block is written
+after its ids have reached the disk. So if the program is killed, the next run continues after the last block
+that has a line. The line also holds the sha256 of the block's ids. Whenever the folder is opened, we check
+this hash, the hash of the tokenizer, and a checksum of each line.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ from labml_bert.files import (
 )
 
 TRAIN, VALID = "train.bin", "valid.bin"
-# The size of a block, in characters. Tokenizing a block takes about fifty times its size in memory.
+# A block has at least this many characters, except for the last one. Tokenizing it takes about fifty times
+# its size in memory.
 BLOCK_SIZE = 4_000_000
 # About this many bytes of the files are held out. With many more, every evaluation would take minutes.
 HELD_OUT_SIZE = 4_000_000
@@ -71,8 +72,8 @@ def is_held_out(text: str, fraction: float) -> bool:
     ## What is held out
 
     Whether a piece of text is held out. A hash of the piece decides, so an exact copy of a held-out piece is
-    held out too. For a small text, it's better to hold out whole documents, as `corpora.split_documents`
-    does. A piece here has about 10,000 characters, and the rest of its document is mostly training text.
+    held out too. A piece has about 10,000 characters, and the rest of its document is mostly training text.
+    For a small text, it's better to hold out whole documents, as `corpora.split_documents` does.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -83,7 +84,7 @@ def encode_block(
 ) -> tuple[bytes, bytes, int, int]:
     """
     Tokenizes the texts. Returns the ids of the training pieces and of the held-out pieces, as bytes, and the
-    numbers of characters of both. The `tokenizers` library uses all cores.
+    numbers of characters in each. The `tokenizers` library uses all cores.
     """
     typecode = id_type(tokenizer)[0]
     parts: tuple[list[str], list[str]] = ([], [])
@@ -97,7 +98,7 @@ def encode_block(
 
 
 def id_type(tokenizer: Tokenizer) -> tuple[str, torch.dtype]:
-    """The type of an id: its `array` typecode and its PyTorch dtype."""
+    """Returns the type of an id: its `array` typecode and its PyTorch dtype."""
     return ("H", torch.uint16) if tokenizer.get_vocab_size() <= 2**16 else ("i", torch.int32)
 
 
@@ -111,12 +112,12 @@ class Progress(NamedTuple):
     """Bytes up to the end of the last whole line. A killed process may have written half a line after it."""
 
 
-# In a finished folder, the last line of `blocks.jsonl` has this key, and the number of blocks.
+# In a finished folder, the last line of `blocks.jsonl` has this key, with the number of blocks as its value.
 FINISHED = "finished"
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a file can't be a leftover from a process that was killed before it wrote `blocks.jsonl`."""
+    """Whether a file is foreign: a process killed before it wrote `blocks.jsonl` can't have left it."""
     return name not in (".lock", "tokenizer.json") and not name.endswith(PART)
 
 
@@ -174,7 +175,7 @@ def write_token_files(
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
         if progress.settings != settings:
             raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
-        # In case it's damaged or gone.
+        # Write the tokenizer again, in case its file is damaged or gone.
         write_whole(folder / "tokenizer.json", json_text)
         itemsize = id_type(tokenizer)[1].itemsize
         if progress.blocks:
@@ -285,7 +286,8 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     """
     Opens a folder that `write_token_files` has finished.
 
-    Raises `ValueError` if it isn't finished, if a file is damaged, or if the text is too short.
+    Raises `ValueError` if it isn't finished, if a file is damaged, or if the text is too short to hold out
+    any of it.
     """
     progress = read_progress(folder)
     if progress is None or not progress.is_finished:

@@ -2,8 +2,9 @@ r"""
 # Text to numbers
 
 A model reads ids, not text. What should one id stand for: a character, a word, or part of a word? With
-characters, the vocabulary has about a hundred tokens and sequences are long. With words, it has thousands of
-tokens and sequences are short, but a new word has no id. Subwords are in between, and BERT uses them.
+characters, the vocabulary of an English text has about a hundred tokens, and sequences are long. With words,
+the vocabulary has thousands of tokens and sequences are short, but a new word has no id of its own. Subwords
+are in between, and BERT uses them.
 
 Each function here trains a `Tokenizer` of Hugging Face [tokenizers](https://huggingface.co/docs/tokenizers)
 on a text. A tokenizer is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
@@ -23,9 +24,9 @@ from torch import Tensor
 from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.files import make_folder
 
-# These names are from the original. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
+# These names are from the original code. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# In characters. A longer word is split before a vocabulary is learned.
+# A word with more characters than this is split before a vocabulary is learned.
 LONGEST_WORD = 1000
 
 
@@ -51,8 +52,8 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     ## Words
 
     A token is a lower-case word or a run of punctuation. The vocabulary has at most `vocab_size` tokens: the
-    most frequent of those that occur at least twice. Everything else becomes `[UNK]`. Spaces are lost, so
-    decoding puts one between any two tokens.
+    special tokens, and the most frequent of those that occur at least twice. Everything else becomes `[UNK]`.
+    Spaces are lost, so decoding puts a space between any two tokens.
 
     Raises `ValueError` if `vocab_size` leaves no room for a word.
     """
@@ -75,12 +76,12 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     ## Subwords
 
     A frequent word is one token, and a rare word is several: `un`, `##usual`. The `##` marks a subword that
-    continues a word. Single characters are subwords too, both at the start of a word and inside one if they
-    occur there. So `[UNK]` is rare.
+    continues a word. Each single character is a subword too, with or without the `##`, depending on where it
+    occurs in the text. So `[UNK]` is rare.
 
     `lowercase` also strips accents, as the uncased BERT does. It turns `für` into `fur`, and damages scripts
-    that write vowels as marks. Without it, all marks are kept. In both cases, as in every BERT, each Chinese
-    character is a word of its own, and zero-width joiners and non-joiners, which Persian and some Indic
+    that write vowels as marks. Without it, all marks are kept. In both cases, as in the original code, each
+    Chinese character is a word of its own. Zero-width joiners and non-joiners, which Persian and some Indic
     scripts use, are dropped. All of `texts` is held in memory, so pass a sample of a large corpus.
 
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
@@ -129,7 +130,9 @@ def add_cls_sep(tokenizer: Tokenizer) -> None:
 
 
 def untrained_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
-    """A WordPiece tokenizer with this vocabulary that splits text into words as the original does."""
+    """
+    Returns a WordPiece tokenizer with this vocabulary. It splits text into words as the original code does.
+    """
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
@@ -160,15 +163,15 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     Concatenates the documents, with an empty line after each. Returns a one-dimensional int64 tensor.
     """
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping of offsets
-    # small. Each piece ends at a line end or at a space if there is one, so no word is cut.
+    # small. Each piece ends at a line end or at a space if one is near, so words are hardly ever cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
-    The ids of each text, without special tokens. If a text contains the characters `[MASK]`, they are text,
-    not a mask.
+    Returns the ids of each text, without special tokens. If a text contains the characters `[MASK]`, they are
+    text, not a mask.
     """
     setting = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
@@ -210,7 +213,7 @@ def silent_panics() -> Iterator[None]:
 
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
-    Reads a `tokenizer.json`. `vocab_size` is that of the model that uses the tokenizer.
+    Reads a `tokenizer.json`. `vocab_size` is the vocabulary size of the model that uses the tokenizer.
 
     Raises `ValueError` if the file is missing or damaged, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`,
     or doesn't have `vocab_size` tokens.
@@ -236,7 +239,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             )
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # The library raises bare `Exception`, and panics are not even that.
+    except BaseException as error:  # The library raises bare `Exception`, and a panic isn't even one.
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
@@ -254,7 +257,8 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
     Raises `ValueError` if the run in `folder` was started with a different tokenizer, because the rows of its
-    embeddings would belong to the wrong tokens. Accepts a damaged file, because it will be written again.
+    embeddings would belong to the wrong tokens. Accepts a damaged or missing file, because the file will be
+    written again.
     """
     try:
         before = parse_json(read_checked(folder / "tokenizer.json"))
@@ -272,9 +276,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     ## For `transformers` too
 
     Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece also `vocab.txt`, with one subword
-    per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids. It loads a WordPiece tokenizer
-    as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in `tokenizer_config.json`.
-    `settings` are added to `tokenizer_config.json`.
+    per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids as `tokenizer`. It loads a
+    WordPiece tokenizer as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in
+    `tokenizer_config.json`. `settings` are added to `tokenizer_config.json`.
     """
     make_folder(folder)
     write_checked(folder / "tokenizer.json", tokenizer.to_str(pretty=True))

@@ -4,9 +4,9 @@ r"""
 Where do the rows of a batch come from? The text is one long row of tokens, and each row of the batch is a
 window of it that starts at a random token.
 
-The position embeddings are easy to forget. If short sequences always used positions 0 to 15, the embeddings
-of the other positions would still be random when the sequences get longer. So each window also gets a random
-offset $o$, and all positions are trained from the first step:
+The position embeddings are easy to forget. If sequences of 16 tokens always used positions 0 to 15, the
+embeddings of the other positions would still be random when the sequences get longer. So each window also
+gets a random offset $o$, and all positions are trained from the first step:
 
 $$p_t = o + t, \qquad o \sim \operatorname{Uniform}\{0, \dots, T_{\text{max}} - T\}$$
 
@@ -35,8 +35,8 @@ def random_windows(
 ) -> Batch:
     """
     Draws `B` windows of `T` tokens from one long row of tokens. All randomness comes from `generator`, so its
-    state says where we are in the data. If you save this state in a checkpoint, a resumed run continues with
-    the same windows.
+    state determines which windows come next. If you save this state in a checkpoint, a resumed run continues
+    with the same windows.
     """
     start = torch.randint(len(token_ids) - T + 1, (B, 1), generator=generator)  # (B, 1)
     offset = torch.randint(max_position_embeddings - T + 1, (B, 1), generator=generator)  # (B, 1)
@@ -47,7 +47,7 @@ def random_windows(
 def put_cls_sep(input_ids: Tensor, cls_sep: tuple[int, int] | None) -> Tensor:
     """
     Replaces the first token of each row, `(B, T)`, with `[CLS]` and the last with `[SEP]`, so the length
-    stays the same. `cls_sep` contains the ids of both. If it is `None`, returns `input_ids` itself.
+    stays the same. `cls_sep` contains the two ids. If `cls_sep` is `None`, returns `input_ids` itself.
     """
     if cls_sep is None:
         return input_ids

@@ -2,9 +2,9 @@
 # What surrounds an experiment
 
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
-Everything else is here: the run's folder, the header, the progress line and tracking. At the end come the
-result, a model that `fill_mask` and `transformers` can load, and a record. Bad input is rejected before
-anything is written."""
+Everything else is here: the run's folder, the header, the progress line and tracking. At the end, a run
+prints its result and saves a model that `fill_mask` and `transformers` can load. With `--record`, it also
+writes a record. Bad input is rejected before anything is written."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ from labml_bert.training.trainer import Report, Step, Trainer
 
 
 class PreparedText(Protocol):
-    """What `MaskedText` and `PairedText` have in common."""
+    """The attributes and methods that `MaskedText` and `PairedText` share."""
 
     tokenizer: Tokenizer
     generator: torch.Generator
@@ -88,15 +88,16 @@ class Run:
     """
     ## One run
 
-    The script draws its batches with the random `generator` and trains on `device`; the options determine
-    both. If `is_alone` is true, the run ignores the other processes that `torchrun` has started.
+    The script draws its batches with the random `generator` and trains on `device`. The options determine the
+    seed and the device. If `is_alone` is true, the run ignores the other processes that `torchrun` has
+    started.
 
     Raises `ValueError` if a value is out of range, if the device isn't available, or if the record can't be
     written.
     """
 
     def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
-        # `user_options` is what the user asked for. In `options`, a script may fill in missing values.
+        # `user_options` keeps the user's options. A script may fill in missing values in `options`.
         self.user_options = self.options = options
         self.experiment = experiment
         self.start_time = time.monotonic()
@@ -113,7 +114,7 @@ class Run:
         self.path: Path | None = None
         self.is_resumable = True
         self.default_threads = torch.get_num_threads()
-        # Listeners for a program that runs an experiment. They replace tracking and the progress line.
+        # A program that runs an experiment can set listeners. They replace tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
@@ -121,7 +122,7 @@ class Run:
 
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
-        """Runs the block in rank zero first, so that the other processes find what it has written to disk."""
+        """Runs the block in rank zero first. The other processes find what rank zero has written to disk."""
         with console.status("reading the text"), rank_zero_first():
             yield
 
@@ -137,10 +138,10 @@ class Run:
         """
         Creates the trainer for `model`, resumes the run if the options say so, and starts tracking. Prints
         the header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the
-        sha256 of every other text that the result depends on.
+        sha256 of each text besides the corpus that the result depends on.
 
-        Raises `ValueError` if a step has fewer rows than micro-batches, if the folder isn't writable, or if
-        the run can't be resumed.
+        Raises `ValueError` if a step has fewer rows than micro-batches, if the run's folder isn't writable,
+        or if the run can't be resumed.
         """
         options = self.options
         arguments = arguments or options.training_arguments()
@@ -169,7 +170,7 @@ class Run:
             self.start_time -= trainer.seconds
         self.set_threads(trainer)
         self.path = path
-        # From now on, the loop stops the run if nobody reads its output.
+        # From now on, the loop saves and stops the run if nobody reads the output.
         console.keeps_running = True
         if rank() == 0:
             write_checked(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
@@ -178,7 +179,7 @@ class Run:
         trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
             if options.resume:
-                # This line makes `read_metrics` ignore the steps that the run is about to repeat.
+                # After this line of metrics, `read_metrics` ignores older values of the steps to be repeated.
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())
@@ -187,9 +188,9 @@ class Run:
 
     def set_threads(self, trainer: Trainer) -> None:
         """
-        Sets the number of threads until the end of the run. A number in `--threads` comes first. Otherwise, a
-        resumed run uses as many threads as before, and a new run with `auto` times several numbers of threads
-        and uses the fastest.
+        Sets the number of threads until the end of the run. A number in `--threads` takes precedence.
+        Otherwise, a resumed run uses as many threads as before. A new run with `auto` on a CPU times several
+        numbers of threads and uses the fastest.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}
@@ -202,7 +203,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Make this call even if the number doesn't change: PyTorch's default may behave differently.
+        # Set the number even if it doesn't change, because PyTorch's default may behave differently.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -230,7 +231,7 @@ class Run:
         results_table(text.baselines)
 
     def describe_threads(self) -> dict[str, str]:
-        """The header's row with what `--threads auto` measured and chose, or nothing if it wasn't used."""
+        """Returns the header's row with the result of `--threads auto`, or no row without `auto`."""
         speeds = [f"{n}: {self.text.batch_tokens / s:,.0f}" for n, s in self.seconds_per_step.items()]
         return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
@@ -246,11 +247,11 @@ class Run:
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
         self.progress.show(report, tokens_per_second)
         if console.quiet:
-            # Nobody reads the output anymore. Stop the loop as Ctrl-C does, so that it saves the run.
+            # Nobody reads the output anymore. Stop the loop as Ctrl-C does, so that the run is saved.
             self.current_trainer.stop_signal = signal.SIGINT
 
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
-        """Records the result of an evaluation during training, and prints it at a milestone."""
+        """Records the result of an evaluation during training, and prints the result at a milestone."""
         step.evaluation = evaluation
         if step.at_milestone:
             console.print(
@@ -260,7 +261,7 @@ class Run:
 
     @torch.no_grad()
     def show_predictions(self, input_ids: Tensor, labels: Tensor) -> None:
-        """Prints what the model predicts at the masked positions of a few rows `(B, T)`."""
+        """Prints the model's predictions at the masked positions. `input_ids` and `labels` are `(B, T)`."""
         self.model.eval()
         with self.current_trainer.autocast():
             predictions = self.model(input_ids.to(self.device)).logits.argmax(-1).cpu()
@@ -285,9 +286,9 @@ class Run:
         conclusion: Callable[[dict[str, float]], str] | None = None,
     ) -> None:
         """
-        Evaluates, saves the model and the tokenizer in the format of `transformers`, prints the result and
-        how to use the model, and writes the record if the options ask for one. Only rank zero does this; the
-        other processes return at once.
+        Evaluates the model and saves it, with the tokenizer, in the format of `transformers`. Prints the
+        result and how to use the model, and writes a record if the options ask for one. Only rank zero does
+        this work. The other processes disconnect and return.
         """
         trainer, text, options = self.current_trainer, self.text, self.options
         trainer.parallel = trainer.model
@@ -303,7 +304,7 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
         write_pretraining_card(self.path / "model", script, self.describe(result))
-        # The evaluations during the run used only part of the held-out text.
+        # The evaluations during the run used only part of the held-out text, so track this one too.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})
         self.resources.close()
 
@@ -316,7 +317,7 @@ class Run:
             console.print(f"  record      {display_path(options.record)}")
         console.print(f"  run         {display_path(self.path)}")
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
-        # By default, `fill_mask` takes the newest run under logs/. That's this one, unless it's elsewhere.
+        # By default, `fill_mask` takes the newest run under logs/. If this run is elsewhere, name it.
         is_default = self.path.parent.parent == Path("logs")
         options_of_run = [] if is_default else [f"--run {quote(display_path(self.path))}"]
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
@@ -327,7 +328,7 @@ class Run:
         """
         ## The record
 
-        The result, with everything that you need to check or repeat it. Pages and charts use these records.
+        Returns the result, with what you need to check or repeat it. Pages and charts use these records.
         """
         assert self.path is not None
         precision = self.current_trainer.precision
@@ -342,7 +343,7 @@ class Run:
     def arguments(self) -> list[str]:
         """The options that change the result and differ from their defaults, as command-line arguments."""
         user_options, text = self.user_options, self.text
-        # Record the name of the text and not its path, which is useless on another machine.
+        # Record the text's name and not its path, because another machine may not have that path.
         non_defaults = {
             f.name: text.corpus.name if f.name == "corpus" else getattr(user_options, f.name)
             for f in fields(user_options)
@@ -355,7 +356,7 @@ class Run:
         ]
 
     def describe(self, result: dict[str, float]) -> dict[str, Any]:
-        """What the record and the model card say about the run and its result."""
+        """Describes the run and its result for the record and the model card."""
         text, trainer = self.text, self.current_trainer
         return {
             "configuration": {**self.configuration, "corpus": text.corpus.name},
@@ -380,7 +381,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
     """
     Creates the folder `runs/experiment/time`.
 
-    Raises `ValueError` if that fails.
+    Raises `ValueError` if the folder can't be created.
     """
     base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
     path, n = base, 1
@@ -403,10 +404,10 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder for this process until the end of the `with` block.
+    Locks the run's folder for this process until the end of the `with` block. Also deletes partial files.
 
-    Raises `ValueError` if another process is training in it, or if it isn't writable. Raises `OSError` if a
-    file that the run would write to is a link.
+    Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
+    `OSError` if a file that the run would write to is a link.
     """
     for name in (".lock", METRICS):
         check_own(run_path / name)

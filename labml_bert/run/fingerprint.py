@@ -1,18 +1,18 @@
 """
 # Does the current code still give this result?
 
-A record is up to date if the current code reproduces its run, however old the record is. Repeating three
-minutes of training for every record would take hours, and a different processor would round differently. So
-each record has a *fingerprint*: the loss of each step and the final evaluation of a short run with the same
-configuration (a few dozen steps in float32 on one thread). The schedule is compressed into these steps, so
-the run goes through every stage.
+A record is up to date if the current code reproduces its run, however old the record is. Repeating every
+recorded run would take hours, and a different processor would round differently. So the record of a training
+run has a *fingerprint* from a short run with the same configuration: a few dozen steps in float32 on one
+thread. The fingerprint consists of the loss of each step and the final evaluation. The schedule is compressed
+into these steps, so the short run goes through every stage.
 
     python -m labml_bert.run.fingerprint                # checks all records in docs/runs
     python -m labml_bert.run.fingerprint mlm_tiny       # checks one
 
-On the same processor with the same versions, the losses must be equal bit for bit. Elsewhere they must agree
-within a tolerance. A change to the code that matters shows up in the first steps, as a different mask,
-initial weight or learning rate."""
+On the same processor with the same versions, the losses must be equal bit for bit. Elsewhere, they must agree
+within a tolerance. A code change that matters usually shows up in the first steps, for example as a different
+mask, initial weight or learning rate."""
 
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
@@ -44,8 +44,8 @@ from labml_bert.training.trainer import Report, Step
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "runs"
 STEPS = 32
-# In nats, between two processors or versions. Rounding changes the losses of the first steps by less than
-# 1e-5; different random numbers change them by more than 1e-2.
+# Losses from two processors or versions may differ by this many nats. Rounding changes the losses of the
+# first steps by less than 1e-5, and different random numbers change them by more than 1e-2.
 TOLERANCE = 1e-3
 
 Fingerprint = dict[str, Any]
@@ -97,8 +97,8 @@ def take_fingerprint(
 
 def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:
     """
-    Builds a fingerprint from its parts. JSON has no NaN and no infinity, so they become `None`. The
-    evaluation is rounded to six decimals, as in a record.
+    Builds a fingerprint from the losses and the evaluation. JSON has no NaN and no infinity, so these values
+    become `None`. The evaluation is rounded to six decimals, as in a record.
     """
     return {
         "steps": len(losses),
@@ -110,8 +110,8 @@ def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Finge
 
 def machine() -> dict[str, Any]:
     """
-    What determines the last bits of a result: the processor, its vector instructions, and the versions.
-    Processors with the same name can have different instructions.
+    Returns what determines the last bits of a result: the processor, its vector instructions, and the
+    versions. Processors with the same name can have different instructions.
     """
     name = hardware(torch.device("cpu"), "float32")["name"]
     instructions = torch.backends.cpu.get_cpu_capability()
@@ -131,7 +131,7 @@ def single_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Prints nothing in the block."""
+    """Silences the console in the block."""
     before, console.quiet = console.quiet, True
     try:
         yield
@@ -184,9 +184,10 @@ def load_script(experiment: str) -> ModuleType:
 
 def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns the functions that take a record's fingerprints, by name. An experiment with its own loop, or with
-    several runs in one record, defines `fingerprints(record)`, which returns them. For any other experiment,
-    one function runs `main`; for a record about a trained model, that's the `main` that trained it.
+    Returns the functions that take a record's fingerprints, by name. If an experiment has several runs in one
+    record, or doesn't train with `main(run, options)`, its script defines `fingerprints(record)`, which
+    returns these functions. For any other experiment, one function runs `main`. If the record is about a
+    trained model, this is the `main` that trained the model.
     """
     script = load_script(record["experiment"])
     if hasattr(script, "fingerprints"):
@@ -204,11 +205,11 @@ def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprin
 
 def explain_skip(record: dict[str, Any], part: str) -> str:
     """
-    Says why this machine can't check the fingerprint `part` of a record, for example because it lacks the
-    text; empty if it can.
+    Says why this machine can't check the fingerprint `part` of a record, for example because the machine
+    lacks the text. Returns an empty string if the machine can check it.
     """
     corpus = record.get("corpus", {})
-    # The record of a claim has no corpus of its own: each of its arms may name one.
+    # The record of a claim has no corpus of its own, but each arm of the claim may name one.
     arm = record.get("claim", {}).get("arms", {}).get(part, {})
     name = arm.get("corpus", corpus.get("name", "python-docs"))
     if name.startswith("python-") and "sha256" not in corpus:
@@ -228,7 +229,7 @@ def explain_skip(record: dict[str, Any], part: str) -> str:
 
 def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
-    Yields the records in `docs/runs`, or only those in `names`, such as `mlm_tiny` or `claims/head`.
+    Yields each record in `docs/runs` with its path, or only those in `names`, such as `claims/head`.
 
     Raises `ValueError` if there is no record with one of the names, or if a record isn't JSON.
     """
@@ -244,8 +245,8 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 def main(argv: list[str] | None = None) -> None:
     """
     Checks the fingerprints of the records named on the command line, or of all records. `--write` also saves
-    the date of each successful check, and takes missing fingerprints, which are valid only for a record that
-    the current code has just produced.
+    the date of each successful check, and takes missing fingerprints. A new fingerprint is valid only if the
+    current code has produced the record.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     is_writing = "--write" in words

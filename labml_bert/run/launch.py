@@ -25,10 +25,10 @@ def launch(
     main: Callable[[Run, OptionsType], None], options_type: type[OptionsType], argv: list[str] | None = None
 ) -> None:
     """
-    Calls `main(run, options)`. Bad input prints one line and exits with code 2. If you stop the run, it
+    Calls `main(run, options)`. On bad input, prints one line and exits with code 2. If you stop the run,
     prints how to resume it.
     """
-    # Don't use `inspect` here: in a notebook, it finds a temporary file.
+    # In a notebook, `inspect` would find a temporary file here, so use `__file__`.
     experiment = Path(main.__globals__["__file__"]).stem
     description = inspect.cleandoc(main.__doc__ or "")
     with exit_on_bad_input():
@@ -41,7 +41,7 @@ def launch(
             record = json.loads(options.record.read_text("utf-8"))
             # A script that puts several runs into one record defines how to take their fingerprints.
             several = main.__globals__.get("fingerprints")
-            # The record has only the name of the text, but a fingerprint needs its path.
+            # The record has only the name of the text, but a fingerprint needs the path.
             configuration = {**record["configuration"], "corpus": options.corpus}
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single

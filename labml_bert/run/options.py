@@ -2,9 +2,9 @@
 # The options of a run
 
 The options of an experiment are a dataclass. Each field is a command-line option, and the field's value is
-the option's default. The docstring below the field gives the reason for the value, and is also the `--help`
-text. [tyro](https://github.com/brentyi/tyro) reads them all, so each value and its reason are written only
-once, in the script that uses them."""
+the option's default. The docstring below the field explains the value, and is also the `--help` text.
+[tyro](https://github.com/brentyi/tyro) reads the fields and the docstrings. So each value and its explanation
+are written only once, in the script that uses the value."""
 
 import contextlib
 import io
@@ -28,7 +28,8 @@ from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
-# Marks an option that doesn't change the result. You may change it when you resume a run.
+# This marks an option that changes the result through rounding and dropout at most. You may change such an
+# option when you resume a run.
 OPERATIONAL: Any = {"operational": True}
 
 
@@ -37,9 +38,9 @@ class RunOptions:
     """
     ## The options of every run
 
-    An experiment adds its own fields. A field with the same name as one of `TrainingArguments` or
-    `BertConfig` sets that one. All fields change the result, except for those marked as operational. The
-    fields that change the result are saved with the run, which you can resume only with the same values."""
+    An experiment adds its own fields. A field with the same name as a field of `TrainingArguments` or
+    `BertConfig` sets that field. All fields change the result, except for those marked as operational. The
+    fields that change the result are saved with the run. You can resume it only with the same values."""
 
     corpus: str = "python-docs"
     """Text to train on: python-docs, python-source, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file,
@@ -87,8 +88,8 @@ class RunOptions:
 
     def model_config(self, **sizes: int) -> BertConfig:
         """
-        The model's configuration, from `sizes` and the options that are named as in `BertConfig`. The dropout
-        probability is the same everywhere.
+        The model's configuration, from `sizes` and the options that are named as in `BertConfig`. Attention
+        weights have the same dropout probability as hidden states.
 
         Raises `ValueError` if no model can have these sizes.
         """
@@ -135,7 +136,7 @@ def parse_options(
     if options.resume is not None:
         state = load_checkpoint(options.resume)[0]
         saved = restore_options(options_type(), state["configuration"], experiment, options.resume)
-        # Older checkpoints don't have it.
+        # Older checkpoints don't have this number.
         if count := state.get("gradient_accumulation_steps"):
             saved = replace(saved, gradient_accumulation_steps=count)
         options = parse(options_type, saved, "", argv)
@@ -165,7 +166,7 @@ def restore_options(
     names = defaults.configuration().keys() & values.keys()
     for name in names:
         choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
-        # Python takes `True` for an integer.
+        # In Python, `True` is also an `int`.
         is_flag = isinstance(values[name], bool) and kinds[name] is not bool
         if is_flag or (values[name] not in choices if choices else not isinstance(values[name], kinds[name])):
             raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
@@ -191,7 +192,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
         if end.code == 0:
             raise
         lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:]]
-        # A horizontal rule ends the message. In an ASCII terminal, there is also one before it.
+        # A horizontal rule ends the message. In an ASCII terminal, a rule also starts the message.
         rules = [i for i, line in enumerate(lines) if line and not line.strip("─-")]
         first = 1 if rules[:1] == [0] else 0
         last = next((i for i in rules if i >= first), len(lines))
@@ -205,8 +206,8 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
 
 def resume_options(options: RunOptions) -> list[str]:
     """
-    The options that you need to repeat when you resume a run, as command-line arguments: those that a run
-    doesn't save and that differ from their defaults.
+    Returns the options that you need to repeat when you resume a run, as command-line arguments. A run
+    doesn't save these options, and they differ from their defaults.
     """
     words = []
     for option in fields(options):
@@ -218,7 +219,7 @@ def resume_options(options: RunOptions) -> list[str]:
 
 
 def usage_error(message: str) -> NoReturn:
-    """Ends the program. All processes parse the same command line, so only rank zero prints."""
+    """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
     if rank() == 0:
         print_error(f"{message}; see --help")
     raise SystemExit(2)

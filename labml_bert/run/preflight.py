@@ -1,9 +1,9 @@
 """
 # Before PyTorch is loaded
 
-What if a package is missing? Every experiment imports this module first, and it tells you in one line which
-packages are missing and how to install them. The module itself needs only Python. PyTorch takes seconds to
-load, and Ctrl-C during that time also prints one line instead of a traceback.
+What if a package is missing? Every experiment imports this module first. The module tells you in one line
+which packages are missing and how to install them. It needs only Python itself. Loading PyTorch takes
+seconds, and Ctrl-C during that time also prints one line instead of a traceback.
 """
 
 import os
@@ -13,7 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from types import FrameType
 
-# The same dependencies as in pyproject.toml: a clone that isn't installed has no metadata to read them from.
+# pyproject.toml lists the same packages, but a clone that isn't installed has no metadata to read.
 REQUIRED = (
     "torch",
     "labml",
@@ -29,7 +29,7 @@ REQUIRED = (
 )
 
 
-# If stdout or stderr is closed, the next file to be opened gets its number, and C code prints to it.
+# If stdout or stderr is closed, the next opened file gets its number, and C code would print to that file.
 for number in (0, 1, 2):
     try:
         os.fstat(number)
@@ -38,13 +38,13 @@ for number in (0, 1, 2):
 if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
-# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing or wraps forever. It also
+# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing or wraps forever. Rich also
 # accepts a character such as ² as a digit, and then raises an error.
 columns = os.environ.get("COLUMNS", "")
 if not columns.isdecimal() or int(columns) < 20:
     os.environ.pop("COLUMNS", None)
 
-# A shell started by a `torchrun` job may have inherited this variable, but not `RANK`.
+# A shell started by a `torchrun` job may have inherited `TORCHELASTIC_RUN_ID`, but not `RANK`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
 
@@ -56,7 +56,7 @@ except OSError:
     raise SystemExit(2) from None
 
 try:
-    # PyTorch asks for this folder when it's imported.
+    # PyTorch asks for the temporary folder when it's imported.
     tempfile.gettempdir()
 except OSError as error:
     print(f"error: {error.strerror}; free some space on the disk", file=sys.stderr)
@@ -73,7 +73,7 @@ try:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop_before_it_began)
 except ValueError:
-    # Only the main thread may set a handler.
+    # Only the main thread may set a signal handler.
     pass
 
 if missing := [name for name in REQUIRED if find_spec(name) is None]:

@@ -1,8 +1,8 @@
 """
 # Where does this result come from?
 
-You can check or repeat a result only if you know its command, versions and machine. Each experiment writes
-its result as JSON, and all of these files start with the same entries.
+You can check or repeat a result only if you know its command, versions and machine. An experiment can write
+its result as a JSON file. All of these files start with the same entries.
 """
 
 import json
@@ -47,7 +47,7 @@ def check_record(path: Path) -> None:
 
 def is_record(path: Path) -> bool:
     """
-    Whether a file starts like a record. The rest isn't read, because the file may be a corpus of any size.
+    Whether a file starts like a record. The rest of the file isn't read: it may be a corpus of any size.
 
     Raises `OSError` if the file can't be read.
     """
@@ -63,8 +63,8 @@ def describe_run(
     ## The start of every record
 
     Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
-    script under `experiments`, without `.py`; `words` are its arguments on the command line. `precision`
-    defaults to the fastest on the device.
+    script under `experiments`, without `.py`. `words` are the script's arguments on the command line. By
+    default, `choose_precision` chooses the `precision`.
     """
     precision = precision or choose_precision(device)
     return {
@@ -79,7 +79,7 @@ def describe_run(
 def clean_arguments(argv: list[str] | None) -> list[str]:
     """
     The arguments of a valid command line, without `--record FILE`. The path of a corpus is shortened to its
-    last part, because its folders may differ on another machine.
+    last part, because another machine may have different folders.
     """
     arguments = iter(sys.argv[1:] if argv is None else argv)
     words = []
@@ -103,7 +103,7 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def average_losses(losses: list[float], points: int = 20) -> list[float]:
-    """Returns the means of `points` equal parts of `losses`, or all losses if there are fewer."""
+    """Returns the means of `points` equal parts of `losses`, or all losses if that is fewer."""
     points = min(points, len(losses))
     edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
     return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]
@@ -139,7 +139,7 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def origin() -> dict[str, str | None]:
-    """Today's date, and the commit of the code if git knows it."""
+    """Today's date in UTC, and the commit of the code if git knows it."""
     try:
         command = ["git", "rev-parse", "HEAD"]
         git = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)

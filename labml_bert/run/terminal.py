@@ -3,7 +3,7 @@
 
 What should a training run print? At the start, it prints what it will do and the baselines to beat. During
 training, it prints its progress and some of the model's predictions. At the end, it prints the result and
-what to try next. Everything fits in 80 columns. If the output isn't a terminal, plain lines replace the
+what to try next. The layout is made for 80 columns. If the output isn't a terminal, plain lines replace the
 progress bar.
 """
 
@@ -45,7 +45,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
 
-# The remedy for an `OSError`, by its `errno`.
+# The message of an `OSError` ends with the remedy for its `errno`.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -67,10 +67,10 @@ def exit_on_bad_input() -> Iterator[None]:
     """
     ## Bad input
 
-    Bad input raises `ValueError` before anything is written, and an operating system error raises
-    `OSError`. In this block, either error prints one line and ends the program with exit code 2.
+    Bad input raises `ValueError` before anything is written. An operating system error raises `OSError`. In
+    this block, either error prints one line and ends the program with exit code 2.
     """
-    # Don't import the module here: that would change how other programs handle Ctrl-C.
+    # Don't import `preflight` here, because that would change what Ctrl-C does in other programs.
     preflight = sys.modules.get("labml_bert.run.preflight")
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
@@ -84,7 +84,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
-        # A tokenizer from elsewhere raises one of these if it can't encode a text.
+        # A tokenizer from elsewhere raises `Exception` or `PanicException` if it can't encode a text.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         fail(f"the program or a library failed: {error}")
@@ -97,10 +97,10 @@ def exit_cleanly(
     """
     ## When a run ends early
 
-    As long as `find_path` returns `None`, nothing has been written, and bad input is handled as above. After
-    that, a run that you stop prints how to resume it, with `resume_options`, if it has saved a checkpoint and
-    `is_resumable` returns true. A loss that isn't finite or a full disk prints one line. Everything saved so
-    far is kept."""
+    As long as `find_path` returns `None`, nothing has been written, and bad input ends the program as above.
+    After that, if you stop a run with a checkpoint and `is_resumable` returns true, the block prints how to
+    resume the run with `resume_options`. A loss that isn't finite or a full disk prints one line. Everything
+    saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
@@ -150,7 +150,7 @@ def print_last(text: str) -> None:
     """Prints how a run ended. If nobody reads the output, the text goes to stderr as one line."""
     console.print(text)
     if console.quiet or sys.stdout is None:
-        # Don't use `print`: text that stays in its buffer would change the exit code.
+        # Don't use `print`, because text that stays in its buffer would change the exit code.
         with contextlib.suppress(OSError):
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
 
@@ -171,14 +171,14 @@ class OneLineParser(argparse.ArgumentParser):
         self.register("type", Path, path_with_name)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program. All processes parse the same command line, so only rank zero prints."""
+        """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
         if rank() == 0:
             print_error(f"{message}; see --help")
         raise SystemExit(2)
 
 
 def fail(reason: object) -> NoReturn:
-    """Ends the program with exit code 2 and one line, which the first process that fails prints."""
+    """Ends the program with exit code 2. The first process that fails prints the reason in one line."""
     if is_first_to_fail():
         remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
         print_error("; ".join(filter(None, (explain(reason), remedy))))
@@ -186,7 +186,7 @@ def fail(reason: object) -> NoReturn:
 
 
 def explain(reason: object) -> str:
-    """Describes an error in one line. An `OSError` includes the name of its file."""
+    """Describes an error in one line. The line for an `OSError` includes its file name."""
     if isinstance(reason, OSError) and reason.strerror and reason.filename:
         return f"{reason.strerror} ({reason.filename})"
     return " ".join(str(reason).splitlines())
@@ -196,7 +196,7 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
     """
     Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have more than
     2^63 bytes. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. Any other
-    `RuntimeError` is a bug of ours, or says only that another process has ended.
+    `RuntimeError` comes from a bug in our code, or says only that another process has ended.
     """
     if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
@@ -211,8 +211,8 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
 
 
 def command(*words: str) -> str:
-    """A command line that runs this Python. You can paste it into a shell."""
-    # Don't resolve links: the interpreter of a virtual environment is a link to another one.
+    """Returns a command line for this Python that you can paste into a shell."""
+    # Don't resolve links: the interpreter of a virtual environment is a link to another interpreter.
     name = "python" if IS_WINDOWS else "python3"
     python = sys.executable if sys.prefix != sys.base_prefix else name
     # On Windows, Python may be on a different drive, and then there is no relative path.
@@ -235,7 +235,7 @@ def header(title: str, rows: dict[str, str]) -> None:
 
 
 def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> None:
-    """Prints the baselines, and below them the model's own result, if there is one yet."""
+    """Prints the baselines and, if the model has a result, that result below them."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("held-out text" if ours else "baselines to beat", min_width=30)
     table.add_column("loss (nats)", justify="right")
@@ -250,12 +250,12 @@ def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> No
 
 class Bar(Progress):
     """
-    A progress bar that leaves a few columns free. On Ctrl-C, terminals print `^C` there. If the line were
-    full, it would wrap, and the bar would be drawn twice.
+    A progress bar that leaves a few columns free. On Ctrl-C, terminals print `^C` there. If the bar filled
+    the line, `^C` would make the line wrap, and the bar would be drawn twice.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The bar, eight columns narrower than the terminal."""
+        """Yields the bar, eight columns narrower than the terminal."""
         yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
 
 
@@ -263,7 +263,7 @@ class ProgressLine:
     """
     ## Progress
 
-    A progress bar in a terminal; otherwise a line every ten seconds.
+    Shows progress as a bar in a terminal, and otherwise as a line every ten seconds.
     """
 
     def __init__(self, minutes: float | None):
@@ -314,12 +314,12 @@ def filled_lines(
     """
     ## What the model predicts
 
-    Three lines for one row of tokens: the text with gaps at the masked tokens, the model's predictions below
-    the gaps, and a symbol below each prediction. Right and wrong predictions differ in their symbol and in
-    their color. `input_ids`, `labels` and `guesses` are `(T,)`.
+    Returns three lines for one row of tokens: the text with gaps at the masked tokens, the model's
+    predictions below the gaps, and a symbol below each prediction. Right and wrong predictions differ in
+    symbol and color. `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
-    # A character tokenizer keeps the spaces of the text; the others lose them.
+    # A character tokenizer keeps the spaces of the text. Other tokenizers lose them.
     loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
@@ -345,9 +345,9 @@ def filled_lines(
 
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
-    A line of the text with its middle word masked. For a character model, or if the line has fewer than four
-    words, only one character is masked. The line fits into a model with `longest` positions, because every
-    token has at least one character. If the text is blank, the line is only `[MASK]`.
+    Returns a line of `texts` with its middle word masked. For a character model, or if the line has fewer
+    than four words, only one character is masked. The line has few enough characters for `longest` positions,
+    because every token has at least one character. If the text is blank, the line is only `[MASK]`.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
@@ -357,7 +357,7 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
         return "[MASK]"
     # Leave room for [CLS] and [SEP], and keep the text short enough for one line of the terminal.
     most = min(60, longest - 2)
-    # Prefer a line without punctuation, some of which the shell would interpret, and without digits.
+    # Prefer a line without digits and punctuation. The shell would interpret some punctuation.
     special = {*string.punctuation, *string.digits}
     candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
     line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]

@@ -2,11 +2,12 @@
 # How many threads?
 
 On an idle machine, several threads usually train faster than one. If other programs use the same cores, each
-step waits for the slowest thread, and one thread can be faster. Small models lose too: splitting a small
-matmul takes longer than computing it. The only way to know is to try, so `--threads auto` times a few steps.
+step waits for the slowest thread, and one thread can be faster. One thread can also be faster for a small
+model, because splitting a small matmul can take longer than computing it. So `--threads auto` times a few
+steps to find the best number.
 
-The number of threads determines the order of additions, and so the last bits of a result. That's why
-checkpoints contain the number of threads, and a resumed run keeps it.
+The number of threads determines the order of additions, and with it the last bits of a result. So checkpoints
+contain the number of threads, and a resumed run keeps it.
 """
 
 import copy
@@ -28,7 +29,7 @@ def read_threads(value: str) -> int | None:
     """
     Returns the number of threads that `--threads` names, or `None` for `auto` and `default`.
 
-    Raises `ValueError` if `value` is none of these, or if the number isn't from 1 to 1,024.
+    Raises `ValueError` if `value` is neither `auto` nor `default` nor a number from 1 to 1,024.
     """
     if value in ("auto", "default"):
         return None
@@ -63,7 +64,7 @@ def time_threads(
         with torch.random.fork_rng(devices=[]):
             batch = draw_batch()
             trainer = Trainer(copy.deepcopy(model), arguments, generator, torch.device("cpu"), precision)
-            # At a learning rate of 0, a step takes as long as any other, but the loss can't explode.
+            # At a learning rate of 0, a step takes as long as at any other, but the loss can't explode.
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = 0.0
@@ -76,7 +77,7 @@ def time_threads(
 
 
 def train_with(threads: int, trainer: Trainer, batch: dict[str, Tensor]) -> None:
-    """One training step with this number of threads."""
+    """Takes one training step with this number of threads."""
     torch.set_num_threads(threads)
     step = Step(trainer)
     for part in step.micro_batches(batch):

@@ -1,10 +1,10 @@
 r"""
 # Timing a training step
 
-How long a training step takes depends on the machine, and on what else is running there. Two kinds of numbers
-depend less on both:
+How long a training step takes depends on the machine, and on what else is running there. Two measures depend
+less on the machine and its load:
 
-- **The ratio of two programs' times, measured in turn.** Whatever slows one down slows the other down too.
+- **The ratio of two programs' times, measured in turn.** What slows one program usually slows the other.
 - **Model FLOPs utilization (MFU)**: the FLOP/s that a training step achieves, as a fraction of what the same
   machine achieves in one large matrix multiplication. (Papers usually divide by the peak on the data
   sheet instead.)
@@ -55,8 +55,8 @@ def time_in_turn(
     variants: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 5, repeats: int = 1
 ) -> dict[str, list[float]]:
     """
-    Times several variants in turn, `rounds` times each. Before that, calls each one twice to compile kernels
-    and fill caches. Returns the seconds per call: for each variant, a list with one number per round.
+    Times several variants in turn, `rounds` times each. Before that, calls each variant twice to compile
+    kernels and fill caches. For each variant, returns a list with the seconds per call in each round.
     """
     for work in variants.values():
         work()
@@ -84,7 +84,7 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     small = a[:512, :512].contiguous()
     small @ small
     if time_call(lambda: small @ small, device) * (size / 512) ** 3 > 30:
-        # The hardware lacks this data type, and in emulation the large matmul takes minutes.
+        # The hardware lacks this data type. In emulation, the large matmuls would take minutes.
         size, a, b = 512, small, small
     a @ b
     return 2 * size**3 / min(time_call(lambda: a @ b, device) for _ in range(5))
@@ -100,8 +100,8 @@ def measure_memory_bandwidth(device: torch.device) -> float:
 
 def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, positions: int) -> float:
     r"""
-    Returns the FLOPs of all matrix multiplications in a forward pass. Multiplying $(n, k)$ by $(k, m)$ takes
-    $2nkm$ FLOPs.
+    Returns the FLOPs of all matrix multiplications in a forward pass. Multiplying a matrix of shape $(n, k)$
+    by one of shape $(k, m)$ takes $2nkm$ FLOPs.
 
     `predictions` is the number of tokens in the batch that the head predicts. `positions` is the number of
     positions per row that the last layer computes, at most `T`.
@@ -121,7 +121,7 @@ def count_forward_flops(config: BertConfig, B: int, T: int, predictions: int, po
 def count_step_flops(config: BertConfig, labels: Tensor, only_labeled: bool) -> float:
     """
     Returns the FLOPs of a training step: a forward pass, and a backward pass that takes twice as many FLOPs.
-    `labels` is `(B, T)`; `only_labeled` says whether the last layer and the head skip unlabeled positions.
+    `labels` is `(B, T)`. `only_labeled` says whether the last layer and the head skip unlabeled positions.
     """
     B, T = labels.shape
     predictions, positions = B * T, T
@@ -138,15 +138,16 @@ class LayerOp(NamedTuple):
     run: Callable[[], Tensor]
     flops: float
     bytes: float
-    """Memory traffic if each input is read once and the result is written once."""
+    """The memory traffic if each input is read once and the result is written once."""
 
 
 def build_layer_ops(
     config: BertConfig, B: int, T: int, device: torch.device, dtype: torch.dtype
 ) -> list[LayerOp]:
     """
-    Returns the ops of a layer's forward pass. The matmuls do hundreds of FLOPs for each number that they
-    read; the others do only a few. An exponential, an error function and a division count as one FLOP each.
+    Returns the ops of a layer's forward pass. At usual sizes, the matmuls do hundreds of FLOPs for each
+    number that they read. The other ops do only a few. An exponential, an error function and a division count
+    as one FLOP each.
     """
     D, I, H, N = config.hidden_size, config.intermediate_size, config.num_attention_heads, B * T  # noqa: E741
 
@@ -167,7 +168,7 @@ def build_layer_ops(
 
 
 def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
-    """Returns random tokens with 15% of each row masked, and their labels; the same ones in every call."""
+    """Returns a batch of random tokens with 15% of each row masked. Every call returns the same batch."""
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
@@ -178,8 +179,8 @@ def build_training_step(
     model: nn.Module, batch: MaskedTokens, bfloat16: bool, torch_compile: bool = False
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """
-    Returns two functions: one runs the forward pass without gradients and returns the loss; the other runs a
-    whole training step with the backward pass, clipping and AdamW.
+    Returns two functions. The first runs the forward pass without gradients and returns the loss. The second
+    runs a whole training step with the backward pass, clipping and AdamW.
 
     `model` takes `input_ids` and `labels`, as the models of `transformers` do, and returns an output with a
     `loss`. The optimizer is fused AdamW, as in the `Trainer` of `transformers` by default.
@@ -203,8 +204,8 @@ def build_training_step(
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
-    Returns the peak memory of a call in bytes, on top of what was allocated before. On a CPU, this reads the
-    process's peak from the Linux kernel; on other systems, the result is `None`.
+    Returns the peak memory of a call in bytes, on top of what was allocated before. Without CUDA, the
+    process's peak comes from the Linux kernel. If there is no Linux kernel, the result is `None`.
     """
     gc.collect()
     synchronize(device)
@@ -215,7 +216,7 @@ def measure_peak_memory(work: Callable[[], object], device: torch.device) -> flo
         synchronize(device)
         return float(torch.cuda.max_memory_allocated(device) - before)
     try:
-        # Return free blocks to the system. Otherwise the call could use them, and they wouldn't be counted.
+        # Return free blocks to the system. Otherwise `work` could reuse them without raising the peak.
         ctypes.CDLL(None).malloc_trim(0)
         # Reset the peak, `VmHWM`.
         Path("/proc/self/clear_refs").write_text("5")

@@ -2,9 +2,10 @@
 # Checkpoints
 
 You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
-everything that the next step depends on: the weights, the optimizers' moments, the state of every random
-generator, the step number and the training time. It's one safetensors file, written under a temporary name
-and then renamed, so a file with the final name is always complete. The previous checkpoint is kept too.
+everything that training changes: the weights, the optimizers' moments, the state of every random generator,
+the gradient scale of float16, the step number and the training time. A checkpoint is one safetensors file. We
+write it under a temporary name and then rename it, so a file with the final name is always complete. If the
+file system supports hard links, the previous checkpoint is kept too.
 """
 
 import contextlib
@@ -23,29 +24,29 @@ from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
 
 CHECKPOINT = "checkpoint.safetensors"
-# The previous checkpoint, in case the disk damages the newest one.
+# We keep the previous checkpoint in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
-# The step at which a run failed, with its batch.
+# This file contains a failed step's batch, the weights before the step and the random states.
 FAILED_STEP = "failed_step.safetensors"
 
 
 class PendingStep(NamedTuple):
-    """A step whose loss hasn't been checked yet, with everything you need to repeat it."""
+    """The batch and the random states of a step whose loss hasn't been checked yet."""
 
     batch: dict[str, Tensor]
     random: dict[str, Tensor]
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name. (A `state_dict` would list a tied tensor twice.)"""
+    """Returns the parameters and buffers by name. (A `state_dict` would list a tied tensor twice.)"""
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
-    Copies the tensors that `named_weights` returned into a model of the same kind.
+    Copies the tensors that `named_weights` returned into a model with the same names and shapes.
 
-    Raises `KeyError` if the names differ, and `RuntimeError` if a shape differs or floats and integers mix.
+    Raises `KeyError` if names differ, and `RuntimeError` if shapes or number kinds (float or integer) differ.
     """
     weights = named_weights(model)
     if different := weights.keys() ^ tensors.keys():
@@ -71,12 +72,12 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def random_name(kind: str, number: int) -> str:
-    """The name of a generator's state in a checkpoint: `random.torch`, or `random.torch.1` for rank 1."""
+    """A state's name in a checkpoint, such as `random.torch` for rank 0 and `random.torch.1` for rank 1."""
     return f"random.{kind}.{number}" if number else f"random.{kind}"
 
 
 def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], number: int) -> None:
-    """Restores the state of the GPU's generator, if the device is a GPU and `tensors` has its state."""
+    """Restores the state of the GPU's generator, if `device` is a GPU and `tensors` has that state."""
     name = random_name(device.type, number)
     if device.type == "cuda" and name in tensors:
         torch.cuda.set_rng_state(tensors[name], device)
@@ -92,7 +93,7 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Each optimizer with the number of its first parameter. The numbers continue across optimizers."""
+    """Yields each optimizer with the number of its first parameter, counted across all optimizers."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer
@@ -110,8 +111,9 @@ def save_checkpoint(
     """
     ## Saving
 
-    All processes must call this function. They have the same weights, but each one draws its own dropout
-    masks, so the states of all generators are gathered. Rank zero writes the file, with `metadata` as JSON.
+    All processes must call this function. The processes have the same weights, but each one draws its own
+    dropout masks. So this function gathers the states of all dropout generators. Rank zero writes the file,
+    with `metadata` as JSON.
 
     Raises `OSError` if the file can't be written.
     """
@@ -129,8 +131,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the current checkpoint. After a rename, there would be none for a
-        # moment. If the file system doesn't support hard links, only one checkpoint is kept.
+        # Make `previous` a hard link to the current checkpoint. A rename would leave no current checkpoint
+        # for a moment. If the file system doesn't support hard links, only one checkpoint is kept.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
@@ -149,8 +151,8 @@ def restore(
     ## Restoring
 
     Restores the weights, moments and random states from the `tensors` that `load_checkpoint` returned. The
-    checkpoint may be from a run with a different number of processes. A process without a saved random state
-    keeps the one that it started with.
+    checkpoint may be from a run with a different number of processes. A process whose random state isn't in
+    the checkpoint keeps its current state.
 
     Raises `ValueError` if a tensor is missing or has the wrong shape.
     """
@@ -187,10 +189,10 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     ## Loading
 
-    Returns the metadata, which includes `step`, `seconds` and `configuration`, and the tensors by name.
+    Returns the metadata and the named tensors. The metadata includes `step`, `seconds` and `configuration`.
 
-    Raises `ValueError` if the checkpoint is missing, unreadable or damaged. If it's damaged but the previous
-    one is intact, the message says how to resume from that one.
+    Raises `ValueError` if the checkpoint is missing, unreadable or damaged. If the checkpoint is damaged but
+    the previous one is intact, the message says how to resume from the latter.
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     check_utf8(path)
@@ -201,7 +203,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"
         )
     try:
-        # A file that can't be opened isn't damaged; it may belong to another user.
+        # A file that can't be opened isn't necessarily damaged. It may belong to another user.
         with open(path, "rb"):
             pass
     except OSError as error:
@@ -219,13 +221,13 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Reads one file for `load_checkpoint`. Raises `ValueError` if it's damaged."""
+    """Reads one file for `load_checkpoint`. Raises `ValueError` if the file can't be read or is damaged."""
     tensors, metadata = read_tensors(path)
     try:
         state = parse_json(metadata["about"])
         state["configuration"].items()
         for name in ("step", "seconds", "threads", "gradient_accumulation_steps"):
-            # `isinstance` would accept `True` as an `int`. The limit prevents overflows later.
+            # `isinstance` would accept `True` as an `int`. The limit of 2**53 prevents overflows later.
             kinds = (int, float) if name == "seconds" else (int,)
             value = state[name] if name in ("step", "seconds") else state.get(name, 0)
             if type(value) not in kinds or not 0 <= value < 2**53:
@@ -249,18 +251,19 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     """
     ## Replaying a failed step
 
-    Loads the weights of the failed step into `model` and repeats the forward and backward passes with the
-    same batch and the same random numbers, but doesn't update the weights. Returns the loss and the gradient
-    norm of each parameter; the affected parameters are those whose norm isn't finite. `model` must have the
-    class and sizes of the run's model, and can be on any device:
+    Loads the weights of the failed step into `model`, restores the random states, and repeats the forward and
+    backward passes on the step's batch. The weights aren't updated. Returns the loss and each parameter's
+    gradient norm. Norms that aren't finite show which parameters are affected. `model` can be on any device,
+    but must have the class and sizes of the run's model:
 
         configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))
 
-    If the run had one process and one micro-batch per step, a replay on the same device gives exactly the
-    same loss. Otherwise the whole batch is replayed in one pass, with different dropout masks.
+    If the run had one process and one micro-batch per step, a replay on the same device with the same number
+    of threads gives exactly the same loss. With several processes or micro-batches, the whole batch is
+    replayed in one pass, with different dropout masks.
 
-    Raises `ValueError` if no step has failed, or if its file is damaged or belongs to a different model.
+    Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """
     path = run_path / FAILED_STEP
     if not path.is_file():

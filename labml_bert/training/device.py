@@ -1,7 +1,7 @@
 """
 # Device and precision
 
-Which processor should you train on, and in which precision? By default, both depend on the machine.
+Which processor should you train on, and in which precision? By default, the hardware determines both.
 """
 
 import warnings
@@ -19,9 +19,9 @@ def choose_device(name: str = "auto") -> torch.device:
     ## The device
 
     `auto` is the GPU if there is one (`cuda`, or Apple's `mps`), and otherwise the CPU. With several GPUs,
-    each process that `torchrun` starts gets its own.
+    each process that `torchrun` starts gets its own GPU.
 
-    Raises `ValueError` if PyTorch doesn't know the device or the machine doesn't have it.
+    Raises `ValueError` if PyTorch or the machine doesn't have the device, or if processes would share a GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
@@ -30,7 +30,7 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         with warnings.catch_warnings(action="ignore"):
             device = torch.device(name)
-            # This line also raises for "meta", a device whose tensors have shapes but no values.
+            # This line also raises an error for "meta", a device whose tensors have shapes but no values.
             torch.zeros(1, device=device).item()
     except Exception:  # Each missing backend raises a different error.
         raise ValueError(f"device {name!r} is not available here; use --device cpu or auto") from None
@@ -41,8 +41,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     """
     ## The precision
 
-    bfloat16 has the range of float32 and 8 bits of precision. With hardware instructions for it, matmuls are
-    several times faster than in float32; with emulation, they're far slower. So we ask the hardware.
+    bfloat16 has the range of float32 and 8 bits of precision. With hardware instructions, bfloat16 matmuls
+    can be several times faster than float32 ones. In emulation, they're far slower. So we check the hardware.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -53,11 +53,11 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 def choose_precision(device: torch.device, precision: Precision = "auto") -> Precision:
     """
     Older GPUs, such as the T4 in free notebooks, have fast instructions for float16 but not for bfloat16.
-    float16 has 11 bits of precision, but small gradients underflow to zero, so it needs a gradient scaler
-    (see `Trainer`).
+    float16 has 11 bits of precision, but small gradients underflow to zero. So float16 needs a gradient
+    scaler (see `Trainer`).
 
-    Returns `precision`, or the fastest one if it's `auto`: bfloat16 if `has_fast_bfloat16`, float16 on other
-    CUDA GPUs with tensor cores, and otherwise float32.
+    Returns `precision` unless it's `auto`. For `auto`, returns bfloat16 if `has_fast_bfloat16`, float16 on
+    other CUDA GPUs with tensor cores, and otherwise float32.
     """
     if precision != "auto":
         return precision
@@ -68,6 +68,6 @@ def choose_precision(device: torch.device, precision: Precision = "auto") -> Pre
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Runs matmuls in `precision`, which must not be `auto`, and everything else in float32."""
+    """Runs matmuls in `precision`, which must not be `auto`. PyTorch chooses the precision of other ops."""
     dtype = torch.float16 if precision == "float16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "float32")

@@ -2,28 +2,29 @@ r"""
 # Data parallelism
 
 How do several GPUs train one model? Each GPU has a process of its own with a copy of the model. In each step,
-the processes divide the rows of the batch among themselves. They sum their gradients and take the same step
-from the same weights, so the copies stay identical. PyTorch's `DistributedDataParallel` combines the
-gradients. `torchrun` starts the processes and gives each one a number, its *rank*:
+the processes divide the rows of the batch among themselves. Then they sum their gradients. All processes take
+the same step from the same weights, so the copies stay identical. PyTorch's `DistributedDataParallel`
+combines the gradients. `torchrun` starts the processes and gives each one a number, its *rank*:
 
     torchrun --nproc_per_node 2 experiments/mlm_tiny.py
 
-Apart from rounding and dropout, the number of processes shouldn't change the result. Three rules ensure that:
+Apart from rounding and dropout, the number of processes shouldn't change the result. Three rules ensure this:
 
 - **Every process draws the whole batch** and keeps its own rows. Drawing costs little compared with training.
-  All data generators are then in the same state, so a checkpoint needs only one of their states, and a run
-  can be resumed with a different number of processes.
+  The data generators of all processes stay in the same state, so a checkpoint needs only one of these states.
+  You can also resume the run with a different number of processes.
 - **Means are over the whole batch.** Masked tokens aren't distributed evenly over the rows. If one half of
-  the batch has 10 of them and the other half has 30, averaging the two means gives each of the 10 three times
-  the weight of each of the 30. So each process divides the *sum* of its losses by $M$, the number of masked
-  tokens in the batch, which it knows because it has all the labels. Then the parts add up:
+  the batch has 10 masked tokens and the other half has 30, averaging the two means gives each of the 10 three
+  times the weight of each of the 30. So each process divides the *sum* of its losses by $M$, the number of
+  masked tokens in the whole batch. Every process knows $M$ because it has all the labels. The results add
+  up to the mean loss of the batch:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
   `transformers` calls $M$ `num_items_in_batch`.
-- **Gradients are summed.** `DistributedDataParallel` takes their mean, which is the sum divided by the number
-  of processes, the *world size*. So each process multiplies its loss by the world size first.
+- **Gradients are summed.** `DistributedDataParallel` computes their mean: the sum divided by the number of
+  processes, the *world size*. So each process first multiplies its loss by the world size.
 
-If memory is short, `gradient_accumulation_steps` divides the rows of each process again, into micro-batches.
-Their losses and gradients add up in the same way.
+To save memory, set `gradient_accumulation_steps`. It divides the rows of each process again, into
+micro-batches. The losses and gradients of the micro-batches add up like those of the processes.
 
 Only rank zero prints, evaluates and writes files. The other processes wait for it.
 """
@@ -50,25 +51,25 @@ T = TypeVar("T")
 # After `torchrun` is killed, a process has this many seconds to save the run.
 SECONDS_TO_SAVE = 600
 
-# After this time without a heartbeat, a process is killed.
+# A process is killed after this many seconds without a heartbeat.
 SECONDS_WITHOUT_HEARTBEAT = 600
 
-# Set once this process no longer needs the others.
+# This event is set once this process no longer needs the others.
 is_done = threading.Event()
 
 
 def rank() -> int:
-    """The rank of this process; 0 without `torchrun`."""
+    """Returns the rank of this process, or 0 without `torchrun`."""
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
 def world_size() -> int:
-    """The number of processes; 1 before `init_process_group` and after `destroy_process_group`."""
+    """Returns the number of processes, or 1 if no process group is initialized."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def launcher() -> list[str]:
-    """The arguments between `python` and the script that start `torchrun` again; empty without `torchrun`."""
+    """Returns the arguments after `python` that start `torchrun` again, or none without `torchrun`."""
     if not dist.is_torchelastic_launched():
         return []
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
@@ -79,7 +80,7 @@ def local_gpu(name: str) -> str:
     ## One GPU per process
 
     Returns the name of this process's GPU. Under `torchrun`, `cuda` becomes `cuda:N`, where N is the local
-    rank of the process. Any other `name` is returned unchanged.
+    rank of the process. Otherwise, the name stays the same.
 
     Raises `ValueError` if processes would share a GPU.
     """
@@ -96,7 +97,7 @@ def local_gpu(name: str) -> str:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the training time."""
+    """Chooses NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the training time."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -107,10 +108,10 @@ def init_process_group(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rank() > 0:
-        # Until training begins, only rank zero handles Ctrl-C.
+        # Until training begins, Ctrl-C ends all ranks but zero without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The others may wait for a long time while rank zero prepares a large text or evaluates. They don't need
-    # a short timeout: if a process dies, `torchrun` ends the rest.
+    # The other processes may wait for a long time while rank zero prepares a large text or evaluates. So the
+    # timeout is long. If a process dies, `torchrun` ends the others.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
     threading.Thread(target=stop_after_launcher, args=[os.getppid()], daemon=True).start()
     store = launcher_store()
@@ -120,10 +121,10 @@ def init_process_group(device: torch.device) -> None:
 
 def kill_stopped_neighbor(store: Any) -> None:
     """
-    Kills the next process on this machine if it has had no heartbeat for `SECONDS_WITHOUT_HEARTBEAT`, because
-    SIGSTOP or a debugger has stopped it. If it weren't killed, all other processes would wait for it. Once it
-    is, `torchrun` ends the run. The loop counts only seconds in which this process itself runs, so you can
-    suspend all processes for as long as you like.
+    Kills the next process on this machine if that process has had no heartbeat for
+    `SECONDS_WITHOUT_HEARTBEAT` seconds. SIGSTOP or a debugger can stop a process, and all others would then
+    wait for it. After the kill, `torchrun` ends the run. The loop counts only seconds in which this process
+    itself runs, so you can suspend all processes for as long as you like.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     neighbor = rank() - local_rank + (local_rank + 1) % local_size
@@ -141,9 +142,9 @@ def kill_stopped_neighbor(store: Any) -> None:
 
 def stop_after_launcher(launcher_id: int) -> None:
     """
-    Waits until `torchrun` ends. If `torchrun` is killed, it can't stop the processes that it started, so each
-    one sends itself SIGTERM, saves the run and ends. A process that is stuck waiting for another can't save,
-    so it exits after `SECONDS_TO_SAVE`.
+    Waits until `torchrun` ends. A killed `torchrun` can't stop the processes that it started. So each process
+    sends itself SIGTERM, which saves and ends the run. A process that is stuck waiting for another one can't
+    react to SIGTERM, so it exits after `SECONDS_TO_SAVE` seconds.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
@@ -154,7 +155,7 @@ def stop_after_launcher(launcher_id: int) -> None:
 
 def has_lost_another(error: BaseException) -> bool:
     """Whether the error says only that another process has ended."""
-    # Gloo has no exception type of its own.
+    # Gloo has no exception type of its own, so look at the message.
     return isinstance(error, dist.DistError) or any(
         words in str(error) for words in ("Connection closed by peer", "Connection reset by peer")
     )
@@ -166,7 +167,7 @@ def destroy_process_group() -> None:
         dist.barrier()
         is_done.set()
         dist.destroy_process_group()
-        # Any reference to the group keeps its thread alive, which would abort the interpreter at exit.
+        # A reference would keep the group's thread alive, and that thread would abort Python at exit.
         gc.collect()
 
 
@@ -175,8 +176,8 @@ def rank_zero_first() -> Iterator[None]:
     """
     ## Rank zero first
 
-    Runs the block in rank zero first, and then in all other processes, which find on disk what rank zero has
-    downloaded or built. All processes leave the block together.
+    Runs the block in rank zero first, and then in all other processes. The others find on disk what rank zero
+    has downloaded or built. All processes leave the block together.
     """
     if world_size() == 1:
         yield
@@ -209,15 +210,15 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 
 def launcher_store() -> Any:
-    """The key-value store that all processes share. The launcher hosts it, because it outlives them all."""
+    """The key-value store that all processes share. It belongs to the launcher, which outlives them all."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
 
 
 def is_first_to_fail() -> bool:
     """
-    Whether this process is the first to call this function. When one process fails, the others fail because
-    of it, so only the first one knows the reason.
+    Whether this process is the first to call this function. When one process fails, its failure makes the
+    others fail too. Only the first process knows the reason.
     """
     return not dist.is_torchelastic_launched() or launcher_store().add("failed", 1) == 1
 
@@ -226,7 +227,7 @@ def wrap_in_ddp(model: nn.Module) -> nn.Module:
     """
     ## Dividing a step
 
-    With several processes, wraps `model` so that the backward pass averages their gradients.
+    With several processes, wraps `model` so that the backward pass averages the gradients of all processes.
     """
     return DistributedDataParallel(model) if world_size() > 1 else model
 
@@ -238,8 +239,8 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
 
 def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """
-    Divides the rows of this process into `count` micro-batches whose sizes differ by at most one row. A
-    scalar tensor describes the whole batch, so every micro-batch contains it.
+    Divides this process's rows of `batch` into `count` micro-batches. Their sizes differ by at most one row.
+    A scalar tensor describes the whole batch, so every micro-batch contains it.
     """
     total, first = world_size() * count, rank() * count
     parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
@@ -257,7 +258,7 @@ def all_reduce_max(values: list[float]) -> list[float]:
 
 
 def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-    """Combines each number over all processes. All processes get the result."""
+    """Combines each number over all processes with `operation`. All processes get the result."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
@@ -272,7 +273,7 @@ def all_reduce_flag(flag: Tensor) -> None:
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes, in the order of their ranks. They must have the same shape."""
+    """The tensors of all processes, in the order of the ranks. All must have the same shape."""
     if world_size() == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor) for _ in range(world_size())]

@@ -1,9 +1,9 @@
 """
 # Evaluation
 
-How good is the model on text that it never trained on? Both functions run the model in eval mode on held-out
-batches whose masks never change, so you can compare any two evaluations. We average over masked tokens, not
-over batches, because batches have different numbers of masked tokens."""
+How good is the model on text that it never trained on? Both functions in this file run the model in eval mode
+on held-out batches. Their masks never change, so you can compare evaluations of the same batches. We average
+over masked tokens, not over batches, because batches have different numbers of masked tokens."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ def evaluate_masked_lm(
     """
     ## A masked language model
 
-    Returns the `loss`, in nats per masked token, and the `accuracy` on held-out windows `(N, T)`: on all of
-    them, or on the first ones with about `tokens` tokens. Afterwards, the model is in train mode."""
+    Returns the `loss`, in nats per masked token, and the `accuracy`. `held_out` contains `N` windows of `T`
+    tokens. With `tokens`, only the first windows are used, about that many tokens in total. Afterwards,
+    the model is in train mode."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
@@ -54,8 +55,8 @@ def evaluate_pretraining(
 
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
     sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
-    class (`next_sentence_chance`), and the standard error at that accuracy. `batches` limits how many batches
-    are used."""
+    class (`next_sentence_chance`), and the standard error of an accuracy at that level. `batches` limits how
+    many batches are used."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0

@@ -1,13 +1,15 @@
 r"""
 # The optimizer and its learning rate
 
-How far should each step move the weights? The learning rate depends on the fraction $\tau$ of the budget that
-has been spent. It rises linearly to its peak at $\tau = w$, and then decays linearly to zero:
+How far should each step move the weights? The learning rate depends on $\tau$, the fraction of the budget
+that has been spent. The learning rate rises linearly to its peak at $\tau = w$, and then decays linearly to
+zero:
 
 $$\eta(\tau) = \eta_{\text{max}} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
-The optimizer is AdamW or, for the matrices of the blocks, the newer Muon. Two details of the original recipe
-are easy to get wrong: which parameters decay, and a bias correction that the original leaves out.
+The optimizer is AdamW. Optionally, the newer Muon trains the matrices of the blocks. Two details of BERT's
+original recipe are easy to get wrong: which parameters decay, and the bias correction, which the original
+leaves out.
 """
 
 import math
@@ -41,17 +43,18 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
-    # The original has no bias correction, so its first steps are several times too large.
+    # The original BERT has no bias correction, so its first steps are several times as large as with one.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
-    # Micro-batches per process and step. More of them need less memory; only rounding and dropout change.
+    # The number of micro-batches per process and step. More of them need less memory, and change only
+    # rounding and dropout.
     gradient_accumulation_steps: int = 1
-    # It may pay off on a GPU; we haven't measured that. On a CPU, it needs a C++ compiler, and in an informal
-    # test it wasn't faster.
+    # Compiling may pay off on a GPU, but we haven't measured that. On a CPU, it needs a C++ compiler, and in
+    # an informal test, training wasn't faster.
     torch_compile: bool = False
-    # The number of evaluations, evenly spaced over the run.
+    # The run is evaluated this many times, at regular intervals.
     evaluations: int = 20
-    # Seconds between checkpoints: about as much training as a killed run can lose.
+    # A checkpoint is saved after this many seconds, so a killed run loses about that much at most.
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -80,7 +83,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when the fraction `progress` of the budget is spent; 0 once all of it is."""
+        """The learning rate after a fraction `progress` of the budget. At the end of the budget, it's 0."""
         decay = (1 - progress) / (1 - self.warmup_ratio)
         warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
         return self.learning_rate * max(0.0, min(warmup, decay))
@@ -92,13 +95,13 @@ def parameter_groups(
     """
     ## What decays
 
-    Weight decay pulls parameters toward zero. That makes sense for matrices. The original exempts biases and
-    LayerNorms, which are exactly the parameters with one dimension. Some old ports chose the exempt
-    parameters by names that matched nothing, so they decayed everything. Every trainable parameter must be in
-    exactly one group, except for those in `exclude`, which a different optimizer trains.
+    Weight decay pulls parameters toward zero, which makes sense for matrices. The original BERT exempts
+    biases and LayerNorms. In BERT, these are exactly the parameters with one dimension. Some old ports looked
+    for the exempt parameters by names that matched nothing, so all parameters decayed. A different optimizer
+    trains the parameters in `exclude`. Every other trainable parameter must be in exactly one group.
 
     Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, each group
-    has a key `has_decay`, true for matrices, which `set_learning_rate` reads.
+    has a key `has_decay`, which is true for matrices. `set_learning_rate` reads this key.
 
     Source: `AdamWeightDecayOptimizer` in `optimization.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -128,10 +131,11 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
     AdamW scales each element of a gradient by that element's history. Its fused kernel updates each parameter
     in one pass over memory.
 
-    Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$
-    (approximately, with five iterations of matmuls), so rare directions get as large an update as frequent
-    ones. That suits matrices that map one hidden state to another; embeddings, biases, LayerNorms and heads
-    stay with AdamW. Muon's update is scaled to the size of AdamW's, so both use the same learning rate.
+    Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$, which it
+    approximates with five iterations of matmuls. So rare directions get as large an update as frequent ones.
+    Such updates suit matrices that map one hidden state to another. AdamW still trains embeddings, biases,
+    LayerNorms and heads. Muon's update is scaled to the size of AdamW's, so both optimizers use the same
+    learning rate.
 
     Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
     2025](https://arxiv.org/abs/2502.16982), section 2.2.
@@ -165,12 +169,12 @@ def set_learning_rate(
     ## The learning rate of a step
 
     `step` counts from 1, and `progress` is the fraction of the budget spent before this step. `optimizers`
-    contains AdamW and, if it's used, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay` (0
-    without `has_decay`); Muon's `lr` is set to the learning rate itself.
+    contains AdamW and, if the run uses it, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay`,
+    which is 0 without `has_decay`. Muon's `lr` is set to the learning rate itself.
 
-    Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because both start at
-    zero. The original BERT leaves this correction out. PyTorch always applies it, so without
-    `adam_bias_correction` we pass a learning rate, an $\epsilon$ and a decay that undo it:
+    Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because both means
+    start at zero. The original BERT leaves this correction out, but PyTorch always applies it. So without
+    `adam_bias_correction`, we pass a learning rate, an $\epsilon$ and a decay that undo the correction:
 
     $$\eta\, \frac{m}{\sqrt v + \epsilon} =
       \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
@@ -188,8 +192,8 @@ def set_learning_rate(
     for group in adamw.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
-        group["learning_rate"] = learning_rate  # Without the factor, for reports.
-        # AdamW multiplies the decay by `lr`, which contains `scale`, so divide by `scale`.
+        group["learning_rate"] = learning_rate  # Reports show this value, without `scale`.
+        # AdamW multiplies the decay by `lr`, which contains `scale`, so divide the decay by `scale`.
         group["weight_decay"] = decay / scale
     for optimizer in muon:
         for group in optimizer.param_groups:

@@ -1,22 +1,22 @@
 """
 # Tracking a run
 
-How did the loss get to where it is? The learning curves show it. A run writes them to `metrics.jsonl` in its
-folder, one line of JSON for each report:
+How did the loss get to where it is? The learning curves show how. A run writes them to `metrics.jsonl` in the
+run's folder, with one line of JSON for each report:
 
     {"crc32": 1671186818, "step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
     {"crc32": 2087523592, "step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
-Each line is written immediately, so a killed run loses none. Its `crc32` shows whether the disk has damaged
-it. Any tool that reads JSON lines can load the file, for example `pandas.read_json(path, lines=True)`.
+Each line is written immediately, so a kill can damage only the last one. A line's `crc32` shows whether the
+line is intact. Tools that read JSON lines can load the file, such as `pandas.read_json(path, lines=True)`.
 
 You can also watch a run in a browser, from any computer, with a [labml
-server](https://github.com/labmlai/labml) of your own. Set its address as `app_url` in the file `.labml.yaml`,
-or in the environment variable `labml_app_url`:
+server](https://github.com/labmlai/labml) of your own. Set the server's address as `app_url` in the file
+`.labml.yaml`, or in the environment variable `labml_app_url`:
 
     labml_app_url=http://localhost:5005/api/v1/default python experiments/mlm_tiny.py
 
-If you set neither, labml isn't started and nothing is sent anywhere.
+If you set neither of them, labml isn't started and nothing is sent anywhere.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
     """
     ## Writing
 
-    Appends one line to `metrics.jsonl`. JSON has no NaN and no infinity, so these become `null`.
+    Appends one line to `metrics.jsonl`. JSON has no NaN and no infinity, so these values become `null`.
 
     Raises `OSError` if the line can't be written, for example on a full disk, or if the file is a link.
     """
@@ -54,7 +54,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
     with open_to_append(run_path / METRICS) as file:
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
-            # A kill or a full disk can leave half a line. Don't append to it, or both lines would be lost.
+            # A kill or a full disk can leave half a line. If we appended to it, both lines would be lost.
             if file.read(1) != b"\n":
                 line = b"\n" + line
         append(file, line)
@@ -65,9 +65,10 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     ## Reading
 
     Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. A resumed
-    run repeats the steps after its last checkpoint; their values from before the kill don't count. If a step
-    was reported twice, the later value counts. Damaged lines are skipped. Lines from earlier versions have no
-    crc32, so they can't be checked. If the folder has no metrics, the dictionary is empty.
+    run repeats the steps after its last checkpoint. The values that these steps had before the resume don't
+    count. If a step was reported twice, the later value counts. Damaged lines are skipped. Lines from earlier
+    versions of this package have no `crc32`, so they can't be checked. If the folder has no metrics, the
+    dictionary is empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
@@ -102,14 +103,14 @@ class Tracker:
     The server shows `configuration` beside the curves. A resumed run continues its curves there.
 
     Training doesn't depend on the server. If labml fails, one line on stderr says so, and the run continues
-    without labml. This happens, for example, if the server doesn't answer, or if labml can't save its id for
-    this computer in the home folder.
+    without labml. For example, labml fails if the server doesn't answer. It also fails if the home folder
+    isn't writable, because labml saves an id for this computer there.
     """
 
     def __init__(self, run_path: Path, configuration: dict[str, Any]):
         self.run_path = run_path
         self.configuration = configuration
-        # Closing this stack ends labml's run and removes its files. It's empty if no server is configured.
+        # Closing this stack ends labml's run and removes its files. The stack is empty without a server.
         self.server = contextlib.ExitStack()
         self.is_connected = False
 
@@ -131,7 +132,7 @@ class Tracker:
         """
         Reports the metrics of a step, by name. The names of metrics on held-out text start with `valid.`.
 
-        Raises `OSError` if they can't be written to disk.
+        Raises `OSError` if the metrics can't be written to disk.
         """
         append_metrics(self.run_path, step, values)
         if self.is_connected:
@@ -163,7 +164,7 @@ def server_url() -> str | None:
         from IPython import display
         from IPython.core import display as old_module
 
-        # In a notebook, labml imports `display` from the module that contained it before IPython 9.
+        # In a notebook, labml imports `display` from the module that contained `display` before IPython 9.
         vars(old_module)["display"] = display.display
 
     from labml import lab
@@ -176,31 +177,31 @@ def server_url() -> str | None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Drops what labml prints; the experiments print their own header and results."""
+    """Drops what labml prints. The experiments print their own header and results."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: contextlib.ExitStack) -> None:
     """
-    Starts a labml run that reports to `url`; closing `on_exit` ends it.
+    Starts a labml run that reports to `url`. Closing `on_exit` ends the run.
 
     Raises `OSError` if the server doesn't answer or the home folder isn't writable.
     """
-    # Check the server first: labml's thread would retry forever and keep the process from ending.
+    # Check the server first. Otherwise, labml's thread would retry forever and keep the process from ending.
     try:
         urllib.request.urlopen(url, timeout=10).close()
     except urllib.error.HTTPError as answer:
         answer.close()
     from labml import experiment, lab
 
-    # labml writes the commit, the configuration and a process id to files. The server has them too, and the
-    # process id of a killed run would prevent you from resuming it. So the files are temporary.
+    # labml writes the commit, the configuration and a process id to files. The process id of a killed run
+    # would prevent you from resuming that run, so the files are temporary.
     files = on_exit.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
     with silence():
         lab.configure({"app_url": url, "experiments_path": files})
         experiment.create(
-            # This id stays the same after a resume, and no other run on any computer has it.
+            # The id stays the same after a resume, and depends on the host name and the run's folder.
             uuid=uuid.uuid5(uuid.NAMESPACE_URL, f"{socket.gethostname()}{run_path.resolve()}").hex,
             name=run_path.resolve().parent.name,
             python_file=os.path.abspath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else None,

@@ -1,9 +1,9 @@
 r"""
 # The training loop
 
-What does training need besides a model? An optimizer, a precision that is fast on the machine, a budget, and
-a way to stop and resume as if nothing had happened. Each script has its own loop, and this file supplies
-the methods that the loop calls:
+What does training need besides a model? It needs an optimizer, a precision that is fast on the machine, a
+budget, and a way to stop and resume as if nothing had happened. Each script has its own loop. This file
+supplies the methods that the loop calls:
 
     for step in trainer.steps():                      # budget, clock, Ctrl-C, checkpoints
         batch = ...                                   # the script's data
@@ -13,15 +13,16 @@ the methods that the loop calls:
             step.backward(output.loss)
         step.update()                                 # clip, check, optimizer
 
-The budget is a number of steps or of minutes. With steps, a run is reproducible on one machine: the same seed
-gives the same bits. Five things change the last bits, and after a while the result too:
+The budget is a number of steps or of minutes. With a number of steps, a run on the CPU of one machine is
+reproducible: the same seed gives the same bits. With any of the following, the last bits can change, and
+after a while the result too:
 
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
 - a different number of threads, processes or micro-batches, because numbers are added in a different order;
 - a different processor, version of PyTorch or precision, because matmuls round differently;
-- a GPU, because some sums, such as the gradient of an embedding, add numbers in the order that threads
-  finish;
-- three or more processes, because the order in which they add their gradients depends on the network.
+- a GPU, because some sums, such as the gradient of an embedding, add numbers in the order in which
+  threads finish;
+- three or more processes, because the order in which their gradients are added depends on the network.
 
 See `distributed.py` for how a batch is divided between processes, `optimization.py` for the learning rate,
 and `checkpoint.py` for what is saved.
@@ -63,21 +64,21 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
-# In nats. The loss of a uniform prediction is the logarithm of the vocabulary size, which is below 13.
+# A step with a larger loss, in nats, fails. A uniform prediction over 400,000 tokens has a loss below 13.
 LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """What the loop reports: about once a second, and after each evaluation."""
+    """The loop makes this report about once a second and after each evaluation."""
 
     step: int
     """The number of steps taken."""
     progress: float
     """The fraction of the budget spent, 0 to 1."""
     seconds: float
-    """Time spent training, including the time before a resume."""
+    """The seconds spent training, including those before a resume."""
     metrics: dict[str, float]
-    """Means over the steps since the last report; `loss` is among them."""
+    """The mean of each metric, such as `loss`, over the steps since the last report."""
     evaluation: dict[str, float] | None
     """The result of an evaluation, if there was one."""
     length: int
@@ -85,17 +86,17 @@ class Report(NamedTuple):
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss or its gradient was NaN or infinite, or the loss was much too large. The step was skipped."""
+    """The loss or its gradient was NaN or infinite, or the loss was too large. The step was skipped."""
 
 
 class Trainer:
     """
     ## The trainer
 
-    Batches are drawn with `generator`, so its state is the position in the data. If `precision` is `auto`,
-    the hardware decides. `configuration` describes the model and the run. It is saved in each checkpoint, so
-    you need only the run's folder to use the model or to resume. Without a `run_path`, nothing is written,
-    which suits a minute of fine-tuning."""
+    The script draws batches with `generator`, so the generator's state is the position in the data. If
+    `precision` is `auto`, it depends on the hardware. `configuration` describes the model and the run. Each
+    checkpoint contains it, so a resumed run can use the same values. Without a `run_path`, the trainer writes
+    no files, which suits a minute of fine-tuning."""
 
     def __init__(
         self,
@@ -118,15 +119,15 @@ class Trainer:
         self.device = device
         self.precision = choose_precision(device, precision)
         # In float16, the smallest gradients would be zero. So the loss is multiplied by a scale, and the
-        # gradients are divided by it. In the other precisions, the scaler does nothing.
+        # gradients are divided by the same scale. In the other precisions, the scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
-        # AdamW, and perhaps Muon.
+        # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
-        # Set to 1 by the first step with a non-finite loss. The fused AdamW reads the flag on the device and
-        # skips the update if it's set, which needs no synchronization.
+        # The first failed step sets this flag to 1. The fused AdamW reads the flag on the device and skips
+        # the update if it's set, which needs no synchronization.
         self.has_failed = torch.zeros((), device=device)
         self.reads_flag = device.type in ("cpu", "cuda")
         if self.reads_flag:
@@ -144,12 +145,12 @@ class Trainer:
         self.metric_steps = 0
         self.stop_signal: int | None = None
         self.is_stopping = False
-        # Listeners. `on_report` is called about once a second, `on_step` after every step. A listener that
-        # reads the loss of a step has to wait for the device.
+        # The loop calls the listener `on_report` with each report, and `on_step` after every step. A listener
+        # that reads the loss of a step has to wait for the device.
         self.on_report: Callable[[Report], None] = lambda report: None
         self.on_step: Callable[[Step], None] = lambda step: None
         if rank() > 0:
-            # Otherwise all processes would use the same dropout masks for their different rows.
+            # With the same seed, all processes would use the same dropout masks for their different rows.
             torch.manual_seed(torch.initial_seed() + rank())
 
     @property
@@ -161,7 +162,7 @@ class Trainer:
         return min(1.0, self.seconds / (60 * self.arguments.minutes))
 
     def autocast(self) -> torch.autocast:
-        """Runs matmuls in the precision of this run, and everything else in float32."""
+        """Runs matmuls in the precision of this run. PyTorch chooses the precision of other ops."""
         return autocast(self.device, self.precision)
 
     def steps(self, evaluate_at: Sequence[float] = ()) -> Iterator["Step"]:
@@ -178,14 +179,14 @@ class Trainer:
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
-        # The points are rounded.
+        # The points are rounded to six decimals, so compare with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
         self.milestones = [point for point in evaluate_at if point > self.progress]
         self.save()
         self.start_time = time.monotonic() - self.seconds
         self.last_report = last_save = self.seconds
         with self.stoppable():
-            # A report takes time, too. If it spends the rest of the budget, one more step is evaluated.
+            # A report takes time. If it uses up the remaining budget, the loop evaluates after one more step.
             while self.progress < 1 or self.evaluation_points:
                 set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
                 step = Step(self)
@@ -203,7 +204,7 @@ class Trainer:
         self.save()
 
     def report(self, step: "Step") -> None:
-        """Reports the metrics, averaged over all processes and over the steps since the last report."""
+        """Reports the metrics, summed over processes and averaged over the steps since the last report."""
         self.read_clock()
         totals = all_reduce_sum([value.item() for value in self.metric_sums.values()])
         means = {key: total / self.metric_steps for key, total in zip(self.metric_sums, totals, strict=True)}
@@ -218,7 +219,7 @@ class Trainer:
     def read_clock(self) -> None:
         """
         Updates the time, and finds out whether to stop. All processes use rank zero's clock and stop
-        together. If one stopped alone, the others would wait for its next step forever.
+        together. If one process stopped alone, the others would wait for its next step.
         """
         clock = time.monotonic() - self.start_time if rank() == 0 else 0.0
         self.seconds, stop = all_reduce_max([clock, float(self.stop_signal is not None)])
@@ -226,13 +227,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop, which the loop handles between steps."""
+        """Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop, which the loop obeys between steps."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
 
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # Closing the terminal sends SIGHUP. Under `nohup`, it's ignored, and Windows doesn't have it.
+        # Closing the terminal sends SIGHUP. `nohup` ignores the signal, and Windows doesn't have it.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, remember) for number in numbers}
@@ -246,11 +247,11 @@ class Trainer:
         """
         ## When a loss explodes
 
-        Checks, about once a second, that the loss and the gradient of every step since the last check were
-        finite. If not, the weights are still those from before the failed step. They are saved together with
-        the step's batch and random states, so `replay` can repeat it.
+        Checks that no step since the last check has failed. The loop calls this method about once a second.
+        After a failed step, the model still has the weights from before that step. We save these weights with
+        the step's batch and random states, so `replay` can repeat the step.
 
-        Raises `NonFiniteLossError` if a loss or a gradient wasn't finite.
+        Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
         pending, self.pending = self.pending, []
         # All steps after the first failed one are skipped too, so the failed steps are the last ones.
@@ -286,15 +287,15 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`. Also sets the number of threads to the one saved with it,
-        unless the number of processes has changed or the machine has too few cores.
+        Restores the last checkpoint in `run_path`. Also restores its number of threads, unless the number of
+        processes has changed or the machine has too few cores.
 
         Raises `ValueError` if the checkpoint is missing or damaged, or has a different configuration.
         """
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
         before, now = state["configuration"], self.configuration
-        # A text may have moved, so its checksum is compared, and not its path.
+        # A text may have moved, so compare its checksum and not its path.
         now = now | {key: path for key, path in before.items() if f"{key}_sha256" in before}
         if before != now:
             if one_sided := before.keys() ^ now.keys():
@@ -317,7 +318,7 @@ class Trainer:
             self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
         )
         self.step, self.seconds = state["step"], state["seconds"]
-        # Older checkpoints don't have the rest.
+        # Older checkpoints contain neither the scaler's state nor the number of threads.
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
         threads = state.get("threads", 0)
@@ -330,9 +331,9 @@ class Step:
     ## One step
 
     `progress` is the fraction of the budget that was spent before this step. It determines the learning rate
-    and the sequence length. After `update`, `number` is the number of steps taken, this one included, and
-    `loss` is the loss of the batch. `evaluation_due` says whether to evaluate now, and `at_milestone`
-    whether this is one of the points in `evaluate_at`."""
+    and the sequence length. After `update`, `number` is the number of steps taken, including this one.
+    `evaluation_due` says whether to evaluate now, and `at_milestone` whether a point in `evaluate_at` is
+    reached."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -347,14 +348,14 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device; of several processes, each has its part."""
+        """The loss of the batch, a scalar on the device. Of several processes, each has a part of it."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """
-        Yields this process's rows of the batch, on its device, one micro-batch at a time. The losses of the
-        micro-batches must add up to the loss of the batch. For that purpose, every micro-batch contains the
-        scalar tensors of the batch, such as `num_items_in_batch`.
+        Yields this process's rows of the batch on the trainer's device, one micro-batch at a time. The losses
+        of the micro-batches must add up to the loss of the batch. So every micro-batch contains the scalar
+        tensors of the batch, such as `num_items_in_batch`.
         """
         trainer, count = self.trainer, self.trainer.arguments.gradient_accumulation_steps
         is_whole = world_size() * count == 1
@@ -376,12 +377,13 @@ class Step:
 
     def backward(self, loss: Tensor | None, **metrics: Tensor) -> None:
         """
-        Computes the gradient of `loss`, the scalar loss of a micro-batch, and adds it to the gradient of the
-        step, which is a sum over all processes. `metrics` are other scalars to track. Like the loss, they are
-        summed over the micro-batches. `trainer.scaler` scales the loss in float16 and does nothing otherwise.
+        Computes the gradient of `loss`, the scalar loss of a micro-batch, and adds it to the step's gradient.
+        The step's gradient is a sum over all processes. `metrics` are other scalars to track. Like the loss,
+        they are summed over the micro-batches. `trainer.scaler` scales the loss in float16 and does nothing
+        otherwise.
         """
         assert loss is not None, "the batch has no labels"
-        # DDP averages the gradients of the processes, but we need their sum.
+        # DDP averages the gradients of the processes, but we need their sum, so scale the loss.
         self.trainer.scaler.scale(world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
             value = value.detach()
@@ -391,37 +393,37 @@ class Step:
         """
         Clips the gradient, and updates the weights if the gradient is finite and the loss isn't too large.
 
-        Raises `NonFiniteLossError` if a loss or a gradient since the last check wasn't finite.
+        Raises `NonFiniteLossError` if a check is due and finds a failed step.
         """
         trainer = self.trainer
         for optimizer in trainer.optimizers:
             trainer.scaler.unscale_(optimizer)
-        # One norm over all parameters: clipping each one separately would change the gradient's direction.
+        # Clip with one norm over all parameters. Separate norms would change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
         # Comparisons with NaN are false, so NaN makes `is_good` false too. A finite loss can have an infinite
         # gradient, and clipping by an infinite norm makes that gradient NaN.
         # With a large scale, a gradient may exceed the largest float16 number, 65,504. The scaler then halves
-        # the scale, and this step is skipped. Finding that out means waiting for the device.
+        # the scale, and this step is skipped. Reading the norm here means waiting for the device.
         has_overflowed = (
             trainer.scaler.is_enabled() and not norm < math.inf and trainer.scaler.get_scale() > 1
         )
         is_finite = (norm < math.inf) | has_overflowed
         is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
-        # Each process knows only its part of the loss, but if one of them skips the step, all of them must.
+        # Each process knows only its part of the loss, but if one skips the step, all must skip it.
         all_reduce_flag(trainer.has_failed)
         trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
         if not has_overflowed and (trainer.reads_flag or not trainer.has_failed):
             adamw.step()
-        # Muon, unlike the fused AdamW, can't read the flag on the device, so we wait for it here.
+        # Muon, unlike the fused AdamW, can't read the flag on the device. So we wait for the flag here.
         if muon and not has_overflowed and not trainer.has_failed:
             muon[0].step()
         trainer.scaler.update()
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 
-        # A report adds up the metrics of all processes, and all of them have the same norm.
+        # All processes have the same norm, and a report sums it over them, so divide by their number.
         self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
@@ -437,7 +439,7 @@ class Step:
             trainer.check_pending_steps()
         if is_point:
             trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
-            # Rank zero evaluates; the others wait for it at the next collective.
+            # Only rank zero evaluates. The other processes wait for it at the next collective call.
             self.evaluation_due = rank() == 0
             milestones = trainer.milestones
             self.at_milestone = (

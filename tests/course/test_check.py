@@ -49,7 +49,7 @@ def test_a_solution_passes_and_the_next_step_is_next(course: Path) -> None:
     assert [(v.step, v.passed) for v in report.verdicts] == [(FIRST.name, True), (STEPS[1].name, False)]
     assert report.next_step == STEPS[1] == next_step(course)
     assert verdict(report).mistake == "not written"
-    # The second time, nothing has to run.
+    # The second time, only the step without a passing result is checked again.
     assert [v.step for v in check_folder(course).verdicts] == [STEPS[1].name]
 
 
@@ -215,7 +215,7 @@ def test_lost_progress_is_found_out_again(course: Path) -> None:
 @pytest.mark.processes
 def test_progress_that_cannot_be_written_costs_only_time(course: Path) -> None:
     write(course, SOLUTION)
-    # A folder of the same name can't be replaced by a file. Permissions don't stop a test that runs as root.
+    # A file can't replace a folder of its name. (Permissions wouldn't stop a test that runs as root.)
     (course / "progress.json").mkdir()
     report = check_folder(course)
     assert report.verdicts[0].passed

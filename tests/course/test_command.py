@@ -192,7 +192,7 @@ def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.Capt
 @pytest.mark.long
 @pytest.mark.processes
 def test_the_learners_model_is_trained(course: Path, corpus_file: Path, tmp_path: Path) -> None:
-    """The files in the folder are used, and not those of the package."""
+    """Training uses the files in the folder, not those of the package."""
     for step in STEPS_TO_TRAIN:
         (course / step.file).write_text(read_reference(step.file), "utf-8")
     for file in {step.file for step in STEPS_TO_TRAIN}:
@@ -231,7 +231,7 @@ def test_watch_checks_again_when_a_file_changes(course: Path) -> None:
 
 
 def test_a_start_that_was_stopped_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless the learner has changed a file since then."""
+    """A second `start` is refused only if the learner has changed a file."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     main(["start", str(whole)])
     main(["start", str(stopped)])

@@ -1,4 +1,4 @@
-"""What the first learners wrote: right code passes, and only an exception of the code is called one."""
+"""Code of the first learners: correct code passes, and only an exception from the code is reported as one."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from labml_bert.course.track import STEPS
 
 
 class Shell:
-    """What the extension uses of IPython's shell."""
+    """The only method of IPython's shell that the extension uses."""
 
     def register_magic_function(self, function: object, kind: str, name: str) -> None:
         self.registered = (function, kind, name)
@@ -34,7 +34,7 @@ def test_loading_again_keeps_the_files(folder: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [1, 4, len(STEPS)])
 def test_a_cell_is_saved_and_checked(folder: Path, number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A function, a method and an exercise of a chapter."""
+    """The three steps are a function, a method and an exercise of a chapter."""
     step = STEPS[number - 1]
     code = whole_function(read_reference(step.file), step.function)
     assert code.startswith("def ")

@@ -1,4 +1,4 @@
-"""Solutions that are right but look nothing like the reference pass too."""
+"""Correct solutions pass too if they look nothing like the reference."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every step of the course: empty, right, and with each known mistake. Nothing gives a solution away."""
+"""Each step of the course, empty, solved and with each known mistake. Nothing gives a solution away."""
 
 import ast
 import random
@@ -91,7 +91,7 @@ def test_a_mistake_whose_text_is_gone_is_an_error() -> None:
 
 @steps
 def test_other_random_numbers_pass_too(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right solution may draw its numbers in another order."""
+    """A correct solution may draw its random numbers in another order."""
     module = load(read_reference(step.file), step, step.file)
     expected = observe(PROBES[step.name], module)
     make_random, masker = random.Random, masking_probes.masker

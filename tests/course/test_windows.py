@@ -52,5 +52,5 @@ def test_files_of_a_windows_editor_on_a_windows_console(tmp_path: Path, encoding
             and "  x Your code raises NameError." in output
             and f"in mlm.py, line {line}\n" in output
         )
-        # What the learner wrote is as it was, to the byte.
+        # The learner's file hasn't changed by a byte.
         assert (folder / "mlm.py").read_bytes() == wrong.replace("\n", "\r\n").encode()

@@ -27,7 +27,7 @@ def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     assert size > 1_000_000
     assert 0.05 < sum(map(len, corpus.valid)) / size < 0.15
     text = "\n".join(corpus.train + corpus.valid)
-    # From the language reference, from a module in Python, and from one in C.
+    # One sentence each from the language reference, a module in Python and a module in C.
     for sentence in (
         "Assert statements are a convenient way to insert debugging assertions",
         "JSON (JavaScript Object Notation)",
@@ -50,7 +50,7 @@ def test_python_source_has_no_docstrings_and_no_comments() -> None:
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         assert not [node for node in nodes if isinstance(node, documented) and ast.get_docstring(node)]
     text = "\n".join(corpus.train + corpus.valid)
-    # From textwrap.py: its code, and not its comments.
+    # The code of textwrap.py is in the text, and its comments are not.
     assert "class TextWrapper:" in text and "Hardcode the recognized whitespace" not in text
     assert load_corpus("python-source") == corpus
 
@@ -77,7 +77,7 @@ def test_only_its_name_decides_whether_a_document_is_held_out() -> None:
     documents = {f"doc {i}": "x" * 100 for i in range(200)}
     valid = [k for k in documents if split_documents("", {**documents, k: "y" * 100}).valid.count("y" * 100)]
     assert len(valid) == 20
-    # Even if the texts change, the same documents are held out.
+    # The same documents are held out even if the texts change.
     longer = {key: text + "z" for key, text in documents.items()}
     assert len(split_documents("", longer).valid) in (19, 20)
 
@@ -142,7 +142,7 @@ def test_a_link_to_a_folder_is_skipped_with_a_note(
 
 
 def test_an_unreadable_folder_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may run as root, who can read everything."""
+    """The error is simulated, because root, who may run the tests, can read everything."""
 
     def refuse(folder: Path) -> Iterator[Path]:
         raise PermissionError(13, "Permission denied", str(folder))
@@ -292,7 +292,7 @@ def test_wikitext_is_loaded_at_a_fixed_commit(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test runner, a debugger or a notebook replaces hooks of `sys` and adds functions to `builtins`."""
+    """Test runners, debuggers and notebooks replace hooks of `sys` and add functions to `builtins`."""
     before = {name: list(compiled_docstrings(name)) for name in ("sys", "builtins")}
     assert "Handle an exception by displaying it" in " ".join(before["sys"])
     for hook in ("excepthook", "displayhook", "unraisablehook", "breakpointhook"):
@@ -302,7 +302,7 @@ def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pyt
 
 
 def test_a_deep_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deeper than the calls that Python allows."""
+    """The folder is nested more deeply than Python allows calls to be."""
     monkeypatch.chdir(tmp_path)
     for _ in range(1200):
         os.mkdir("d")
@@ -314,7 +314,7 @@ def test_a_deep_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             corpus = load_corpus("d")
         assert "".join(corpus.train + corpus.valid) == "a line\n" * 100
     finally:
-        # pytest couldn't delete it.
+        # pytest couldn't delete so deep a folder.
         os.unlink("text.txt")
         for _ in range(1200):
             os.chdir("..")

@@ -1,4 +1,4 @@
-"""Schedules, and schedules that make no sense."""
+"""Schedules of sequence lengths, valid and invalid."""
 
 import pytest
 

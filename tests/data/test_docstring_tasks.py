@@ -29,7 +29,7 @@ def word_trigrams(text: str) -> set[tuple[str, ...]]:
 
 
 def test_no_two_texts_are_near_duplicates(docstrings: list[Docstring]) -> None:
-    """Compares a sample of the texts with all the others, straight from the definition."""
+    """Compares a sample of the texts with all the others, by the definition of a near duplicate."""
     trigrams = [word_trigrams(docstring.text) for docstring in docstrings]
     for i in range(0, len(trigrams), 97):
         for j, other in enumerate(trigrams):
@@ -55,8 +55,8 @@ def test_the_package_task(docstrings: list[Docstring]) -> None:
     for label in range(20):
         train, test = (sum(e.label == label for e in part) for part in (task.train, task.test))
         assert test == (train + test) // 4
-        # The test set takes unseen texts first: the training set gets one only if the test quarter is full of
-        # them.
+        # The test set takes unseen texts first: the training set gets an unseen text only if the test set has
+        # no other texts.
         unseen = [u for e, u in zip(task.test, task.unseen, strict=True) if e.label == label]
         available = sum(d.unseen for d in docstrings if d.package == task.labels[label])
         assert sum(unseen) == min(available, test)

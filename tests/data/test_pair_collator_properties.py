@@ -22,7 +22,7 @@ def wordpiece() -> Tokenizer:
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 300), max_size=4), max_size=3), max_size=3), st.data())
 def test_padding_of_columns(chunks: list[list[list[int]]], data: st.DataObject) -> None:
-    """For any number of chunks, and through any slice."""
+    """Columns of any number of chunks are padded correctly, also after slicing."""
     column = pa.chunked_array(
         [pa.array(chunk, pa.list_(pa.uint16())) for chunk in chunks], pa.list_(pa.uint16())
     )
@@ -91,7 +91,7 @@ def test_rows_become_batches(data: st.DataObject) -> None:
             names = [wordpiece().id_to_token(i) for i in row]
             words: list[list[int]] = []
             for t, token in enumerate(names):
-                # A subword continues the token before it, unless that is a special token.
+                # A subword continues the token before it, unless that token is special.
                 if token.startswith("##") and words and row[words[-1][0]] not in special:
                     words[-1].append(t)
                 else:

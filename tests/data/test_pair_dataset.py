@@ -374,7 +374,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_killed_build_continues_and_produces_the_same_files(
     tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same files that a single process builds."""
+    """The files equal those that an uninterrupted single process builds."""
     script = tmp_path / "build.py"
     script.write_text(BUILD)
     (tmp_path / "texts.json").write_text(json.dumps(texts(200)))
@@ -421,7 +421,7 @@ def test_a_killed_build_continues_and_produces_the_same_files(
 def test_a_small_build_starts_no_workers(
     tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for a small text nor for a dataset that is almost complete."""
+    """Neither a small text nor a dataset that is almost complete is worth the start of a worker."""
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
 
     class StartedError(Exception):
@@ -472,7 +472,7 @@ def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
-    """Even if the Parquet footer, which describes the file, is intact."""
+    """The flipped bit is found even if the Parquet footer, which describes the file, is intact."""
     build_small_dataset(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     whole = part.read_bytes()
@@ -490,7 +490,7 @@ def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
 def test_a_shard_without_pairs_does_no_harm(
     static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk of one sentence gives no pair here, so a shard of titles has none."""
+    """A chunk of one sentence gives no pair here, so a shard of titles has no rows."""
     monkeypatch.setattr(module, "SHARD_CHARACTERS", 500)
     texts = [f"a title {i}" for i in range(100)] + [small_text(5, seed) for seed in range(50)]
     masking = MaskingArguments(0.15, 32) if static else None
@@ -522,7 +522,7 @@ def test_the_pairs_of_a_later_build_are_not_taken_for_those_of_this_one(tmp_path
 def test_runs_with_other_options_have_other_pairs(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if they start at the same time, on the same text."""
+    """Runs with the same text and seed but other options don't share a folder of pairs."""
     monkeypatch.setattr(paired_text, "cache_folder", lambda: tmp_path)
     texts = [small_text(30, seed) for seed in range(20)]
     tokenizer = wordpiece_tokenizer(texts, 200)

@@ -67,7 +67,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture()
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of 20 kB, so that a small text has several."""
+    """Sets the block size to 20 kB, so that a small text has several blocks."""
     monkeypatch.setattr(token_files, "BLOCK_SIZE", 20_000)
     monkeypatch.setattr(text_files, "CHUNK_SIZE", 20_000)
 
@@ -128,7 +128,7 @@ def test_documents_of_files_that_are_never_whole_in_memory(tmp_path: Path) -> No
     # Each part ends at an empty line.
     assert all(part.startswith("\nthe ") for part in parts[1:])
     assert [*read_documents(paths)] == [long + "\n\n", short + "\n\n"]
-    # Without empty lines, too.
+    # A text without empty lines is split as well.
     paths[0].write_text("x" * 50_000)
     assert [len(part) for part in read_documents(paths[:1], longest=20_000)] == [20_000, 20_000, 10_002]
     manifest = build_dataset(
@@ -287,7 +287,7 @@ class StopError(Exception):
 def test_a_stopped_process_continues_to_the_same_bytes(
     tmp_path: Path, tokenizer: Tokenizer, leftover: str
 ) -> None:
-    """Stopped after each block in turn, with what a kill can leave behind."""
+    """The process is stopped after each block in turn, with the leftovers that a kill can leave."""
     files = write_text(tmp_path / "text", parts=2)
     corpus_of(tmp_path / "whole", tokenizer, files)
     expected = read_bytes(tmp_path / "whole")
@@ -315,7 +315,7 @@ def test_a_stopped_process_continues_to_the_same_bytes(
             read_token_files(folder)
     assert stops == len(expected["blocks.jsonl"].splitlines()) - 2 >= 4
     assert read_bytes(folder) == expected
-    # Once more changes nothing.
+    # Writing the files once more changes nothing.
     write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS, stop)
     assert read_bytes(folder) == expected
 
@@ -323,7 +323,7 @@ def test_a_stopped_process_continues_to_the_same_bytes(
 @pytest.mark.long
 @pytest.mark.processes
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """A real process, killed by the operating system, three times in a row."""
+    """The operating system kills a real process three times in a row."""
     (tmp_path / "text.txt").write_text(small_text(600_000))  # 24 MB, six blocks
     command = [sys.executable, "-m", "labml_bert.prepare", "text.txt", "--vocab-size=200", "--output"]
     subprocess.run([*command, "whole"], cwd=tmp_path, check=True, capture_output=True)
@@ -406,7 +406,7 @@ def test_a_folder_without_its_list_of_blocks_is_not_read_as_text(
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_damaged_folder_is_not_continued(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Whether it was finished or not."""
+    """This applies to finished and to unfinished folders."""
     files, folder = write_text(tmp_path / "text"), tmp_path / "tokens"
     corpus_of(folder, tokenizer, files)
     lines = (folder / "blocks.jsonl").read_text().splitlines(keepends=True)
@@ -491,7 +491,7 @@ def test_load_text_or_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_prepare_and_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From files to a model, by the two commands of the chapter, and on with the model's own tokenizer."""
+    """The chapter's two commands lead from files to a model, whose tokenizer then prepares more text."""
     write_text(tmp_path / "text")
     monkeypatch.chdir(tmp_path)
     prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
@@ -548,7 +548,7 @@ def test_prepare_takes_no_vocabulary_from_a_start_without_tokens(
 def test_a_short_text_needs_no_token_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """None of it would be held out."""
+    """None of a short text would be held out."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("the cat sees the dog\n" * 9)
     prepare.main(["short.txt", "--output", "tokens", "--vocab-size", "50"])
@@ -618,7 +618,7 @@ def test_a_vocabulary_size_for_tokenized_text_is_refused(
 
 
 def test_only_the_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
-    """A text that is read from a generator isn't held in memory: nothing is read ahead of its block."""
+    """Chunks come from a generator and aren't all held in memory: none is read before its block is needed."""
     chunks = iter(Chunk("a" * 1_000_000, (0, i + 1)) for i in range(1000))
     first = next(islice(group_chunks(chunks), 1))
     assert len(first[0]) == 4

@@ -149,7 +149,7 @@ def test_wordpiece_vocabulary_must_hold_the_alphabet() -> None:
 
 
 def test_a_vocabulary_is_learned_from_a_long_word_in_parts() -> None:
-    """A file in one line without spaces is a single word, from which the library would learn for hours."""
+    """A file without spaces or line breaks is a single word, from which the library would learn for hours."""
     tokenizer = wordpiece_tokenizer(["ab" * 8192, "a b"], vocab_size=60)
     assert 500 < max(len(token.removeprefix("##")) for token in tokenizer.get_vocab()) <= LONGEST_WORD
 
@@ -168,7 +168,7 @@ def test_wordpiece_is_the_same_in_every_process() -> None:
 
 
 def test_truncation_and_padding_are_removed_on_loading(tmp_path: Path) -> None:
-    """After a call that uses truncation or padding, `transformers` saves the setting with the tokenizer."""
+    """After a call with truncation or padding, `transformers` saves these settings with the tokenizer."""
     tokenizer = wordpiece_tokenizer(["some words to be cut"] * 3, 60)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=20)
@@ -207,7 +207,7 @@ def test_ids_with_a_gap_are_rejected(tmp_path: Path) -> None:
 def test_a_tokenizer_that_fails_only_when_it_encodes_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The library panics for the first one, and raises an error for the second."""
+    """The library panics for the first of two bad tokenizers, and raises an error for the second."""
     path = tmp_path / "tokenizer.json"
     for part, name in (("post_processor", "special_tokens"), ("model", "unk_token")):
         content = json.loads(wordpiece_tokenizer(["a cat saw a dog " * 20], 60).to_str())

@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("processes")
-    # Of two workers, one gets the first half and the other the second. So one builds the site, and meanwhile
-    # the other runs tests that don't need it.
+    # Of two workers, one gets the first half of the tests and the other the second half. So one builds the
+    # site while the other runs tests that don't need it.
     items.sort(key=lambda item: "site" in getattr(item, "fixturenames", ()))
 
 

@@ -88,7 +88,7 @@ def test_the_first_search_result_is_the_right_section(
     assert page.evaluate("CSS.highlights.get('found').size") > 0
 
 
-# What a newcomer types, and the page or section that answers it.
+# The words that a newcomer searches for, and the page or section that should come first.
 QUERIES = {
     "learning rate": "glossary/#learning-rate",
     "learning rate schedule": "glossary/#learning-rate",
@@ -216,7 +216,7 @@ def test_tab_stops_only_at_visible_elements(server: str, page: "sync_api.Page") 
             break
         if stop[0]:
             stops.append(stop)
-    # The name, the contents, the sections, the theme and the search.
+    # The five controls are the name, the contents, the sections, the theme and the search.
     assert len(stops) == 5, stops
     assert all(area > 100 and visible for _, _, area, visible in stops), stops
 
@@ -376,7 +376,7 @@ def test_the_dark_scheme_works_without_javascript(server: str, browser: "sync_ap
     context = browser.new_context(color_scheme="dark", java_script_enabled=False)
     page = context.new_page()
     page.goto(server)
-    # Playwright can still evaluate code of its own.
+    # Playwright can evaluate its own code even if the page has no JavaScript.
     assert paper(page) == PAPER["dark"]
     assert not page.is_visible("#scheme")
     context.close()
@@ -388,7 +388,7 @@ def test_the_scheme_is_set_before_the_first_paint(site: Path) -> None:
 
 
 def test_a_printed_page_is_white_and_unfolded(server: str, browser: "sync_api.Browser") -> None:
-    """Only the docstrings stay folded: the prose repeats them."""
+    """Only the docstrings stay folded, because the prose repeats them."""
     context = browser.new_context(color_scheme="dark")
     page = context.new_page()
     page.goto(server + "masking/")
@@ -423,7 +423,7 @@ def test_all_charts_of_runs_are_equally_wide(server: str, page: "sync_api.Page")
 
 
 def test_no_page_violates_its_content_security_policy(server: str, page: "sync_api.Page") -> None:
-    """Search, its worker and the highlighting must comply as well."""
+    """The search, its worker and the highlighting must obey the policy as well."""
     problems: list[str] = []
     page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
     page.goto(server + "labml_bert/mlm/?h=plateau&q=plateau", wait_until="networkidle")

@@ -1,4 +1,4 @@
-"""The page reads `model.json` or says in one line why not, whatever has happened to the file."""
+"""Whatever has happened to `model.json`, the page reads it or says in one line why it can't."""
 
 import base64
 import json
@@ -71,7 +71,7 @@ def card_with(**changes: object) -> dict[str, Any]:
 
 
 def card_without(name: str) -> dict[str, Any]:
-    """Without a value of the configuration."""
+    """A card without one value of the configuration."""
     card = card_with()
     del card["arms"]["modern"]["config"][name]
     return card

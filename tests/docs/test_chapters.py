@@ -24,14 +24,14 @@ def test_samples_print_what_the_page_shows(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_no_expression_is_a_literal_number(path: Path) -> None:
-    """A measured number must come from a record; a literal in braces would only pretend to."""
+    """A measured number must come from a record; a literal in braces would only look as if it did."""
     for expression in re.findall(r"\{\{ (.+?) \}\}", path.read_text("utf-8"), re.S):
         assert not re.fullmatch(r"[\d_.]+", expression.strip()), expression
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_box_has_its_text_below_its_title(path: Path) -> None:
-    """Otherwise, it isn't a box but a paragraph that begins with its marks."""
+    """With text after its title, it would be a paragraph that begins with `!!!` or `???`."""
     assert not re.findall(r'^ *(?:!!!|\?\?\?)\+? \w+ "[^"]*" +\S.*', path.read_text("utf-8"), re.MULTILINE)
 
 

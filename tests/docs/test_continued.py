@@ -62,14 +62,14 @@ def test_values_and_differences() -> None:
 
 def test_when_a_variant_passes_another() -> None:
     record = small_record()
-    # The loss is 4 after 20 tokens, which isn't below 4, but below 6.
+    # After 20 tokens, the loss is 4, which is below 6 but not below 4.
     assert first_below(record, "continued", "from scratch") == [40, 20]
     with pytest.raises(PageError, match="never has a lower loss"):
         first_below(record, "from scratch", "continued")
 
 
 def test_the_chapter_says_what_the_record_shows() -> None:
-    """With half the tokens the loss is lower, and a higher learning rate forgets more."""
+    """With half the tokens, continued pretraining ends lower; a higher learning rate forgets more."""
     record = read_records()["continue-pretraining"]
     assert value(record, "continued", "tokens") * 2 == value(record, "from scratch", "tokens")
     for less, more in (

@@ -138,7 +138,7 @@ def test_a_drawing_fits_its_frame_and_is_legible(name: str) -> None:
             assert float(text.get("font-size", "0")) >= 11.5
         for box in map(area_of_box, svg.iter("rect")):
             assert frame.contains(box), svg.get("class")
-    # On a page of 390 pixels, the text is 342 pixels wide, and letters of size 11.5 have 11.4 pixels.
+    # On a screen 390 pixels wide, the text is 342 pixels wide, so letters of size 11.5 have 11.4 pixels.
     assert width == PHONE + 4
 
 
@@ -166,7 +166,7 @@ def test_the_diagrams_next_to_the_code() -> None:
         page = source_page(source, sources, pictures=diagrams_beside(path))
         assert page.count('<figure class="diagram">') == len(diagrams)
         for definition in diagrams:
-            # It's below the code of its own row.
+            # The diagram is below the code of its own row.
             row = next(row for row in source.rows if row.name == definition)
             code, _, rest = page.partition('<figure class="diagram">')
             assert f'id="L{row.first}"' in code and f'id="L{source.rows[-1].first}"' in rest

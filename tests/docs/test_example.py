@@ -175,7 +175,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
     """
-    Redoes each step with the rounded numbers on the page. Returns the new results beside those on the page.
+    Redoes each step with the rounded numbers on the page. Returns the new results and those on the page.
     """
     steps = {}
 
@@ -240,7 +240,7 @@ def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
     return steps
 
 
-# For steps with more than two decimals: how far a redone result may differ.
+# How far a redone result may differ from the page, for the steps with more than two decimals.
 TOLERANCES = {
     "softmax": 0.0015,
     "head: minus the mean": 0.0015,
@@ -251,7 +251,7 @@ TOLERANCES = {
 
 
 def test_a_reader_can_redo_each_step() -> None:
-    """The rounded numbers lead to the result on the page, up to its last digit."""
+    """Computed from rounded numbers, each result agrees with the page up to its last digit."""
     for step, (results, on_the_page) in redo_steps().items():
         assert results == pytest.approx(on_the_page, rel=0, abs=TOLERANCES.get(step, 0.015)), step
 

@@ -13,7 +13,7 @@ from docs.figures.runs import recorded_runs
 
 MARKUP = '<b id="x">'
 RECORDS = read_records()
-# One of each kind; the others have the same keys.
+# One record of each kind is enough: records that differ only in their number have the same keys.
 NAMES = [name for name in RECORDS if not re.search(r"-\d$", name)]
 
 
@@ -60,7 +60,7 @@ def test_markup_in_a_record_stays_text(name: str) -> None:
             try:
                 page = recorded_runs(source, {name: with_markup(record, path, is_name)})
             except Exception:
-                # The page can't be built with a text in the place of a number. Then it shows nothing either.
+                # With text instead of a number, the page can't be built, so it shows no markup either.
                 continue
             outside_code = re.sub(r"^( *)(`{3,}).*?^\1\2$", "", page, flags=re.MULTILINE | re.DOTALL)
             built += 1

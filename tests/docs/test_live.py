@@ -1,6 +1,6 @@
 """
-The model in the page: that it is the model, that nothing is downloaded before the reader wants it, and what
-happens with whatever a reader may type.
+The model in the page: it computes what PyTorch does, nothing is downloaded before the reader asks for it, and
+the page copes with whatever a reader may type.
 """
 
 import base64
@@ -34,7 +34,7 @@ CARD = json.loads((LIVE / "model" / "model.json").read_text("utf-8"))
 # The checkpoint that a reader meets first.
 LAST = CARD["checkpoints"][-1]
 LIMIT = CARD["arms"][LAST["arm"]]["config"]["max_position_embeddings"]
-# The last of each arm, the first on the page first: BERT with short sequences, BERT, the modern encoder.
+# The last checkpoint of each arm, in the page's order: BERT, short to long; BERT; the modern encoder.
 ENDS = {one["arm"]: one for one in CARD["checkpoints"]}
 ENDS = {arm: ENDS[arm] for arm in reversed(ENDS)}
 AXE = ROOT / "docs" / "node_modules" / "axe-core" / "axe.min.js"
@@ -50,7 +50,7 @@ def new_model(arm: dict[str, Any]) -> Model:
 
 
 def in_torch(arm: dict[str, Any], data: bytes) -> Model:
-    """The model that the files describe, in float32."""
+    """The PyTorch model with these weights, in float32."""
     numbers = torch.from_numpy(np.frombuffer(data, "<f2").astype("f4"))
     sizes = [math.prod(tensor["shape"]) for tensor in arm["tensors"]]
     parts = zip(arm["tensors"], numbers.split(sizes), strict=True)
@@ -62,12 +62,12 @@ def in_torch(arm: dict[str, Any], data: bytes) -> Model:
 
 
 def shipped(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """How the site describes a checkpoint, and its weights."""
+    """The arm of a checkpoint in `model.json`, and its weights."""
     return CARD["arms"][checkpoint["arm"]], (LIVE / "model" / checkpoint["file"]).read_bytes()
 
 
 def sentences(arm: dict[str, Any], count: int) -> list[list[int]]:
-    """Random ids of all lengths, the shortest and the longest too, with a mask in each at least."""
+    """Rows of random ids, the shortest and the longest among them, each with at least one mask."""
     generator = torch.Generator().manual_seed(8)
     vocab_size, mask = arm["config"]["vocab_size"], CARD["mask_id"]
     rows = []
@@ -131,7 +131,7 @@ def compare(
     count: int,
     hidden_within: float = 1e-3,
 ) -> None:
-    """The same sentences through both."""
+    """Runs the same sentences through the page's model and the one in PyTorch, and compares the results."""
     every, mask = sentences(arm, count), CARD["mask_id"]
     answers = page.evaluate(IN_THE_PAGE, [arm, mask, base64.b64encode(data).decode(), every])
     for ids, answer in zip(every, answers, strict=True):
@@ -149,7 +149,7 @@ def compare(
 
 @pytest.mark.parametrize("arm", ENDS)
 def test_the_page_and_torch_agree(server: str, page: Page, arm: str) -> None:
-    """With the weights that the site ships."""
+    """Both models have the weights that the site ships."""
     page.goto(server + "live/")
     described, data = shipped(ENDS[arm])
     compare(page, described, data, in_torch(described, data), 100)
@@ -160,7 +160,7 @@ def test_the_page_and_torch_agree(server: str, page: Page, arm: str) -> None:
     [
         # Two of three layers are local.
         {"num_hidden_layers": 4, "num_attention_heads": 3, "global_attn_every_n_layers": 3},
-        # An odd window, and all thetas and tolerances are others.
+        # An odd window, and no theta or epsilon has its default value.
         {
             "num_hidden_layers": 3,
             "num_attention_heads": 1,
@@ -170,7 +170,7 @@ def test_the_page_and_torch_agree(server: str, page: Page, arm: str) -> None:
             "local_rope_theta": 20.0,
             "norm_eps": 0.1,
         },
-        # Heads of two numbers: each is one pair.
+        # Heads of two dimensions: each is a single pair for RoPE.
         {"num_hidden_layers": 1, "num_attention_heads": 12, "global_attn_every_n_layers": 1},
     ],
 )
@@ -182,7 +182,7 @@ def test_any_modern_encoder_agrees_with_torch(server: str, page: Page, sizes: di
     model = ModernBertForMaskedLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Norms and the bias too, so that none is 1 or 0.
+            # Change the norms and the bias too, so that none of them is 1 or 0.
             parameter.add_(0.3 * torch.randn_like(parameter))
     described = describe_weights(model)
     data = b"".join(tensor.numpy().tobytes() for tensor in to_float16(model).values())
@@ -190,14 +190,14 @@ def test_any_modern_encoder_agrees_with_torch(server: str, page: Page, sizes: di
 
 
 def test_rounding_to_float16_stays_within_the_bound(server: str, page: Page) -> None:
-    """Against weights that were never rounded, on this side only."""
+    """The page has the rounded weights, and PyTorch those before rounding."""
     page.goto(server + "live/")
     torch.manual_seed(8)
     described = CARD["arms"][LAST["arm"]]
     model = new_model(described)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Wider than at the start of a training, so that heads and answers are sharp.
+            # Larger weights than at the start of training give sharper attention and answers.
             parameter.add_(0.1 * torch.randn_like(parameter))
     state = model.state_dict()
     names = [tensor["name"] for tensor in described["tensors"]]
@@ -208,7 +208,7 @@ def test_rounding_to_float16_stays_within_the_bound(server: str, page: Page) -> 
 
 
 def test_float16_by_hand_is_float16(server: str, page: Page) -> None:
-    """Every pattern of bits there is, and without the type that new browsers have."""
+    """All bit patterns are converted, without the `Float16Array` that new browsers have."""
     page.goto(server + "live/")
     every = np.arange(2**16, dtype="<u2")
     texts = page.evaluate(
@@ -235,7 +235,7 @@ def serve_script(text: str, route: Any) -> None:
 
 
 def test_every_shape_in_the_scripts_is_true(server: str, page: Page) -> None:
-    """`const x = …; // (T, D)` is given a line that compares, and the models are run."""
+    """Each line `const x = …; // (T, D)` gets a check of the size, and then the models run."""
     page.goto(server + "live/")
     line = re.compile(r"^( +const (\w+) = .*;) // \(([A-Z](?:, [A-Z])*)\)$", re.M)
     total = 0
@@ -253,7 +253,7 @@ def test_every_shape_in_the_scripts_is_true(server: str, page: Page) -> None:
     for end in (LAST, ENDS["modern"]):
         arm, data = shipped(end)
         for ids in sentences(arm, 5):
-            # A letter that the function doesn't define itself is that of the sentence.
+            # Letters that a function doesn't define itself have the sizes of the model and the sentence.
             letters = {letter: arm["config"][size] for letter, size in sizes.items()}
             letters |= {"T": len(ids), "M": ids.count(CARD["mask_id"])}
             page.evaluate("letters => { Object.assign(globalThis, letters) }", letters)
@@ -272,7 +272,7 @@ def test_weights_of_another_model_are_refused(
         page.evaluate(IN_THE_PAGE, [arm, CARD["mask_id"], base64.b64encode(data).decode(), []])
 
 
-# What comes, and when
+# What is downloaded, and when
 
 
 def test_the_files_are_what_the_card_says() -> None:
@@ -285,7 +285,7 @@ def test_the_files_are_what_the_card_says() -> None:
 
 
 def until(page: Page, script: str, argument: Any = None) -> None:
-    """Playwright's own way to wait for a value is refused by the page's policy."""
+    """Waits until a script returns true. The page's policy refuses Playwright's own `wait_for_function`."""
     for _ in range(400):
         if page.evaluate(script, argument):
             return
@@ -294,11 +294,11 @@ def until(page: Page, script: str, argument: Any = None) -> None:
 
 
 def started(page: Page, address: str) -> list[str]:
-    """Presses the button. Returns the list of addresses that were requests for, as it grows."""
+    """Opens the page and starts the model. Returns the list of requested addresses, which keeps growing."""
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(address, wait_until="networkidle")
-    # `page.click` scrolls first, and where that brings the model into view it starts without the click.
+    # `page.click` scrolls first. If that brings the model into view, the model starts without the click.
     page.dispatch_event(".live .start", "click")
     page.wait_for_selector(".live.running .guesses")
     return requests
@@ -311,7 +311,7 @@ def test_a_first_answer_needs_a_megabyte(site: Path, server: str, page: Page) ->
     assert weights == [f"docs/live/model/{LAST['file']}"]
     scripts = {f"docs/live/{name}.js" for name in ("bert", "card", "modern", "worker")}
     assert scripts | {"docs/live/model/model.json"} < files
-    # With all of the page around it.
+    # The megabyte includes the page around the model.
     every = {url.removeprefix(server).partition("?")[0] for url in requests}
     paths = [site / name / "index.html" if (site / name).is_dir() else site / name for name in every]
     assert site / "live" / "index.html" in paths and all(path.is_file() for path in paths)
@@ -342,7 +342,7 @@ def test_who_scrolls_to_it_has_asked(server: str, page: Page) -> None:
 def test_other_pages_load_nothing_of_it(site: Path) -> None:
     with_it = set()
     for path in site.glob("**/*.html"):
-        # What a link leads to is not loaded.
+        # The target of a link isn't loaded.
         if re.search(r"<(?!a\b|link rel=\"(?:prev|next)\")[^>]*docs/live/", path.read_text("utf-8")):
             with_it.add(path.relative_to(site).as_posix())
     assert with_it == {"index.html", "live/index.html"}
@@ -367,7 +367,7 @@ def test_without_a_script_there_is_a_picture(server: str, browser: Any) -> None:
     context.close()
 
 
-# What can go wrong on the way
+# Failed downloads
 
 
 def fails(page: Page, server: str) -> str:
@@ -382,7 +382,7 @@ def fails(page: Page, server: str) -> str:
 def test_no_connection(server: str, page: Page) -> None:
     page.route("**/*.bin*", lambda route: route.abort())
     assert "no connection" in fails(page, server)
-    # And with one, the same button works.
+    # With a connection, the same button works.
     page.unroute("**/*.bin*")
     page.click(".live .start")
     page.wait_for_selector(".live.running .guesses")
@@ -438,7 +438,7 @@ def test_cancel(server: str, page: Page) -> None:
 
 
 class HalfWay(Quiet):
-    """Sends half of the weights, then waits for the word: the rest, or the end of the connection."""
+    """Sends half of the weights and waits for `goes_on`, then sends the rest or breaks the connection."""
 
     goes_on = threading.Event()
     breaks = False
@@ -477,11 +477,11 @@ def test_the_bar_shows_what_has_arrived(
         served.shutdown()
 
 
-# What a reader may do
+# Typing, keys and the slider
 
 
 def field(page: Page, text: str) -> None:
-    """As from the clipboard, which no key press limits."""
+    """Sets the text as if it were pasted, which isn't limited to characters on keys."""
     page.focus(".live textarea")
     page.evaluate(
         "text => { const field = document.querySelector('.live textarea'); field.value = text;"
@@ -513,7 +513,7 @@ def test_whatever_is_pasted(server: str, page: Page) -> None:
     page.on("pageerror", lambda error: wrong.append(str(error)))
     started(page, server + "live/")
     for name, (text, count, note) in PASTED.items():
-        # A lone half of a pair cannot be sent to the page as text.
+        # Playwright can't send a lone surrogate as text, so send code units.
         page.evaluate(
             "units => { const field = document.querySelector('.live textarea');"
             "field.value = units.map(unit => String.fromCharCode(unit)).join('');"
@@ -563,7 +563,7 @@ def test_a_click_can_mask_a_word(server: str, page: Page) -> None:
 
 @pytest.mark.parametrize("arm", [LAST["arm"], "modern"])
 def test_the_answers_are_those_of_torch(server: str, page: Page, arm: str) -> None:
-    """From the click to the table, with all that lies between."""
+    """Tests the whole path from the click to the table of answers."""
     started(page, server + "live/")
     page.check(f".moments input[value='{arm}']")
     until(page, "!document.querySelector('.live .arriving, .live.behind')")
@@ -610,7 +610,7 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
         press("Tab")
     press("Enter")
     page.wait_for_selector(".live.running .guesses")
-    # The focus is on the masked character, and the arrows go through the others.
+    # The focus is on the masked character, and the arrow keys move it to the others.
     here = focused(page, "+at.dataset.at")
     assert focused(page, "at.getAttribute('aria-pressed')") == "true"
     press("ArrowRight")
@@ -673,7 +673,7 @@ def last_words(arm: str = LAST["arm"]) -> str:
 
 
 def test_the_moment_is_that_of_the_slider(server: str, page: Page) -> None:
-    """The answers at another moment are those of its weights, and a refused file leaves what was there."""
+    """Another moment has the answers of its own weights. If a file doesn't arrive, the old answers stay."""
     started(page, server + "live/")
     answers = page.inner_text(".answers")
     page.route("**/*.bin*", lambda route: route.abort())
@@ -756,7 +756,7 @@ def test_the_markers_are_on_the_curve(server: str, page: Page) -> None:
 
 @torch.no_grad()
 def test_at_first_the_answer_is_the_same_everywhere() -> None:
-    """Nearly, as the page says of BERT at the left end of the slider. At the right end it isn't."""
+    """At the left end of the slider, at least 80% of BERT's answers agree. At the right end, they differ."""
     script = (LIVE / "live.js").read_text("utf-8")
     samples = re.findall(r'^  "(.*)",$', script[script.index("SAMPLES") : script.index("const SHOWN")], re.M)
     assert len(samples) == 5
@@ -807,7 +807,7 @@ def test_the_focus_outlives_the_button_that_had_it(server: str, page: Page, canc
     else:
         others = sum(one["arm"] == LAST["arm"] for one in CARD["checkpoints"]) - 1
         for _ in range(others):
-            # One file after another, and one button for all.
+            # The files arrive one after another, under a single button.
             while not held:
                 page.wait_for_timeout(25)
             assert focused(page, "at.textContent") == "Cancel"

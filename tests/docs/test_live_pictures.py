@@ -1,4 +1,4 @@
-"""The figures of the page's model."""
+"""The figures for the live page."""
 
 import re
 
@@ -48,7 +48,7 @@ def small() -> Record:
 
 
 def parse_figure(figure: str) -> Tag:
-    """The figure, after what every one of them must have."""
+    """Parses a figure, and checks what every figure must have."""
     page = BeautifulSoup(figure, "html.parser")
     assert "\n" not in figure and page.find("script") is None
     svg = page.find("svg", role="img")

@@ -121,7 +121,7 @@ def test_the_typefaces_are_our_own(server: str, page: "sync_api.Page") -> None:
 
 @pytest.mark.parametrize("address", ["", "labml_bert/mlm/", "live/", "claims/", "experiments/mlm_tiny/"])
 def test_a_page_with_its_fonts_is_small(site: Path, server: str, page: "sync_api.Page", address: str) -> None:
-    """Text is compressed as a server does it; fonts are compressed already."""
+    """Sizes are those after compression by the server. Font files are compressed already."""
     urls: set[str] = set()
     page.on("request", lambda request: urls.add(request.url.split("?")[0]))
     page.goto(server + address, wait_until="networkidle")
@@ -214,7 +214,7 @@ def test_print_repeats_no_docstring_and_keeps_figures_whole(server: str, page: "
 
 
 def test_webkit_can_read_our_underlines() -> None:
-    """WebKit ignores the shorthand if it has a style, a color or a thickness."""
+    """WebKit ignores the shorthand `text-decoration` if it has a style, a color or a thickness."""
     for sheet in SHEETS:
         assert set(re.findall(r"text-decoration: ([^;]+);", sheet.read_text("utf-8"))) <= {
             "none",
@@ -223,7 +223,7 @@ def test_webkit_can_read_our_underlines() -> None:
 
 
 def test_no_seam_shows_between_two_rows(server: str, page: "sync_api.Page") -> None:
-    """Firefox leaves a line of the paper between rows whose heights are no whole number of pixels."""
+    """Without a shadow, Firefox shows a line between rows whose heights aren't whole numbers of pixels."""
     page.goto(server + "labml_bert/mlm/")
     leaf, shadow = page.eval_on_selector(
         ".row > .code",

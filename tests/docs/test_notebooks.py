@@ -26,7 +26,7 @@ FILES = notebooks(replace(PROJECT, repo_url="https://example.org/repository"))
 STAND_ALONE = [path for path in FILES if path.startswith("labml_bert/")]
 EXPERIMENTS = [path for path in FILES if path.startswith("experiments/")]
 CHAPTERS = [path for path in FILES if path.startswith("docs/pages/")]
-# As if the project weren't installed, as it is in our tests. A copy in the current folder is still found.
+# Hides the installed project from Python. A copy in the current folder is still found.
 UNINSTALLED = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in f'{f}{type(f)}']"
 
 
@@ -50,7 +50,7 @@ def run_notebook(book: nbformat.NotebookNode, folder: Path) -> str:
 
 
 def copy_project(folder: Path) -> None:
-    """What the first cell would clone and install."""
+    """Copies what the first cell of a notebook would clone and install."""
     for name in SITE.folders:
         shutil.copytree(ROOT / name, folder / name)
 

@@ -1,4 +1,4 @@
-"""What a chapter calculates on paper agrees with what the package counts, and the tables follow from it."""
+"""The FLOPs that a chapter calculates on paper agree with the package's count, and the tables with both."""
 
 import pytest
 from bs4 import BeautifulSoup
@@ -34,7 +34,7 @@ def test_the_original_pretraining() -> None:
     assert original.warmup_tokens == 327_680_000
     short, long = budget.flops(128, 20).total, budget.flops(512, 76).total
     assert original.exaflops * 1e18 == pytest.approx(256 * (900_000 * short + 100_000 * long))
-    # Twelve layers of 12 D^2 weights, 6 FLOPs each.
+    # Twelve layers of 12 D^2 weights, with 6 FLOPs per weight and token.
     assert original.rule_of_thumb * 1e18 == pytest.approx(6 * 12 * 12 * 768**2 * original.tokens)
     assert budget.days(original.tokens / 86_400) == 1
 

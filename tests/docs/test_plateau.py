@@ -25,8 +25,8 @@ PAGE = " ".join((ROOT / "docs" / "pages" / "stuck.md").read_text("utf-8").split(
 def lowest_loss_without_context(p: Tensor, q: Tensor) -> float:
     """
     The expected loss of the best model that reads only the token at the chosen position. `p` has the
-    frequencies that it knows and `q` those of the evaluated text, both `(V,)`, without special tokens. The
-    model sees `[MASK]` in 80% of the cases, the true token in 10%, and one of the `V` tokens in 10%.
+    frequencies that the model knows and `q` those of the evaluated text, both `(V,)`, without special tokens.
+    The model sees `[MASK]` in 80% of the cases, the true token in 10%, and one of the `V` tokens in 10%.
     """
     u = 1 / len(p)
     # The probability that the true token is `w` (row) if `c` (column) is visible, (V, V).

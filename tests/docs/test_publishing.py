@@ -29,7 +29,7 @@ def parse(path: Path) -> BeautifulSoup:
 
 
 def parse_head(text: str) -> Tag:
-    """The head of a page. The rest of it, which takes much longer to parse, is left out."""
+    """The head of a page. The rest of the page, which takes much longer to parse, is left out."""
     head = BeautifulSoup(text[: text.index("</head>")], "html.parser").head
     assert head is not None
     return head
@@ -142,7 +142,7 @@ def test_workflows_and_forms_are_complete(path: Path) -> None:
 
 
 def test_the_notebooks_of_the_site_go_to_a_branch(tmp_path: Path) -> None:
-    """As in the workflow, with a repository in a folder. The second time, the branch exists."""
+    """Runs the workflow's script with a local repository. The second time, the branch exists."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "notebooks", tmp_path / ".ci")
     (tmp_path / "site" / "deep").mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_the_citation_matches_the_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A copy, because setuptools writes into the folder that it builds.
+    # Build a copy, because setuptools writes into the folder that it builds.
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -215,7 +215,7 @@ def test_the_wheel_has_the_sources_the_types_and_the_license(wheel: Path) -> Non
 
 @pytest.mark.long
 def test_the_installed_wheel_trains_and_fills_a_mask(wheel: Path, tmp_path: Path) -> None:
-    """From any folder, and without the clone."""
+    """The wheel works in any folder, without the clone."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site-packages")
     folder = tmp_path / "empty"

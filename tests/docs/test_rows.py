@@ -244,7 +244,7 @@ HOSTILE = "<script>alert(1)</script> & a | b `c` **d** </td><img src=x onerror=a
 
 
 def test_what_a_run_met_is_text_on_every_page() -> None:
-    """The name of a corpus, a machine or a method, and the letters of a picture, whatever they are."""
+    """Names of corpora, machines and methods, and tokens in figures, never become HTML."""
     weights = [[[[0.25] * 4] * 4] * 2] * 2
     tokens = [HOSTILE, "[MASK]", "</svg><script>", "&|"]
     run = record(
@@ -281,7 +281,7 @@ def test_what_a_run_met_is_text_on_every_page() -> None:
 
 
 def rendered(page: str) -> str:
-    """As the site is: by the extensions of mkdocs.yml."""
+    """Renders a page as the site does, with the Markdown extensions of mkdocs.yml."""
     config = load_config(str(ROOT / "mkdocs.yml"))
     return markdown.markdown(
         page, extensions=config.markdown_extensions, extension_configs=config.mdx_configs

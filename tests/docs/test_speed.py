@@ -99,8 +99,8 @@ def test_points_and_roofs_of_the_roofline() -> None:
     bfloat16, float32 = ([(float(x), float(y)) for x, y in roof] for roof in roofs)
     assert bfloat16[0] == float32[0], "both share the memory bandwidth"
     assert bfloat16[2][1] < float32[2][1], "the faster roof is higher"
-    # On logarithmic axes a factor is always the same distance: 8 to 4 on the roofs, 2 to 0.5 between the
-    # points.
+    # On logarithmic axes, equal factors are equal distances. The roofs are a factor of 2 apart (8 and 4), the
+    # points a factor of 4 (2 and 0.5).
     octave = float32[2][1] - bfloat16[2][1]
     assert circles[1][1] - circles[0][1] == pytest.approx(2 * octave, abs=0.3)
     assert circles[0][0] > bfloat16[1][0], "20 FLOPs per byte is right of the ridge at 8"

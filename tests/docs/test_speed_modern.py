@@ -28,7 +28,7 @@ def test_a_different_model_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is what this is compared with")
 
     original = Shape.config
-    # With large weights, the loss depends on the positions.
+    # Make the weights large, so that the loss depends on the positions.
     monkeypatch.setattr(
         Shape, "config", lambda self: dataclasses.replace(original(self), initializer_range=2.0)
     )

@@ -88,7 +88,7 @@ def test_a_ladder_compares_each_row_with_the_one_above(write: Any) -> None:
     rows = [line for line in study_table("small").splitlines() if line.startswith("| ")][1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert cells[0][2:4] == ["not reached", "–"] and cells[0][5] == "–"
-    # From 3.0 at 1,000 tokens to 1.5 at 2,000, and to 1.6 with the other seed: two thirds and 1/1.4.
+    # From 1,000 to 2,000 tokens, the loss falls from 3.0 to 1.5 or 1.6. It's 2.0 after 2/3 or 1/1.4 of these.
     assert float(cells[1][2].split()[0]) * 1e6 == pytest.approx(1000 + 1000 * (2 / 3 + 1 / 1.4) / 2, abs=5000)
     assert [row[5].split()[0] for row in cells[1:]] == ["−1.500", "−0.500"]
     assert [row[6] for row in cells] == ["2.0 min"] * 3
@@ -193,8 +193,8 @@ def test_rotary_positions_leave_the_plateau_in_every_setting(
     name: str, setting: str, least: float, most: float
 ) -> None:
     """
-    What `stuck.md` says in words: how much lower every rotary run ends than every other one, and how little
-    the loss of the others falls in the second half of their runs.
+    `stuck.md` says in words how much lower every rotary run ends than every other run, and how little the
+    loss of the other runs falls in their second half.
     """
     study = read_study(name)
     learned, rotary = (final_losses(study, f"{setting}: {kind}") for kind in ("learned", "rotary"))

@@ -19,7 +19,7 @@ def test_dates_match_the_papers() -> None:
 
 
 def test_entries_are_sorted_by_date() -> None:
-    """Otherwise, lines to the axis would cross."""
+    """In another order, the lines to the axis would cross."""
     assert [entry.date for entry in ENTRIES] == sorted(entry.date for entry in ENTRIES)
 
 
@@ -43,7 +43,7 @@ def test_colors_come_from_the_theme() -> None:
 
 
 def test_text_fits_on_a_phone() -> None:
-    """On a phone, the letters are 22 units high. Common serif fonts are at most as wide as these averages."""
+    """On a phone, letters are 22 units high. In common serif fonts, they average at most these widths."""
     for entry in ENTRIES:
         assert NAME + 13 * len(entry.name) <= CHANGE, entry.name
         assert CHANGE + 11.5 * len(entry.change) <= WIDTH, entry.change

@@ -1,4 +1,4 @@
-"""Verdicts come from the numbers, and the page works with no record, a part of one, and a whole one."""
+"""Verdicts follow from the numbers, and the page works without a record, or with a partial or whole one."""
 
 import json
 import math
@@ -51,7 +51,7 @@ metric = "loss"
 
 
 def one_row(arm: str, seed: int, tau: float, end: float = 1.0) -> dict[str, Any]:
-    """A loss that falls from 3 to near 1, at the pace `tau`, over 100 steps, half of them short."""
+    """A loss that decays from 3 toward 1 in 100 steps, by a factor of e every `tau` steps."""
     curve = [[step, 1 + 2 * math.exp(-step / tau)] for step in range(0, 101, 5)]
     return {
         "arm": arm,
@@ -162,13 +162,13 @@ def test_times_are_steps_times_their_seconds(tmp_path: Path) -> None:
     assert claim.cost_at(short, 60, "seconds") == 50 * 0.5 + 10 * 1.0
     assert claim.cost_at(long, 60, "seconds") == 60
     assert claim.cost_at(short, 60, "tokens") == 60_000
-    # The losses at steps 5 and 10 are known; the loss in the middle of them is met in the middle.
+    # Steps 5 and 10 were evaluated; the mean of their losses is reached halfway between them.
     (_, a), (_, b) = short["curve"][1:3]
     assert claim.arrival(short, (a + b) / 2, "tokens").value == pytest.approx(7500)
 
 
 def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None:
-    """Three runs against three are too few for a bound at the level of the rule, five are enough."""
+    """At the level of the rule, three runs against three are too few for a bound; five are enough."""
     data = record([10, 10.5, 11], [900, 910, 920])
     claim = written(tmp_path, data)
     effect = claim.effect(claim.primary())
@@ -194,7 +194,7 @@ def test_a_run_that_never_arrives_supports_one_side_only(tmp_path: Path) -> None
 def test_a_chapter_can_quote_a_factor(
     short: list[float], long: list[float], expected: str, tmp_path: Path
 ) -> None:
-    """Steps 7.23 and 20.85, on the line between two evaluations. A run that never arrives bounds one side."""
+    """The runs arrive at steps 7.23 and 20.85, by interpolation. A run that never arrives bounds one side."""
     same = {"short": {"16": 1.0, "128": 1.0}, "long": {"128": 1.0}}
     claim = written(tmp_path, record(short, long, step_seconds=same))
     assert claims.describe_gain(claim, "sooner") == expected
@@ -269,7 +269,7 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
-    """It may come from anybody's machine."""
+    """A record may come from anybody's machine, so its text is escaped."""
     sign = "<img src=x onerror=alert(1)>"
     data = record([10, 10.5, 11], [30, 31, 32], date=sign)
     data["hardware"]["name"] = sign
@@ -328,7 +328,7 @@ def test_the_chapters_of_the_claims_link_to_their_sections() -> None:
 def test_the_page_has_a_section_and_a_row_for_each_claim() -> None:
     page = (PAGES / "claims.md").read_text("utf-8")
     titles = [(entry["title"], entry["name"]) for entry in ENTRIES]
-    # Sections about the method have an anchor too.
+    # The section about the method has an anchor too.
     sections = re.findall(r"^## (.+) \{#(.+)\}$", page, re.M)
     assert [section for section in sections if section[1] != "how-a-verdict-is-made"] == titles
     assert re.findall(r'^\| \[(.+?)\]\(#(.+?)\) \| \{\{ verdict\("\2"\) \}\} \|', page, re.M) == titles
@@ -374,7 +374,7 @@ def failed_runs(analysis: Analysis, arm: str) -> dict[float, int]:
 
 
 def test_what_the_page_says_in_words_is_in_the_records() -> None:
-    """Statements of the caveats that no expression works out."""
+    """Checks the statements in the caveats that no expression computes."""
     lengths, head = read_claim("short-to-long"), read_claim("head")
     plateau = lengths.rows[0]["unigram_loss"] - 0.5
     for rate in (2e-3, 4e-3):
@@ -384,7 +384,7 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     for level in (0.5, 1.0, 1.5):
         goals = [(row, row["unigram_loss"] - level) for row in lengths.of("grows evenly")]
         assert not any(lengths.arrival(*goal, "tokens").has_arrived for goal in goals), "no run ever left"
-    # The head without its LayerNorm: its learning rate, and the gap at that one.
+    # The head without its LayerNorm: its learning rate, and its gap to the whole head at this learning rate.
     assert losses(head, "no LayerNorm", 2e-3)[0] > head.rows[0]["unigram_loss"] - 0.1
     assert {row["point"]["learning_rate"] for row in head.of("no LayerNorm")} == {1e-3}
     gap = losses(head, "no LayerNorm", 1e-3)[0] - losses(head, "both", 1e-3)[0]
@@ -424,7 +424,7 @@ def test_statements_about_means_agree_with_the_records() -> None:
 
 
 def test_a_loss_that_is_said_to_be_higher_is_higher() -> None:
-    """Chapters write `increase(...)` after "higher by"."""
+    """Chapters write `increase(...)` after "higher by", so it must not be negative."""
     text = "".join(page.read_text("utf-8") for page in PAGES.glob("*.md"))
     increases = re.findall(r'increase\("([^"]+)", "([^"]+)"\)', text)
     assert increases

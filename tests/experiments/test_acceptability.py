@@ -72,7 +72,7 @@ def test_items_that_a_model_cannot_tell_apart_are_left_out() -> None:
     good = {"original": "good words", "neighbors": "words good", "shuffle": "and", "replacement": "better"}
     long = good | {"shuffle": "good and better words"}
     unknown = good | {"replacement": "strange words"}
-    # The tokenizer doesn't tell upper case from lower case.
+    # The tokenizer doesn't tell upper case from lower case, so this scramble equals the original.
     equal = good | {"neighbors": "Good Words"}
     items = [long, good, unknown, equal, good]
     assert script["choose_items"](items, tokenizer, 3, 2) == [good, good]
@@ -91,7 +91,7 @@ def test_the_baseline_scores_every_token_of_a_sentence() -> None:
     *_, expected = ngram_baselines(train, ids, V, specials)
     score = script["ngram_score"](ngrams, tokenizer, sentence)
     assert score == pytest.approx(-expected.loss)
-    # Next to `[CLS]`, the model only knows how often the token occurs.
+    # Next to `[CLS]`, the n-gram model only knows how often the token occurs.
     first = ngrams.p_w[ids[1]]
     assert script["ngram_score"](ngrams, tokenizer, "n") == pytest.approx(math.log(first))
     assert score > script["ngram_score"](ngrams, tokenizer, "wno eth dgo")
@@ -137,7 +137,7 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     for row in result["wins"].values():
         assert list(row) == ["model", "two-neighbor n-gram"]
         assert all(0 <= wins["low"] <= wins["fraction"] <= wins["high"] <= 1 for wins in row.values())
-    # Hardly any of these sentences is as likely in another order, and the n-gram model has read the text.
+    # The n-gram model has read the text, and hardly any sentence is as likely in another order.
     assert result["wins"]["shuffle"]["two-neighbor n-gram"]["fraction"] > 0.9
     assert str(run_folder) not in record_path.read_text()
 

@@ -79,7 +79,7 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# The arguments, and a part of the error message.
+# Each case has the arguments and a part of the error message.
 BAD_INPUT = {
     "unknown corpus": (["--corpus", "nonsense"], "no corpus or file is called 'nonsense'"),
     "missing file": (["--corpus", "./missing.txt"], "no corpus or file is called './missing.txt'"),
@@ -161,7 +161,7 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
-# The same for the other programs.
+# For the other programs, each case begins with the program.
 MORE_BAD_INPUT = {
     "attention without a model": ("attention_map", [], "no run under logs"),
     "attention without a mask": ("attention_map", ["none here", "--run", "good"], "no [MASK] in the text"),
@@ -242,7 +242,7 @@ def test_a_corpus_larger_than_memory_is_bad_input_too(
 ) -> None:
     (tmp_path / "large").mkdir()
     with open(tmp_path / "large" / "text.txt", "wb") as file:
-        # Most file systems store only what was written, which is nothing.
+        # Nothing is written to the file, so on most file systems it takes no space.
         file.truncate(2**43)
     with pytest.raises(SystemExit) as exit_info:
         main_in_process(monkeypatch, tmp_path, "--corpus", name)

@@ -96,7 +96,7 @@ def test_other_maskings_and_the_published_adam(
 
 @pytest.mark.long
 def test_a_killed_and_resumed_run_gives_identical_weights(document_folder: Path, tmp_path: Path) -> None:
-    """Bit for bit, across the change of length and with dropout on."""
+    """The weights agree bit for bit, with dropout on, even if the sequence length changes in between."""
     common = ["--corpus", document_folder, *PAIRS, "--steps=60", "--checkpoint-seconds=0"]
     run("bert_tiny", *common, cwd=tmp_path)
     uninterrupted = run_of(tmp_path) / CHECKPOINT

@@ -61,7 +61,7 @@ def test_a_gate_of_zeros_blocks_everything() -> None:
 
 
 def test_pre_norm_leaves_the_residual_stream_alone() -> None:
-    """With the outputs of both sublayers at zero, a block returns its input, at any size."""
+    """If both sublayers output zero, a block returns its input, however large the values are."""
     layer = PreNormLayer(BertLayer(CONFIG), CONFIG, is_first=False, is_last=False).eval()
     for part in (layer.attention["output"], layer.output):
         torch.nn.init.zeros_(part.dense.weight)
@@ -71,7 +71,7 @@ def test_pre_norm_leaves_the_residual_stream_alone() -> None:
 
 
 def test_all_changes_together_are_the_blocks_of_modern() -> None:
-    """With the weights of a `ModernBertForMaskedLM`, the encoder gives its hidden states."""
+    """With the weights of a `ModernBertForMaskedLM`, the changed encoder gives the same hidden states."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
     modern = ModernBertForMaskedLM(

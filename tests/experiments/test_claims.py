@@ -110,7 +110,7 @@ def test_causal_labels_are_the_next_tokens_and_nothing_is_masked(options: dict[s
 
 
 def test_the_held_out_labels_of_a_causal_model(options: dict[str, Any]) -> None:
-    """The labels are next tokens as well, at 15% of the positions, and the same positions in every run."""
+    """These labels are next tokens too, at 15% of the positions, which are the same in every run."""
     runs = [
         prepare("masked", {**options, "causal": True, "mlm_probability": p}, seed, CPU)
         for seed, p in ((0, 1.0), (1, 0.15))
@@ -172,7 +172,7 @@ def test_each_growth_gives_its_lengths(options: dict[str, Any]) -> None:
 
 
 def test_a_batch_that_grows_sees_as_many_tokens(options: dict[str, Any]) -> None:
-    """A third of the steps each at a quarter, a half and all of the batch."""
+    """The growing batch is a quarter, a half and all of the batch, for a third of the steps each."""
     tokens = 64 * 21
     fixed, growing = (
         train(
@@ -188,7 +188,7 @@ def test_a_batch_that_grows_sees_as_many_tokens(options: dict[str, Any]) -> None
 
 
 def test_the_mask_rate_falls_during_training(options: dict[str, Any]) -> None:
-    """From half of the tokens to none of them: in windows of 16, each step has at most as many labels."""
+    """It falls from 0.5 toward 0.125: windows of 16 tokens have 8 labels at first and 3 in the last step."""
     changes = {"schedule": "16", "tokens": 64 * 8, "mlm_probability": 0.5, "final_mlm_probability": 0.125}
     run = prepare("masked", {**options, **changes}, 0, CPU)
     assert isinstance(run.text, MaskedText)
@@ -330,7 +330,7 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     ("kind", "name"), [("masked", "color"), ("masked", "next_sentence"), ("pairs", "causal")]
 )
 def test_an_unknown_option_is_rejected(options: dict[str, Any], kind: str, name: str) -> None:
-    """An option of the other kind of run is rejected as well: it would silently change nothing."""
+    """An option of the other kind of run would silently change nothing, so it's rejected as well."""
     del options["max_position_embeddings"]
     with pytest.raises(ValueError, match=f"no option '{name}' for '{kind}'"):
         prepare(kind, {**options, name: 1}, 0, CPU)
@@ -373,7 +373,7 @@ def poison(run: Run, last_good_step: int) -> Callable[[int, Any], None]:
 
 @pytest.mark.slow("trains a model")
 def test_a_run_that_diverges_is_recorded_as_failed(options: dict[str, Any]) -> None:
-    """From that step on the weights stay the same, so the loss of an evaluation would look like a result."""
+    """Once a run diverges, its weights stay the same, so a later held-out loss would look like a result."""
     run = prepare("masked", {**options, "tokens": 64 * 400}, 0, CPU)
     result = train(run, poison(run, 249))
     assert result["result"] == {"loss": None, "failed": 1.0}
@@ -516,7 +516,7 @@ def test_each_arm_uses_the_best_point_of_its_grid(
 def test_a_baseline_is_trained_once_for_all_claims(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only if the kind of run, the options and the seed agree, and the record has all the scores."""
+    """Runs are shared only if their kind, options and seed agree, and the record has all the scores."""
     runs: list[tuple[str, int]] = []
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:

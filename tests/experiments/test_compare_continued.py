@@ -33,7 +33,7 @@ def test_occurrences_are_whole_words_in_their_context() -> None:
     assert first.text[first.start : first.end] == "hat" and len(first.text) < len(texts[0]) / 2
     assert first.text in texts[0]
     assert second == ("kwargs", 0, 6)
-    # Evenly spaced, if there are too many.
+    # If there are too many occurrences, evenly spaced ones are kept.
     many = find_occurrences(tokenizer, ["hat "] * 100, ["hat"], 7)
     assert len(many) == 7
     with pytest.raises(ValueError, match="has none of the new tokens"):

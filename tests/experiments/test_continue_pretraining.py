@@ -58,7 +58,7 @@ def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "old text   old.txt, " in out and "the old text had a loss of " in out
     curves = read_metrics(run)
     for name in ("valid.loss", "valid.old_loss"):
-        # The point at step 0 is the model as it was.
+        # The point at step 0 is the loss before the first step.
         assert [step for step, _ in curves[name]] == [0, 1, 2, 3, 4]
     record = json.loads((folder / "r.json").read_text())
     assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
@@ -98,7 +98,7 @@ def test_a_run_of_a_bert_without_special_tokens_continues(
 
 def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
-    # From another folder: the run remembers where its files are.
+    # The run can resume from another folder, because it remembers where its files are.
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     script = load_script("continue_pretraining")
@@ -194,7 +194,7 @@ def test_bad_input_gets_one_line_and_changes_no_file(
 ) -> None:
     damage, arguments, message = BAD_INPUT[case]
     if damage:
-        # As if somebody had edited the files and followed the message about the checksum.
+        # As if a user had edited the files and then removed the checksums, as the error message says.
         (folder / "model" / SUMS).unlink(missing_ok=True)
         damage(folder)
     before = contents(folder)

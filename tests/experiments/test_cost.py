@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """
-    The script with small models. It is imported by name, so that its worker processes can import it as well.
+    The script with small models. It is imported by name, so that its worker processes can import it too.
     """
     monkeypatch.setattr(cost, "BASE", {"T": 8, "V": 50, "D": 16, "B": 2})
     monkeypatch.setattr(cost, "SIZES", {"T": [4, 8, 16], "V": [20, 50], "D": [16, 32], "B": [1, 2]})

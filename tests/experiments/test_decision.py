@@ -24,7 +24,7 @@ DELTA = 0.03
 
 
 def test_the_interval_is_the_one_of_the_textbook() -> None:
-    """Two samples of three, worked out by hand: variance 1 each, so 4 degrees of freedom."""
+    """Both samples have three values and a variance of 1, so there are 4 degrees of freedom."""
     interval = difference([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
     assert interval.middle == 3.0
     assert interval.high - interval.middle == pytest.approx(2.77645 * math.sqrt(2 / 3), rel=1e-5)
@@ -46,7 +46,7 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
 
 
 def test_a_bound_by_ranks_is_below_the_truth_nineteen_times_in_twenty() -> None:
-    """The true factor is e. For 3 against 3 and 5 against 5 the test has exactly 5.0% and 4.8%."""
+    """The true factor is e. The test's exact level is 5.0% with 3 runs each, and 4.8% with 5 runs each."""
     r = random.Random(0)
     for runs in (3, 5):
         samples = [[[math.exp(r.gauss(mu, 1)) for _ in range(runs)] for mu in (1, 0)] for _ in range(4000)]
@@ -86,8 +86,8 @@ def test_the_rule(low: float, high: float, expected: str) -> None:
 
 def simulate(effect: float, std: float, claims: int = 20_000, ratio: float = 1.0) -> dict[str, float]:
     """
-    How often each decision is reached, looking after 3, 5, 8 and 12 seeds. A claim that is decided stays as
-    it is. `ratio` is how much more the results of the first variant vary than those of the second.
+    How often each decision is reached, with looks after 3, 5, 8 and 12 seeds. A decision is final. `ratio` is
+    the standard deviation of the first variant's results over that of the second variant's.
     """
     r = numpy.random.default_rng(0)
     x = r.normal(effect, std * ratio, (claims, LOOKS[-1]))
@@ -112,7 +112,7 @@ def simulate(effect: float, std: float, claims: int = 20_000, ratio: float = 1.0
 
 @pytest.mark.parametrize("std", [0.003, 0.01, 0.03, 0.1])
 def test_without_an_effect_at_most_one_claim_in_twenty_is_decided_wrongly(std: float) -> None:
-    """`fails` is as wrong as `holds`."""
+    """Without an effect, `fails` is as wrong as `holds`."""
     rates = simulate(0.0, std)
     assert rates["holds"] + rates["fails"] <= 0.05
 
@@ -129,7 +129,7 @@ def test_an_effect_as_large_as_delta_is_seldom_called_none(std: float) -> None:
 
 
 def test_the_power_at_the_effects_that_we_found() -> None:
-    """The mask rate's 0.2 nats and a standard deviation of 0.013; accuracies vary more."""
+    """The first case is the mask rate: 0.2 nats with a standard deviation of 0.013. Accuracies vary more."""
     assert simulate(0.2, 0.013)["holds"] > 0.99
     assert simulate(0.1, 0.025)["holds"] > 0.99
     assert 0.5 < simulate(0.05, 0.04)["holds"] < 0.95
@@ -148,7 +148,7 @@ def test_how_many_seeds_are_needed() -> None:
 
 
 def stability(better: list[list[float]], worse: list[list[float]]) -> Analysis:
-    """For each seed, the learning rates of the grid 1, 2, 4, 8 at which a run failed."""
+    """For each seed, the arguments list the learning rates (of 1, 2, 4 and 8) at which a run failed."""
     rows = [
         {"arm": arm, "seed": seed, "point": {"learning_rate": value}, "result": {"failed": value in failed}}
         for arm, seeds in (("better", better), ("worse", worse))
@@ -164,13 +164,13 @@ def stability(better: list[list[float]], worse: list[list[float]]) -> Analysis:
     [
         # The same point of the grid: the true values can still differ by up to a factor of two.
         ([[8.0]] * 3, [[8.0]] * 3, (0.5, 2.0), "inconclusive"),
-        # One point apart, which may be next to nothing; two points apart, which is at least a factor of two.
+        # One point apart may be almost no difference; two points apart are at least a factor of two.
         ([[8.0]] * 3, [[4.0, 8.0]] * 3, (1.0, 4.0), "inconclusive"),
         ([[8.0]] * 3, [[2.0, 4.0, 8.0]] * 3, (2.0, 8.0), "holds"),
         ([[2.0, 4.0, 8.0]] * 3, [[8.0]] * 3, (0.125, 0.5), "fails"),
-        # A run that is stable at a higher learning rate than one that failed doesn't count.
+        # Stable runs at learning rates above the first failure don't count.
         ([[2.0]] * 3, [[8.0]] * 3, (0.125, 0.5), "fails"),
-        # Stable at all points of the grid, or at none: there is no end on that side.
+        # If a variant is stable at all points of the grid or at none, the interval has no end on that side.
         ([[]] * 3, [[4.0, 8.0]] * 3, (2.0, math.inf), "holds"),
         ([[8.0]] * 3, [[1.0, 2.0, 4.0, 8.0]] * 3, (4.0, math.inf), "holds"),
         ([[]] * 3, [[]] * 3, (0.0, math.inf), "inconclusive"),

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "finetune_docstrings.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `logs/` and in it a run with an untrained model."""
+    """A folder whose `logs/` contains a run with an untrained model."""
     folder = tmp_path_factory.mktemp("work")
     model = folder / "logs" / "bert_tiny" / "20260101-000000" / "model"
     documents = [text for _, text in islice(python_documents(), 100)]
@@ -133,7 +133,7 @@ def test_without_a_run_the_error_says_how_to_train_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def main():
-    """The experiment, imported into this process; the docstrings are read only once."""
+    """The experiment, imported into this process, which reads the docstrings only once."""
     import runpy
 
     names = runpy.run_path(str(SCRIPT))

@@ -48,7 +48,7 @@ CONFIG = BertConfig(
     num_attention_heads=2,
     intermediate_size=64,
     max_position_embeddings=48,
-    # With 0.05, a model of this width needs hundreds of steps before it uses the question at all.
+    # With a range of 0.05, a model of this width needs hundreds of steps before it uses the question at all.
     initializer_range=0.1,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
@@ -56,11 +56,11 @@ CONFIG = BertConfig(
 
 
 def small_function(seed: int) -> Function:
-    """A docstring in which a verb tells the parameter: one opens the *path* and waits for the *timeout*."""
+    """A docstring in which a verb marks the parameter: one opens the *path* and waits for the *timeout*."""
     r = random.Random(seed)
     parts = [["opens", "the", "path"], ["waits", "for", "timeout"], ["sends", "all", "data"]]
     words = [word for part in r.sample(parts, 2) for word in [*part, r.choice([".", ";"])]]
-    # These two words are parameters only after their verbs.
+    # `path` and `data` are parameters only after their verbs.
     words += ["the", r.choice(["path", "data"]), "is", r.choice(["old", "new"])]
     return Function(words, [i < 8 and word in {"path", "timeout", "data"} for i, word in enumerate(words)])
 
@@ -136,7 +136,7 @@ def test_items_for_spans(tokenizer: Tokenizer) -> None:
         # The name is in the question, and nowhere in the text.
         assert not any("0=path" in q.features or "0=data" in q.features for q in item.questions)
     assert "path|-1=the" in first.questions[0].features and "gap 0" in first.questions[0].features
-    # One parameter is no choice, and an answer that is cut off is none.
+    # With one parameter there is no choice, and a truncated row has lost its answer.
     assert make_items(SPAN, tokenizer, [Function(["a", "b"], [True, False])], longest=40) == []
     length = first.positions[1] + 2
     assert len(make_items(SPAN, tokenizer, [function], longest=length)) == 2
@@ -147,7 +147,7 @@ def test_the_metrics(tokenizer: Tokenizer) -> None:
     function = Function(["opens", "the", "path", "now"], [False, False, True, False])
     items = make_items(TOKENS, tokenizer, [function, function], longest=40)
     scores = [torch.tensor([-1.0, 1.0, 1.0, -1.0]), torch.tensor([-1.0, -1.0, -1.0, -1.0])]
-    # One true positive, one false positive, one false negative.
+    # There is one true positive, one false positive and one false negative.
     assert f1_or_accuracy(TOKENS, items, scores) == pytest.approx(2 / 4)
     assert f1_or_accuracy(TOKENS, items, [-torch.ones(4)] * 2) == 0.0
     assert chance(TOKENS, items) == pytest.approx(2 * 2 / (2 + 8))
@@ -164,7 +164,7 @@ def test_a_smaller_draw_is_the_start_of_a_larger_one() -> None:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_method_learns_both_tasks(backbone: Backbone, task: str, arm: str) -> None:
-    """To compare a name with each gap takes a network longer than a test has, so it may memorize spans."""
+    """A network may memorize spans: a test is too short for learning to compare a name with each gap."""
     is_memorized = task == SPAN and arm != WORDS
     parts = (FUNCTIONS[:4], FUNCTIONS[:4]) if is_memorized else (FUNCTIONS[:150], FUNCTIONS[150:])
     train, test = (make_items(task, backbone.tokenizer, part, longest=40) for part in parts)

@@ -69,7 +69,7 @@ def test_other_numbers_of_heads_are_rejected() -> None:
 
 @pytest.mark.slow("trains a model")
 def test_the_order_helps_only_a_model_that_uses_it() -> None:
-    """In a text of runs of equal tokens, a masked token is the same as its left neighbor."""
+    """In a text of runs of four equal tokens, most masked tokens equal their left neighbor."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(6, 30, (400, 8), generator=generator).repeat_interleave(4, dim=1)  # (B, T)
     is_masked = torch.rand(rows.shape, generator=generator) < 0.15

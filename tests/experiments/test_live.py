@@ -136,7 +136,7 @@ def test_the_loss_in_the_metadata_is_that_of_the_file(output_folder: Path, numbe
 
 
 def check_pictures(folder: Path, record: dict[str, Any]) -> None:
-    """The numbers in the pictures follow from the last file."""
+    """Recomputes the numbers in the pictures with the model in the last file."""
     metadata, model = model_of(folder, -1)
     pictures = record["pictures"]
     tokens = {token: i for i, token in enumerate(metadata["tokens"])}
@@ -193,7 +193,7 @@ def test_the_pictures_show_the_last_checkpoint(output_folder: Path) -> None:
 
 
 def test_the_site_has_the_weights_of_the_record() -> None:
-    """The files are complete, small enough to load in seconds, and the ones that the pictures show."""
+    """The files are complete and small enough to load in seconds, and the pictures are computed from them."""
     folder = ROOT / "docs" / "live" / "model"
     record = json.loads((ROOT / "docs" / "runs" / "live.json").read_text())
     metadata = json.loads((folder / "model.json").read_text("utf-8"))
@@ -205,7 +205,7 @@ def test_the_site_has_the_weights_of_the_record() -> None:
         first_download = (files["model.json"], files[entry["file"]])
         assert sum(len(gzip.compress(data)) for data in first_download) < 1_000_000
     assert sum(map(len, files.values())) < 4_500_000
-    # The page draws as many maps for each model, and shares one vocabulary and one limit.
+    # The page draws equally many maps for each model, and all models share a vocabulary and a length limit.
     shared = ("num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
     assert len({tuple(arm["config"][name] for name in shared) for arm in metadata["arms"].values()}) == 1
     check_pictures(folder, record)

@@ -29,7 +29,7 @@ socket.getaddrinfo = socket.create_connection = refuse
 
 
 def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> None:
-    """The header, the baselines, the samples, the result, the record, and the command it ends with."""
+    """Checks the header, the baselines, the samples, the result, the record, and the command at the end."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     out = run(
         "mlm_tiny",
@@ -143,7 +143,7 @@ time.time = lambda: 2 * start - real() - 3600
 
 
 def test_a_run_without_home_git_utf8_and_terminal_while_the_clock_runs_backward(tmp_path: Path) -> None:
-    """All in one run, in a folder whose name has spaces and non-ASCII letters."""
+    """A single run has all of these problems, in a folder whose name has spaces and non-ASCII letters."""
     folder = tmp_path / "ein größerer Ordner"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(BACKWARD_CLOCK)

@@ -64,7 +64,7 @@ def test_your_own_language_from_text_to_a_filled_mask(tmp_path: Path) -> None:
 def test_the_budget_in_the_header(
     words: list[str], budget: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    """Only the header: the training loop ends at once."""
+    """Only the header is tested: the training loop ends at once."""
     monkeypatch.setattr(Trainer, "steps", lambda *_, **__: iter(()))
     monkeypatch.setattr(Run, "finish", lambda *_: None)
     (tmp_path / "text.txt").write_text("some words here. " * 500)
@@ -88,7 +88,7 @@ def test_model_sizes_grow_with_the_text() -> None:
     options = own_language.set_defaults(user_options, 10_000, 800)
     assert (options.hidden_size, options.steps, options.minutes) == (64, None, 2.0)
     assert (options.vocab_size, small.vocab_size) == (900, 1000)
-    # A width of your own determines what depends on the width, and the batch the number of steps.
+    # A width set by the user determines the options that depend on it; the batch size, the number of steps.
     wide = own_language.set_defaults(own_language.Options(hidden_size=768), 100_000, 1000)
     assert (wide.learning_rate, wide.num_attention_heads, wide.initializer_range) == (8e-4, 12, 0.02)
     batch = 2 * small.batch_tokens

@@ -27,7 +27,7 @@ def build(positions: str) -> BertForMaskedLM:
     model = BertForMaskedLM(CONFIG)
     set_positions(model, positions)
     for name, p in model.named_parameters():
-        # A learned bias starts at zero, where it can't be told from none.
+        # A learned bias starts at zero, where it would have no effect.
         if name.endswith("bias.embedding.weight"):
             torch.nn.init.normal_(p)
     return model.eval()
@@ -83,7 +83,7 @@ def test_the_linear_bias_is_that_of_the_paper() -> None:
 
 
 def test_scores_by_hand() -> None:
-    """One row of attention in the first block, from the definition."""
+    """Computes one row of attention scores in the first block by the definition."""
     for positions in ("untied", "relative", "alibi"):
         model = build(positions)
         ids = torch.randint(30, (1, 7))

@@ -19,7 +19,7 @@ METHODS = ["TF-IDF", "mean pooling", "mean pooling, whitened", "SimCSE", "SimCSE
 
 
 def docstrings(start: int, count: int, unseen: bool) -> list[Docstring]:
-    # The model knows no digits.
+    # The model knows no digits, so write numbers in letters.
     names = ["".join("abcdefghij"[int(digit)] for digit in str(i)) for i in range(start, start + count)]
     return [
         Docstring(f"the {x} of this house.\n\nthere is {x}\nin the house.", "house.py", unseen) for x in names
@@ -104,7 +104,7 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert list(columns) == ["mrr", "recall", "mean_cosine"]
         assert {len(values) for values in columns.values()} == {2 if method.startswith("SimCSE") else 1}
         assert all(0 < value <= 1 for value in columns["mrr"])
-    # The number of a description is a word that only its summary has too.
+    # The number in a description occurs only there and in its summary.
     assert result["retrieval"]["TF-IDF"]["mrr"] == [1]
     assert list(result["simcse_minus"]) == [method for method in METHODS if method != "SimCSE"]
     assert str(run_folder) not in path.read_text()

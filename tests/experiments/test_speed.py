@@ -90,7 +90,7 @@ def test_the_third_peer_computes_a_different_model(module: dict) -> None:
     models = {name: module["build_model"](name, shape, 0.0) for name in ("ours", "labml_nn")}
     batch = module["draw_batch"](shape.vocab_size, 2, 8, torch.device("cpu"))
     before = {name: p.clone() for name, p in models["labml_nn"].named_parameters()}
-    # Its weights aren't replaced, and its loss isn't compared.
+    # The weights of `labml_nn` aren't replaced, and its loss isn't compared.
     assert module["check_losses"](models, batch) == 0
     assert all(torch.equal(p, before[name]) for name, p in models["labml_nn"].named_parameters())
     assert models["labml_nn"](*batch).loss.item() > 0

@@ -1,4 +1,4 @@
-"""Each trick in the benchmark changes what its name says, and only the speed of a step."""
+"""Each trick in the benchmark changes what its name says, and nothing but the speed of a step."""
 
 import copy
 import dataclasses
@@ -26,7 +26,7 @@ def losses(trick: Trick, shape: Shape = SHAPE) -> list[float]:
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
 def test_every_trick_computes_the_same_losses(trick: Trick) -> None:
-    """Only masking a random number of tokens changes the losses; approximating GELU does so slightly."""
+    """Masking a random number of tokens changes the losses, and approximating GELU changes them slightly."""
     baseline = losses(Trick("ours", True))
     with_trick = losses(trick)
     if not trick.fixed_mask_count:
@@ -39,13 +39,13 @@ def test_every_trick_computes_the_same_losses(trick: Trick) -> None:
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
 def test_every_trick_changes_the_step(trick: Trick) -> None:
-    """A trick that changed nothing would be compared with itself."""
+    """The benchmark would compare a trick that changes nothing with the same step."""
     model = models.BertForMaskedLM(dataclasses.replace(SHAPE, dropout=0.1).config())
     types_before = [type(module) for module in model.modules()]
     weights = {id(p) for p in model.parameters()}
     replace_modules(model, trick.replacements)
     assert (types_before != [type(module) for module in model.modules()]) == bool(trick.replacements)
-    # The modules with parameters are the same, and none is left out.
+    # The model keeps all of its parameters.
     assert {id(p) for p in model.parameters()} == weights
     assert not any(type(module) in trick.replacements for module in model.modules())
     defaults = Trick(trick.name, trick.kept)

@@ -29,7 +29,7 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
 
     def error_of(*arguments: str) -> str:
-        # Each attempt gets a copy: this process still holds the lock of the last one.
+        # Each attempt gets a copy of the folder, because this process still holds the lock of the last copy.
         copy = tmp_path / f"copy {len(list(tmp_path.iterdir()))}"
         shutil.copytree(folder, copy, symlinks=True)
         with pytest.raises(SystemExit) as exit_info:
@@ -42,7 +42,7 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 
     assert "started with hidden_size = 32, not 64" in error_of("--hidden-size", "64")
     assert "started with steps = 3, not 9" in error_of("--steps", "9")
-    # A run from elsewhere, with a link to a file of the user in it.
+    # A run folder from elsewhere may contain a link to a file of the user.
     (folder / METRICS).rename(tmp_path / "precious")
     lines = (tmp_path / "precious").read_bytes()
     (folder / METRICS).symlink_to(tmp_path / "precious")
@@ -74,7 +74,7 @@ def test_a_resumed_run_keeps_its_micro_batches_and_finds_a_moved_text(
 def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fingerprint of a record reads the text again."""
+    """The fingerprint reads the text again. If that fails, the record is already saved without it."""
 
     def take(*_: object) -> Fingerprint:
         raise ValueError("cannot read text.txt: Permission denied")
@@ -125,14 +125,14 @@ def test_a_run_whose_files_are_links_is_rejected(name: str, tmp_path: Path) -> N
 def test_runs_that_start_in_the_same_second_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens when the clock is set back."""
+    """The same second can occur twice if the clock is set back."""
     monkeypatch.setattr(time, "strftime", lambda *_: "20200101-000000")
     names = [new_run_path(tmp_path, "x").name for _ in range(3)]
     assert names == ["20200101-000000", "20200101-000000-2", "20200101-000000-3"]
 
 
 def test_a_run_folder_has_a_utf8_name(tmp_path: Path) -> None:
-    """Otherwise safetensors couldn't read the checkpoint that it wrote."""
+    """In a folder with another name, safetensors couldn't read the checkpoint that it wrote."""
     folder = tmp_path / os.fsdecode(b"runs \xff")
     with pytest.raises(ValueError, match="is not UTF-8; use another folder"):
         new_run_path(folder, "mlm_tiny")

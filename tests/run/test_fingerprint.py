@@ -89,7 +89,7 @@ def test_a_changed_constant_in_mlm_py_is_detected(
 
     monkeypatch.setattr(mlm.TokenMasker, "__call__", mask_less)
     assert difference(original, take_small_fingerprint(options)) != ""
-    # It is detected on another processor as well, where a tolerance applies.
+    # The change is detected on another processor as well, where a tolerance applies.
     assert difference({**original, "processor": "another"}, take_small_fingerprint(options)) != ""
 
 
@@ -111,7 +111,7 @@ def test_the_command_checks_and_writes_records(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`--write` adds what a record lacks. After that, the command finds it, and finds a changed loss."""
+    """`--write` adds a missing fingerprint. After that, the command checks it and detects a changed loss."""
     monkeypatch.setattr(fingerprint, "RUNS", tmp_path)
     corpus = {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
     record = {"experiment": "mlm_tiny", "configuration": options.configuration(), "corpus": corpus}
@@ -144,7 +144,7 @@ def test_the_command_checks_and_writes_records(
 
 
 def test_an_arm_is_skipped_without_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each arm of a claim may name its own corpus. None is downloaded for a check."""
+    """Each arm of a claim may name its own corpus. A check doesn't download any corpus."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     record = json.loads((RUNS / "claims" / "positions-by-text.json").read_text("utf-8"))
     shakespeare = "characters of tiny Shakespeare: rotary"

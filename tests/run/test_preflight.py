@@ -94,7 +94,7 @@ def test_a_variable_of_torchrun_alone_does_not_make_a_process_of_it(tmp_path: Pa
 
 
 def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> None:
-    """No file may have any bytes."""
+    """The limit `ulimit -f 0` lets no file have any bytes."""
     words = ["sh", "-c", 'ulimit -f 0; exec "$0" -m labml_bert.runs nowhere', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def new_environment(folder: Path, *paths: str) -> str:
     """
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # Python ignores .pth files in folders that are listed in one, and an editable install is such a file.
+    # An editable install is a .pth file. Python ignores those in folders that a .pth file lists.
     (packages / "others.pth").write_text("\n".join(paths) + "\n")
     return str(folder / "bin" / "python")
 
@@ -144,7 +144,7 @@ def run_clean(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 def test_a_clone_runs_uninstalled_from_any_directory(clone: Path, tmp_path: Path, corpus_file: Path) -> None:
-    """In an environment that has the dependencies but not the package."""
+    """The environment has the dependencies but not the package."""
     paths = sysconfig.get_paths()
     python = new_environment(tmp_path / "environment", *{paths["purelib"], paths["platlib"]})
     elsewhere = tmp_path / "elsewhere"

@@ -31,7 +31,7 @@ def test_no_other_file_is_replaced(text: str, tmp_path: Path) -> None:
 
 
 def test_a_record_is_replaced(tmp_path: Path) -> None:
-    """However it is indented."""
+    """The indentation of the old record doesn't matter."""
     record = {"experiment": "mlm_tiny", "command": "python experiments/mlm_tiny.py", "date": "2020-01-01"}
     path = tmp_path / "record.json"
     for text in (json.dumps(record, indent=1), json.dumps(record, separators=(",", ":"))):

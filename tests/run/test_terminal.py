@@ -60,7 +60,7 @@ def test_a_name_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.processes
 def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(corpus_file: Path, tmp_path: Path) -> None:
-    """With the options that the checkpoint doesn't have: micro-batches change the last bits of a result."""
+    """The printed command has the number of micro-batches, which changes the last bits of a result."""
     options = ["--corpus", corpus_file, "--minutes", 5, "--gradient-accumulation-steps", 2]
     out = stop_with_ctrl_c(command("mlm_tiny", *SMALL, *options), tmp_path)
     *_, resume, folder, name, value = shlex.split(out.splitlines()[-1])
@@ -81,8 +81,8 @@ def test_a_run_is_saved_if_nobody_reads_its_output(
     number: int | None, stderr: int, corpus_file: Path, tmp_path: Path
 ) -> None:
     """
-    On Ctrl-C, `tee` ends before the run that writes to it; `head` ends by itself. With `2>&1`, stderr has no
-    reader either.
+    On Ctrl-C, a `tee` that reads the output ends before the run; `head` ends by itself. With `2>&1`, nobody
+    reads stderr either.
     """
     words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -113,7 +113,7 @@ def test_a_path_is_never_printed_as_an_option(tmp_path: Path, monkeypatch: pytes
 def test_output_that_cannot_be_written_ends_no_run(
     keeps_running: bool, exit_code: int, tmp_path: Path
 ) -> None:
-    """A run goes on and can be saved; any other command ends with one line."""
+    """A run continues and can be saved; any other command ends with a one-line message."""
     code = f"""
 import resource
 from labml_bert.stdout import console
@@ -134,7 +134,7 @@ console.print("2")
 def test_the_last_line_cannot_control_the_terminal_either(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """If nobody reads the output, it goes to stderr without rich."""
+    """If nobody reads stdout, the last line goes to stderr, without rich."""
     monkeypatch.setattr(console, "quiet", True)
     print_last("\nresume with:\n  --resume a\x1b[2Jb")
     assert capfd.readouterr().err == "resume with:  --resume a?[2Jb\n"
@@ -159,7 +159,7 @@ def test_closing_the_terminal_saves_the_run(corpus_file: Path, tmp_path: Path) -
 
 @pytest.mark.processes
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
-    """Otherwise, warnings of C code would end up in a checkpoint."""
+    """If a checkpoint got such a number, warnings of C code would end up in it."""
     code = "from labml_bert.run import preflight; raise SystemExit(open('file', 'w').fileno())"
     words = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, code]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -245,7 +245,7 @@ def screen(text: str, width: int = 80) -> list[str]:
 
 @pytest.mark.processes
 def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: Path, tmp_path: Path) -> None:
-    """Ends with Ctrl-C typed into the terminal, which echoes `^C`."""
+    """The test ends the run by typing Ctrl-C into the terminal, which echoes `^C`."""
     words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
     pid, terminal = pty.fork()
     if pid == 0:
@@ -279,13 +279,13 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
     # The folder's name can be long, and a terminal wraps lines in the middle of a word.
     assert "--resume" in "".join(lines)
     assert folder is not None and load_checkpoint(folder)[0]["step"] > 0
-    # The lock was released with the process.
+    # The lock was released when the process ended.
     with files.lock(folder):
         pass
 
 
 def test_a_text_that_a_tokenizer_cannot_encode_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The library raises a bare `Exception`. Its panics aren't even that."""
+    """The library raises a bare `Exception`. Its panics aren't even an `Exception`."""
     tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
     with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
         tokenizer.encode("b")

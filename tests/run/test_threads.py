@@ -48,7 +48,7 @@ def test_an_option_that_names_no_threads_is_rejected() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_timing_leaves_everything_as_it_was(two_threads: None, optimizer: str) -> None:
-    """The weights and all random states, although the timed steps use dropout and draw a batch."""
+    """Weights and random states don't change, although the timed steps use dropout and draw a batch."""
     trainer, next_batch = new_trainer(None, optimizer=optimizer)
     weights = copy.deepcopy(trainer.model.state_dict())
     states = torch.get_rng_state(), trainer.generator.get_state()
@@ -92,7 +92,7 @@ def test_auto_takes_the_fastest_and_a_resumed_run_keeps_it(
     assert json.loads((tmp_path / "record.json").read_text())["hardware"]["threads"] == fastest
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     assert load_checkpoint(folder)[0]["threads"] == fastest
-    # The next run in this process has the choice again.
+    # The run has reset the number of threads for the next run in this process.
     assert torch.get_num_threads() == 2
     rewind(folder)
     monkeypatch.setattr(experiment, "time_threads", lambda *_: pytest.fail("timed again"))
@@ -132,7 +132,7 @@ def test_other_cores_or_processes_keep_their_threads(two_threads: None, tmp_path
 @pytest.mark.long
 @pytest.mark.processes
 def test_a_killed_run_with_auto_resumes_bit_for_bit(corpus_file: Path, tmp_path: Path) -> None:
-    """Even if PyTorch would use another number of threads by now."""
+    """It does so even if PyTorch would now use another number of threads."""
     options = [*SMALL, "--corpus", corpus_file, "--steps", 300, "--hidden-dropout-prob", 0.1]
     killed = subprocess.Popen(
         command("mlm_tiny", *options, "--runs", "killed", "--threads", "auto", "--checkpoint-seconds", 0),

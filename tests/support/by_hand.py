@@ -16,7 +16,7 @@ def cross_entropy_by_hand(logits: list[float], label: int) -> float:
 
 
 def randomize_weights(module: Any, generator: torch.Generator) -> Any:
-    """Makes the weights double precision and of size 1, so that no error hides behind a zero."""
+    """Draws double-precision weights with a standard deviation of 1, so that no error hides behind a zero."""
     module = module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,6 +1,6 @@
 """
-Every command and every experiment of the project, with the smallest sizes, in a folder of their own. They run
-in forks of this process, which has already loaded PyTorch, so a run takes a fraction of a second.
+Every command and every experiment of the project, with the smallest sizes, in a folder of their own. Each
+runs in a fork of this process, which has already loaded PyTorch, so a run takes a fraction of a second.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from labml_bert.training.checkpoint import PREVIOUS
 from tests.support.runs import script, small_text
 from tests.support.syscalls import OnCall, trace
 
-# In seconds. A command that takes longer hangs.
+# Seconds. A command that takes longer is considered stuck.
 LIMIT = 120
 SIZES = "--hidden-size=16 --num-attention-heads=2 --num-hidden-layers=1 --batch-tokens=128"
 RUN = f"{SIZES} --schedule=8,16 --max-position-embeddings=16 --steps=2 --checkpoint-seconds=0"
@@ -37,7 +37,7 @@ PAIRS = (
 )
 LONGER = RUN.replace("8,16 --max-position-embeddings=16", "8,32 --max-position-embeddings=32")
 SUBWORDS = RUN + " --vocab-size=100"
-# The names of the runs that other commands start from.
+# The folders of the runs that other commands start from.
 TINY, BERT = "models/tiny", "models/bert"
 
 
@@ -227,7 +227,7 @@ class Workshop:
 def load_libraries(words: str) -> None:
     """Loads what the command lines `words` take long to load."""
     torch.set_num_threads(1)
-    # Several blocks for a text of a few kilobytes.
+    # Small sizes, so that a text of a few kilobytes has several blocks.
     text_files.CHUNK_SIZE, token_files.BLOCK_SIZE = 1_000, 3_000
     warnings.simplefilter("ignore")
     before = signal.getsignal(signal.SIGINT)
@@ -240,7 +240,7 @@ def load_libraries(words: str) -> None:
     signal.signal(signal.SIGINT, before)
 
 
-# What a folder holds
+# The contents of a folder
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -265,17 +265,17 @@ def is_temporary(name: str) -> bool:
     return name.endswith(PART) or ".incomplete" in name or re.search(r"(^|/)\.tmp", name) is not None
 
 
-# The files that grow. What a failed write leaves at the end of one is skipped later.
+# Files that grow. Readers skip what a failed write leaves at the end of such a file.
 GROWING = ("metrics.jsonl", "blocks.jsonl", "train.bin", "valid.bin")
 
 
 def is_whole(name: str, data: bytes, reference: bytes | None, scratch: Path) -> bool:
-    """Whether a file is complete, judged by its kind. A kind without an end must equal the reference."""
+    """Whether a file is complete, judged by its kind. A file of any other kind must equal the reference."""
     path, suffix = Path(name), Path(name).suffix
     if data == reference or path.name in GROWING:
         return True
     if path.name == SUMS:
-        # The files of a folder are written one by one, and the list grows with them.
+        # The files of a folder are written one by one, and this list of checksums grows with them.
         return all(re.fullmatch(rb"[0-9a-f]{64}  .+\n", line) for line in data.splitlines(keepends=True))
     file = scratch / f"file{suffix}"
     file.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def is_whole(name: str, data: bytes, reference: bytes | None, scratch: Path) -> 
             return all(json.loads(line) for line in ([data] if suffix == ".json" else data.splitlines()))
         except ValueError:
             return False
-    # Both contain times, and a resumed run names more options in its model card. Their ends are the same.
+    # HTML pages and model cards contain times, and the card of a resumed run more options, so check the end.
     if reference is None or suffix not in (".html", ".md"):
         return False
     last_heading = reference.rpartition(b"\n## ")[2].partition(b"\n")[0] if suffix == ".md" else b""
@@ -304,11 +304,11 @@ def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool
     if data == reference:
         return True
     if name.endswith(PREVIOUS):
-        # A run goes on if it can't keep the checkpoint before the last one.
+        # A run continues if it can't keep the checkpoint before the last one.
         return is_whole(name, data, reference, scratch)
     if name.endswith(".safetensors"):
         tensors = []
-        # In two files, because the tensors may be mapped from them.
+        # Write two files, because the tensors may be mapped from them.
         for number, content in enumerate((data, reference)):
             path = scratch / f"{number}.safetensors"
             path.unlink(missing_ok=True)
@@ -323,7 +323,7 @@ def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool
 
 
 def without_times(value: object) -> object:
-    """JSON without the numbers that a clock or a path decides."""
+    """JSON without the values that depend on the time or on a path."""
     if isinstance(value, dict):
         return {
             key: without_times(item)

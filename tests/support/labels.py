@@ -1,4 +1,4 @@
-"""Files of labels and small runs, and what happens to bad ones."""
+"""Files of labels and small runs, good and bad, and a check of the errors."""
 
 import contextlib
 import csv

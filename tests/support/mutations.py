@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labml_bert.run.terminal import exit_on_bad_input
 
-# Text that means something in one of the formats.
+# Pieces that mean something in one of the file formats.
 PIECES = [
     *[b"\0", b"\n", b"\r\n", b'"', b"'", b",", b":", b"{", b"}", b"[", b"]", b"\\", b"\xff", b"\xc3"],
     *[b"null", b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 30, b"9" * 5000, b"1e-400", b"true"],
@@ -24,7 +24,7 @@ VALUES: list[Any] = [
     *[float("nan"), float("inf"), "", "x", "0", "1", "x" * 5000, "\x1b[31m\u202e", "\ud800", "../../etc"],
     *[[], {}, [[]], {"": 1}, [1, 2], ["a", "b"], [None], {"type": None}, {"type": "x"}],
 ]
-# Hypothesis can't dump this: Python's own writer would be too deep.
+# A placeholder, because Python's JSON writer can't nest so deeply.
 DEEP = "a string that becomes a hundred thousand brackets"
 
 
@@ -57,7 +57,7 @@ def damaged_bytes(draw: st.DrawFn, intact: bytes, most: int = 3) -> bytes:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each value inside some JSON, the whole included. Of a long list, the first few."""
+    """The path of each value inside some JSON, the whole included. Long lists and objects are cut short."""
     yield path
     if isinstance(value, dict):
         for key in list(value)[:50]:
@@ -113,7 +113,7 @@ def read_as_commands_do(read: Callable[[], Any], *words: str) -> Any:
     def stop(number: int, frame: object) -> None:
         raise TooSlow
 
-    # Seconds of this process, so other programs don't count, and then those of a clock, for one that waits.
+    # CPU time, so that other programs don't count, and then time by the clock, for a reader that waits.
     before = [(number, signal.signal(number, stop)) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, 5)
     signal.setitimer(signal.ITIMER_REAL, 60)

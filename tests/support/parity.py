@@ -60,7 +60,7 @@ def random_batch(config: BertConfig, seed: int, pairs: bool) -> dict[str, torch.
 
 
 def assert_same_gradients(ours, theirs) -> None:
-    """After `backward` of both models: the parameters have the same names and the same gradients."""
+    """Checks, after `backward` of both models, that their parameters have the same names and gradients."""
     grads = {name: p.grad for name, p in theirs.named_parameters()}
     assert {name for name, _ in ours.named_parameters()} == set(grads)
     for name, parameter in ours.named_parameters():

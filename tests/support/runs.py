@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Sizes with steps of about a millisecond.
+# With these sizes, a step takes about a millisecond.
 SIZES = ["--hidden-size=32", "--num-attention-heads=2", "--num-hidden-layers=2", "--batch-tokens=512"]
 SMALL = [*SIZES, "--schedule=8,32", "--max-position-embeddings=32"]
 

@@ -16,7 +16,7 @@ Model = BertForMaskedLM | ModernBertForMaskedLM
 
 
 def subword_tokenizer() -> Tokenizer:
-    """It splits *unusual* into several pieces, and doesn't know the letter z."""
+    """A tokenizer that splits *unusual* into several pieces, and doesn't know the letter z."""
     return wordpiece_tokenizer(["the cat saw an old dog " * 9, TEXT], 45)
 
 

@@ -17,7 +17,7 @@ PROBABILITY = st.sampled_from([0.0, 0.15, 1.0]) | st.floats(0, 1)
 
 
 def draw_ids(draw: st.DrawFn, B: int, T: int, values: st.SearchStrategy[int]) -> Tensor:
-    """An int64 tensor `(B, T)` of any such values."""
+    """An int64 tensor `(B, T)` of values from a strategy."""
     return torch.tensor(draw(st.lists(values, min_size=B * T, max_size=B * T)), dtype=torch.int64).view(B, T)
 
 

@@ -1,7 +1,7 @@
 """
 Stops a process at each system call that touches files in a folder, so that a test can record the call, make
-it fail, or shorten a write. It sees the calls of all code: of Python, and of safetensors, Arrow and the C
-library too, and of processes that this process starts.
+it fail, or shorten a write. This covers the calls of all code: in Python, safetensors, Arrow and the C
+library, and in the processes that this process starts.
 
 A filter in the kernel (seccomp) picks the calls, and `ptrace` shows them to us. Both need Linux; the numbers
 below are those of x86-64.
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 IS_SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 
-# For each call: its number, its name here, and where its paths are: the numbers of the arguments with the
-# folder (or `None`) and the path. A call without paths has a file descriptor as its first argument.
+# By the number of a call: its name here, and for each of its paths, the numbers of the arguments with the
+# folder (or `None`) and with the path. A call without paths has a file descriptor as its first argument.
 CALLS: dict[int, tuple[str, tuple[tuple[int | None, int], ...]]] = {
     2: ("open", ((None, 0),)),
     257: ("open", ((0, 1),)),
@@ -48,7 +48,7 @@ CALLS: dict[int, tuple[str, tuple[tuple[int | None, int], ...]]] = {
     268: ("chmod", ((0, 1),)),
 }
 OPENAT, CREAT, PWRITE, WRITEV, UNLINKAT = 257, 85, 18, 20, 263
-# The places of registers in what `ptrace` returns: the number of the call, its result, and its arguments.
+# Indices into the registers that `ptrace` returns: the number of the call, its result, and its arguments.
 NUMBER, RESULT, ARGUMENTS = 15, 10, (14, 13, 12, 7, 9, 8)
 AT_FDCWD, AT_REMOVEDIR = -100, 0x200
 TRACEME, CONTINUE, GET_REGISTERS, SET_REGISTERS, SET_OPTIONS, GET_EVENT = 0, 7, 12, 13, 0x4200, 0x4201
@@ -57,7 +57,7 @@ OPTIONS = 0x2 | 0x4 | 0x8 | 0x10 | 0x80 | 0x100000
 FORK_EVENTS, EXEC_EVENT, SECCOMP_EVENT = (1, 2, 3), 4, 7
 WAIT_ALL = 0x40000000
 
-# The answer of `on_call` that halves a write.
+# With this answer, `on_call` halves a write.
 SHORT = -1
 
 
@@ -89,7 +89,7 @@ class Program(ctypes.Structure):
 
 
 def stop_at_calls() -> None:
-    """In the process itself: lets the parent trace it, and stops it at each of the calls from now on."""
+    """Lets the parent trace this process, and stops the process at each of the calls from now on."""
     libc.ptrace(TRACEME, 0, None, None)
     os.kill(os.getpid(), signal.SIGSTOP)
     # Load the number of the call; if it's one of ours, report it, otherwise allow it.
@@ -162,7 +162,7 @@ def handle(pid: int, folder: Path, on_call: OnCall) -> None:
     if answer == SHORT:
         registers[ARGUMENTS[2]] = max(1, arguments[2] // 2)
     else:
-        # Without a number, the kernel skips the call and returns this result.
+        # With -1 as its number, the kernel skips the call and returns this result.
         registers[NUMBER], registers[RESULT] = 2**64 - 1, 2**64 - answer
     libc.ptrace(SET_REGISTERS, pid, None, ctypes.cast(registers, ctypes.c_void_p))
 
@@ -208,7 +208,7 @@ def read_path(pid: int, at: int, address: int) -> str:
     """An absolute path, from an argument and the folder that it's relative to."""
     path = b""
     while b"\0" not in path:
-        # Not across the end of a page: the next one may not exist.
+        # Read at most to the end of a page, because the next page may not exist.
         start = address + len(path)
         path += read_memory(pid, start, 4096 - start % 4096)
     name = os.fsdecode(path.partition(b"\0")[0])

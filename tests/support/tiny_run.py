@@ -1,4 +1,4 @@
-"""A run to measure something on, and the error for a run or an option that a script can't use."""
+"""A tiny run for other scripts, and a check of their error for a run or an option that they can't use."""
 
 import runpy
 from collections.abc import Callable

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in ("step_hook", "commit_runs")]
-# Parts of a record that describe the run. If they matter, the losses differ as well.
+# Parts of a record that describe the run. If a difference in them matters, the losses differ as well.
 NOT_MEASURED = {"command", "date", "commit", "versions", "hardware", "configuration", "corpus", "claim"}
 
 # Sizes for runs of a few seconds.
@@ -33,7 +33,7 @@ PAIRS = f"--corpus {{texts}} {SMALL_OPTIONS} --vocab-size 300 --schedule 32:1,64
 CLAIM_BATCH, CLAIM_STEPS, GROWING_CLAIM, GROWING_STEPS = 256, 24, "short-to-long", 640
 # Scores require fine-tuning on thousands of texts, so only the first claim with scores measures them.
 CLAIM_WITH_SCORES = "next-sentence"
-# In seconds. No command takes this long unless it is stuck.
+# Seconds. No command takes this long unless it is stuck.
 TIMEOUT = 3600
 
 
@@ -50,15 +50,15 @@ class Command:
     arguments: str
     processes: int = 1
     kill_after: int = 0
-    # The name of a file, or of a folder for a script that writes several records.
+    # A file, or a folder for a script that writes several records.
     record: str = "record.json"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command computed."""
+    """The results of a command."""
 
-    # The log of each process, as lines.
+    # The lines of each process's log.
     logs: dict[str, list[str]]
     # Every number in the record, by its path.
     numbers: dict[str, Any]
@@ -94,7 +94,7 @@ def commit_of_working_tree(root: Path, folder: Path) -> str:
 
 
 class Checkout:
-    """A commit in a folder of its own, and everything it computes."""
+    """A commit in a folder of its own, and the outcomes of its commands."""
 
     def __init__(self, repository: Path, commit: str, folder: Path, results: Path):
         """`results` is the folder with the outcomes of earlier comparisons."""
@@ -291,7 +291,7 @@ def shrink_claims(path: Path, texts: Path) -> None:
         small_options = {**SMALL, "batch_tokens": CLAIM_BATCH, "corpus": str(texts)}
         claim["options"] = {**small_options, **claim["options"], **tokens}
         claim["seeds"] = 1
-        # Older commits run no fresh seeds. Without a primary endpoint, newer ones don't either.
+        # Older commits run no fresh seeds. Without a primary endpoint, newer commits don't either.
         claim.pop("primary", None)
         claim["grid"] = {name: values[:2] for name, values in claim["grid"].items()}
         if "batch_tokens" in claim["grid"]:

@@ -44,7 +44,7 @@ from tests.tools.commit_runs import (
 )
 
 ROOT = Path(__file__).parents[2]
-# Commands that are meant to give a different outcome, by the start of their names, and why.
+# Commands whose outcome is meant to differ, by the start of their names, with the reason.
 INTENDED = {
     "finetune_docstrings": "the bag of words is fitted by scikit-learn; the networks have equal losses",
     "mlm_words": "the script trains the modern encoder",

@@ -15,7 +15,7 @@ such as those of safetensors and Arrow. Afterwards:
 - every file is whole, and is either as before or as after a run without a fault; no temporary file is left;
 - the command that the message names, or else the same command, leads to the result of a run without a fault.
 
-A failed allocation isn't tried, and neither is a failed read: a damaged file is, in other tests.
+Failed allocations and failed reads aren't tried. Other tests try damaged files.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Trial:
         self.calls.append(call)
 
     def faults(self, every: int) -> Iterator[tuple[int, int]]:
-        """The number of a call, and its error."""
+        """The faults to try: pairs of the number of a call and its error."""
         for n in range(1, len(self.calls) + 1, every):
             for answer in ERRORS[self.calls[n - 1].name]:
                 yield n, answer
@@ -102,7 +102,7 @@ class Trial:
         yield from (f"{where}: {problem}" for problem in problems)
 
     def check_end(self, outcome: Outcome) -> Iterator[str]:
-        """The exit code and the message."""
+        """Checks the exit code and the message."""
         lines = outcome.errors.splitlines()
         if outcome.code not in self.command.codes:
             yield f"exit code {outcome.code}: {' | '.join(lines[-3:])}"
@@ -112,10 +112,10 @@ class Trial:
             yield f"no message, but {outcome.errors!r}"
 
     def check_files(self, call: Call) -> Iterator[str]:
-        """What is left on the disk."""
+        """Checks the files that are left on the disk."""
         after, scratch = read_folder(self.workshop.folder), self.workshop.output
         for name, data in after.items():
-            # With a run folder of its own, the earlier run has kept its name.
+            # If the failed run had a folder of its own, the folder of the earlier run has kept its name.
             if data == self.before.get(name) or re.search(r"^logs/\w+/2", name):
                 continue
             if is_temporary(name):
@@ -125,13 +125,13 @@ class Trial:
                 yield f"{name} is new"
             elif not is_whole(name, data, self.reference.get(name), scratch):
                 yield f"{name} is not whole ({len(data)} bytes)"
-        # A run that began gets the name `RUN` from the earlier one, whose files have another name then.
+        # If a new run began, `RUN` is its name, and the files of the earlier run have another name.
         for name in self.before.keys() & self.reference.keys() - after.keys():
             if "/RUN/" not in name:
                 yield f"{name} is gone"
 
     def check_rerun(self, outcome: Outcome) -> Iterator[str]:
-        """What happens after the fault."""
+        """Checks the run that follows the fault."""
         words = self.command.words
         resume = re.search(r"--resume (\S+)", outcome.errors)
         if resume:

@@ -42,8 +42,8 @@ WITH_CHECKPOINTS = {
     "own_language": ["--corpus=text.txt", "--steps=600", "--vocab-size=120"],
     "bert_tiny": ["--corpus=texts", "--steps=200", "--vocab-size=120"],
 }
-# A kill usually happens during the computation. It only matters while the record is written, at the very end,
-# so the sizes are as small as possible.
+# Most kills happen during the computation, but only those during the writing of the record, at the very end,
+# matter. So the sizes are as small as possible.
 WITHOUT_CHECKPOINTS = {
     "attention_map": ["--run=model", "the cat [MASK] the dog"],
     "speed": ["--shapes=characters", "--dropout=0", "--rounds=1", "--batch-size=2", "--length=16"],
@@ -59,9 +59,9 @@ WITHOUT_CHECKPOINTS = {
     "finetune_docstrings": ["--model=model/model", "--labels=20", "--pairs=20", "--seeds=1", "--steps=2"],
 }
 RECORD = "record.json"
-# In seconds. No process takes this long, unless a child that should have ended keeps the output pipe open.
+# Seconds. No process takes this long, unless a child that should have ended keeps the output pipe open.
 TIMEOUT = 900
-# `claims.py` reads the file next to it.
+# This replaces claims.toml, which `claims.py` reads from its own folder.
 CLAIM = """
 [[claim]]
 name = "head"
@@ -80,7 +80,7 @@ tracebacks: Counter[str] = Counter()
 
 
 def start(experiment: str, *arguments: str, folder: Path) -> subprocess.Popen[str]:
-    # The claims run from a copy in the folder.
+    # The folder has a copy of the scripts for claims. All others run from the repository.
     path, *_ = (p for top in (folder, ROOT) for p in top.glob(f"experiments/**/{experiment}.py"))
     return subprocess.Popen(
         [sys.executable, str(path), *arguments],

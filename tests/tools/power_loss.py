@@ -80,7 +80,7 @@ class Disk:
         apply(self.now, names)
 
     def follow(self, call: Call) -> None:
-        """Does what a system call does."""
+        """Applies a system call to this disk."""
         path, last = call.paths[0], call.paths[-1]
         file = self.now.get(path)
         if call.name == "open":
@@ -119,14 +119,14 @@ class Disk:
         names, lost = dict(self.flushed), set[Path]()
         for change in self.pending:
             if lost & change.names.keys() or draw.random() >= keep_names:
-                # What happened to these names later depends on it.
+                # Later changes of these names depend on this one, so they are lost too.
                 lost |= change.names.keys()
             else:
                 apply(names, change.names)
         contents_of: dict[int, bytes] = {}
         contents: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
-            # A name is lost with its folder. The first name is the folder of all.
+            # A name is lost with its folder. The first name is the folder that contains all others.
             if path.parent in contents or not contents:
                 if isinstance(file, File):
                     if id(file) not in contents_of:
@@ -152,14 +152,14 @@ def choose_version(file: File, draw: random.Random, keep: float) -> bytes:
         return new
     if keep == 0:
         return file.versions[0]
-    # What all versions begin with was flushed, and is safe.
+    # The common beginning of all versions was flushed, so it's safe.
     safe = len(os.path.commonprefix(file.versions))  # noqa: RUF071
     size = draw.randint(safe, len(new))
     return draw.choice([old, new[:size], new[:size].ljust(len(new), b"\0")])
 
 
 class Recording:
-    """A command, and all that it does to the disk."""
+    """A command, and every change that it makes to the disk."""
 
     def __init__(self, command: Command, workshop: Workshop):
         self.command, self.workshop = command, workshop
@@ -189,7 +189,7 @@ class Recording:
     def crashes(self, count: int, draw: random.Random) -> Iterator[tuple[str, dict[Path, bytes | None]]]:
         """Yields `count` different states, or all if there are fewer."""
         seen = set[int]()
-        # Nothing survives that wasn't flushed; everything does; names without data; data without names.
+        # Of what wasn't flushed, nothing survives, everything, only names, or only data.
         modes = [(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)]
         tries = [(n, mode) for n in range(1, len(self.calls) + 1) for mode in modes]
         tries += [(draw.randint(1, len(self.calls)), (0.7, 0.5)) for _ in range(20 * count)]

@@ -76,7 +76,7 @@ def checkpoint_step(path: Path) -> int:
             metadata = json.loads(file.read(size))["__metadata__"]
     except (OSError, ValueError, KeyError):
         return 0
-    # The step may be a plain value, or inside a value that is itself JSON.
+    # The step may be a plain value, or inside a string that is itself JSON.
     match = re.search(r'"step": "?(\d+)', json.dumps(metadata).replace("\\", ""))
     return int(match[1]) if match else 0
 
@@ -113,7 +113,7 @@ class TorchFinder(MetaPathFinder):
     """Finds torch where it is installed, and installs the hooks right after its import."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Also called by programs that only check whether torch is installed."""
+        """Its spec installs the hooks on import. Programs that only check for torch call this as well."""
         if fullname != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

@@ -106,7 +106,7 @@ def test_a_data_generator_that_is_not_restored_is_detected_after_a_resume(
     assert compare(results, "HEAD") == 1
     same, different, counts = capsys.readouterr().out.splitlines()
     assert same.split() == ["same", "whole", "5", "steps,", "1", "numbers"]
-    # The base is killed and resumed as well, without a problem.
+    # Killing and resuming the base commit finds no problem.
     assert (
         "head: rank 0, resumed, is not a suffix of the uninterrupted run" in different
         and "base" not in different

@@ -1,4 +1,4 @@
-"""A sample of what `faults.py` and `power_loss.py` try, and the parts that they rely on."""
+"""A sample of the faults of `faults.py` and `power_loss.py`, and tests of the code they rely on."""
 
 import errno
 import os
@@ -54,7 +54,7 @@ def test_a_fault_reaches_the_program(tmp_path: Path, answer: int | None, size: i
 
     def write() -> None:
         file = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-        # Outside the folder.
+        # This write is outside the folder, so it isn't seen.
         os.write(os.open(os.devnull, os.O_WRONLY), b"nothing")
         try:
             code = os.write(file, b"contents")
@@ -62,7 +62,7 @@ def test_a_fault_reaches_the_program(tmp_path: Path, answer: int | None, size: i
             code = error.errno
         os._exit(code)
 
-    # A child that has nothing to do with it, as test runners and torch start them.
+    # Test runners and torch start unrelated child processes like this one.
     with subprocess.Popen(["sleep", "600"]) as other:
         status = trace(write, tmp_path, on_call)
         other.kill()

@@ -1,4 +1,4 @@
-"""A damaged checkpoint, and the previous one."""
+"""Damaged checkpoints, and the previous checkpoint that replaces them."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_read(tmp_path: Path, names: tupl
 def test_a_file_that_cannot_be_opened_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever renamed the previous checkpoint would lose the last one. Root may open anything."""
+    """Otherwise, a user might replace a good checkpoint by the previous one. (Root may open any file.)"""
     path = tmp_path / "run"
     train_to_end(path)
     save_tokenizer(character_tokenizer(["abc"]), path)

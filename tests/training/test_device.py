@@ -80,7 +80,7 @@ def test_a_run_has_the_losses_of_the_cpu_in_each_precision(kind: str) -> None:
 
 
 def test_a_run_resumes_on_the_device(tmp_path: Path) -> None:
-    """With dropout. On a GPU, sums may be in another order, so the last bits may differ."""
+    """The run uses dropout. On a GPU, sums may be in another order, so the last bits may differ."""
     trainers = []
     for stop in (None, 5):
         path = tmp_path / str(stop)
@@ -106,7 +106,7 @@ def test_a_run_resumes_on_the_device(tmp_path: Path) -> None:
 
 
 def test_a_step_that_overflows_float16_is_skipped_and_halves_the_scale(tmp_path: Path) -> None:
-    """On the CPU too, and the scale is saved with the run."""
+    """This works on the CPU too, and the scale is saved with the run."""
     model, generator = new_model("bert"), torch.Generator().manual_seed(0)
     steps = 40
     arguments = TrainingArguments(steps=steps, learning_rate=1e-2, warmup_ratio=0)
@@ -132,7 +132,7 @@ def test_a_step_that_overflows_float16_is_skipped_and_halves_the_scale(tmp_path:
 
 
 def test_float16_learns_as_float32_does() -> None:
-    """With the scaler, also if every gradient is too small for float16."""
+    """The scaler keeps gradients that would be too small for float16."""
     expected = losses_of("bert", torch.device("cpu"), "float32")
     assert losses_of("bert", DEVICE, "float16") == pytest.approx(expected, abs=0.2)
 

@@ -33,7 +33,7 @@ from tests.support.runs import small_text
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
-# 65 rows, then 21: neither can be divided evenly among two processes or two micro-batches of each.
+# Batches have 65 rows, then 21. Neither number can be divided evenly by two processes or two micro-batches.
 SIZES = {
     "hidden_size": 32,
     "num_attention_heads": 2,
@@ -135,7 +135,7 @@ def train(
     return metrics_by_step
 
 
-# The runs of the two processes, in one launch. The name is also the name of the folder.
+# One launch of two processes does all of these runs. The name of a run is also that of its folder.
 SCENARIOS = {
     "tokens": {"kind": "tokens"},
     "pairs": {"kind": "pairs"},
@@ -284,7 +284,7 @@ def test_a_run_of_one_process_resumed_by_two(single_process: dict, two_processes
 
 @pytest.mark.processes
 def test_each_process_has_its_own_dropout_even_after_a_resume(two_processes: dict, folder: Path) -> None:
-    """Bit for bit, after two processes stopped and resumed."""
+    """Two processes that stopped and resumed give the same bits as without a stop."""
     assert two_processes["dropout-resumed"] == two_processes["dropout"]
     uninterrupted, resumed = (load_checkpoint(folder / name)[1] for name in ("dropout", "dropout-resumed"))
     assert uninterrupted.keys() == resumed.keys()
@@ -300,7 +300,7 @@ def test_only_rank_zero_writes_files(two_processes: dict, folder: Path) -> None:
 
 
 def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradients agree, even with unequal numbers of masked tokens, and none in one micro-batch."""
+    """Loss and gradients agree, even though one micro-batch has no masked tokens and the others differ."""
     torch.manual_seed(0)
     model = BertForPreTraining(BertConfig(40, 16, 2, 2, 32, max_position_embeddings=8)).eval()
     ids = torch.randint(1, 40, (7, 8))
@@ -399,7 +399,7 @@ def wait_for_step(runs: Path, min_step: int, process: subprocess.Popen[str]) -> 
 @pytest.mark.long
 @pytest.mark.processes
 def test_ctrl_c_stops_both_processes_and_one_can_resume(folder: Path, tmp_path: Path) -> None:
-    """The header, the message and the folder appear only once."""
+    """There is only one header, one message and one folder."""
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--minutes", 5, "--checkpoint-seconds", 0]
     process = torchrun(script, *arguments, "--gradient-accumulation-steps", 2, cwd=tmp_path)

@@ -66,7 +66,7 @@ def set_infinite_weights(model: nn.Module) -> None:
 
 
 def cause_overflow(model: nn.Module) -> None:
-    """Each number fits into bfloat16, but their product doesn't."""
+    """Sets weights that fit into bfloat16, although their product doesn't."""
     model.bert.embeddings.LayerNorm.weight.fill_(1e25)
     model.bert.encoder.layer[0].attention.self.value.weight.fill_(1e25)
 
@@ -91,7 +91,7 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
     model = BertForMaskedLM(CONFIG)
     loss, norms = replay(tmp_path / "run", model)
-    # Bit for bit, even with dropout on.
+    # The loss is the same bit for bit, even with dropout on.
     assert loss == losses[12] or (loss != loss and losses[12] != losses[12])
     assert norms.keys() == dict(model.named_parameters()).keys()
     if poison is explode:
@@ -120,7 +120,7 @@ class InfiniteGradient(nn.Module):
 
 
 def test_a_finite_loss_with_an_infinite_gradient(tmp_path: Path) -> None:
-    """Clipping with an infinite norm would turn every weight into NaN, and then the checkpoint."""
+    """Clipping with an infinite norm would turn every weight into NaN, and the checkpoint would save that."""
     generator = torch.Generator()
     arguments = TrainingArguments(steps=9, evaluations=1, checkpoint_seconds=0)
     trainer = Trainer(InfiniteGradient(), arguments, generator, torch.device("cpu"), "float32", tmp_path)
@@ -167,7 +167,7 @@ def fill_up(disk: Path) -> Path:
 
 @pytest.mark.processes
 def test_a_full_disk_damages_no_existing_file(small_disk: Path) -> None:
-    """While saving a checkpoint, a record, a model or pairs. With space again, all of them can be saved."""
+    """Saves a checkpoint, a record, a model and pairs on a full disk, and again once there is space."""
     trainer = train_to_end(small_disk / "run")
     model, record, pairs = small_disk / "model", small_disk / "record.json", small_disk / "pairs"
     trainer.model.save_pretrained(model)
@@ -177,7 +177,7 @@ def test_a_full_disk_damages_no_existing_file(small_disk: Path) -> None:
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in small_disk.rglob("*") if path.is_file()}
 
-    # Otherwise, the new checkpoint could use its space.
+    # Without this, the new checkpoint could use the space of the previous one.
     (small_disk / "run" / PREVIOUS).unlink()
     filler = fill_up(small_disk)
     files_before = contents()
@@ -208,7 +208,7 @@ def test_a_full_disk_damages_no_existing_file(small_disk: Path) -> None:
 
 
 def test_an_unwritable_log_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, a run could continue all night without metrics."""
+    """If it didn't stop, a run could continue all night without metrics."""
     trainer, next_batch = new_trainer(tmp_path)
 
     def evaluate() -> dict[str, float]:
@@ -245,7 +245,7 @@ train_to_end(Path(sys.argv[2]), steps=20)
 @pytest.mark.long
 @pytest.mark.processes
 def test_the_same_seed_gives_identical_tensors_in_another_process(tmp_path: Path) -> None:
-    """With dropout on. Hashes of strings differ between processes, so nothing may depend on them."""
+    """Dropout is on. Hashes of strings differ between processes, so nothing may depend on them."""
     for name in ("one", "two"):
         words = [sys.executable, "-c", TWENTY_STEPS, str(Path(__file__).parents[2]), str(tmp_path / name)]
         subprocess.run(words, check=True, env={**os.environ, "PYTHONHASHSEED": str(len(name) * ord(name[0]))})

@@ -85,7 +85,7 @@ def test_a_value_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
 
 
 def test_after_a_resume_the_steps_from_before_the_kill_do_not_count(tmp_path: Path) -> None:
-    """A run with a budget of minutes may report other steps after a resume, and end at an earlier one."""
+    """With a budget of minutes, a run may report other steps after a resume, and end at an earlier step."""
     for step, loss in ((1, 3.0), (2, 2.5), (4, 2.25), (2, 2.0), (3, 1.0)):
         append_metrics(tmp_path, step, {"loss": loss})
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 1.0)]}
@@ -116,7 +116,7 @@ def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 # A labml server
 
-# Exits as soon as the process looks up a host or connects to one.
+# This code exits as soon as the process looks up a host or connects to one.
 OFFLINE = """
 import os, sys
 def refuse(event, arguments):
@@ -144,7 +144,7 @@ def run_tracked(work_folder: Path, *steps: int, **environment: str) -> subproces
     folder = work_folder / "tiny" / "first"
     folder.mkdir(parents=True, exist_ok=True)
     variables = {
-        # Coverage is measured in this process too.
+        # Let coverage be measured in this process too.
         **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE")},
         "HOME": str(work_folder / "home"),
         "PATH": os.environ["PATH"],
@@ -239,7 +239,7 @@ def test_a_configured_server_gets_all_metrics_across_a_resume(
     assert seed == 7
     statuses = [packet["status"]["status"] for packet in labml_server.packets if "status" in packet]
     assert statuses == ["completed", "completed"]
-    # The file has all metrics as well, and labml leaves no other files there.
+    # The metrics file has all metrics as well, and labml leaves no other files in the folder.
     assert read_metrics(tmp_path / "tiny" / "first")["loss"] == labml_server.track("loss")
     assert [path.name for path in (tmp_path / "tiny").rglob("*") if path.is_file()] == [METRICS]
 

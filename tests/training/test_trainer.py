@@ -127,7 +127,7 @@ def test_a_failed_step_leaves_the_weights_alone_with_muon_too() -> None:
 
 @pytest.mark.parametrize(("epochs", "length"), [(3, 1), (6, 1), (3, 5), (6, 5), (7, 3)])
 def test_evaluations_are_due_after_each_epoch(epochs: int, length: int) -> None:
-    """A third has no exact decimal fraction."""
+    """Fractions such as 1/3 have no exact floating-point value."""
     trainer, next_batch = new_trainer(None, steps=epochs * length)
     trainer.arguments = replace(trainer.arguments, evaluations=epochs)
     due = []
@@ -138,7 +138,7 @@ def test_evaluations_are_due_after_each_epoch(epochs: int, length: int) -> None:
 
 
 def test_the_end_of_a_budget_of_minutes_is_evaluated() -> None:
-    """Even if the report before takes longer than the rest of the budget."""
+    """It's evaluated even if the report before takes longer than the rest of the budget."""
     trainer, next_batch = new_trainer(None)
     trainer.arguments = replace(trainer.arguments, steps=None, minutes=1 / 60, evaluations=4)
     trainer.on_report = lambda report: time.sleep(0.6)
@@ -164,7 +164,7 @@ def test_an_unavailable_device_is_rejected() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optimizer: OptimizerName) -> None:
-    """Bit for bit, with dropout on: weights, all moments, and the random states."""
+    """Weights, moments and random states agree bit for bit, with dropout on."""
     train_to_end(tmp_path / "whole", optimizer=optimizer)
     path = tmp_path / "parts"
     path.mkdir()
@@ -188,7 +188,7 @@ def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optim
     assert metadata_a["step"] == metadata_b["step"] == 30
     assert a.keys() == b.keys()
     assert all(torch.equal(a[key], b[key]) for key in a)
-    # The metrics of all three parts are there, each step once.
+    # The metrics of all three parts of the run are there, with each step once.
     steps = [step for step, _ in read_metrics(path)["loss"]]
     assert steps == sorted(set(steps))
     assert steps[-1] == 30
@@ -203,7 +203,7 @@ def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None
 
 
 def test_resuming_a_run_of_another_version_is_rejected(tmp_path: Path) -> None:
-    """Even if the option that this version doesn't have is null."""
+    """It's rejected even if the option that this version doesn't have is null."""
     train_to_end(tmp_path / "run", width=16)
     metadata, tensors = load_checkpoint(tmp_path / "run")
     for configuration in ({**metadata["configuration"], "new": None}, {}):
@@ -369,7 +369,7 @@ def test_a_truncated_last_line_of_the_log_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: bool) -> None:
-    """Compared with the update by hand: weight decay for matrices only, and one norm for clipping."""
+    """Compares with the update by hand, with weight decay for matrices only and one norm for clipping."""
     steps = 12
     trainer, next_batch = new_trainer(None)
     trainer.arguments = TrainingArguments(
@@ -391,7 +391,7 @@ def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: b
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
         trainer.model.zero_grad()
         learning_rate = 1e-2 * min(step / steps / 0.25, (1 - step / steps) / 0.75)
-        # Without the factor that undoes the bias correction.
+        # This learning rate doesn't include the factor that undoes the bias correction.
         assert trainer.optimizers[0].param_groups[0]["learning_rate"] == pytest.approx(learning_rate)
         for name, g in grads.items():
             g = g * min(1.0, 0.5 / (norm + 1e-6))
@@ -410,7 +410,7 @@ def test_adam_matches_the_published_algorithm(tmp_path: Path, bias_correction: b
 @pytest.mark.long
 @pytest.mark.slow("the compiler traces the model anew for every number of masked tokens")
 def test_a_compiled_model_takes_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles to a graph but not to machine code, which would require a C++ compiler."""
+    """The model is compiled to a graph but not to machine code, which would require a C++ compiler."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     final_states = []
     for is_compiled in (False, True):

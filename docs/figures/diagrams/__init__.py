@@ -1,9 +1,9 @@
 """
 # Diagrams
 
-Code draws them, so a size in a diagram is that of the code or of a record. A color means the same thing in
-all of them: blue is an embedding, purple attention, green the feed-forward network, gray LayerNorm, red a
-head and the token that it has to predict.
+Code draws the diagrams, so each size in them comes from the model's code or from a record. A color means the
+same in all diagrams: blue is an embedding, purple attention, green the feed-forward network, gray LayerNorm,
+red a head and the token that it has to predict.
 """
 
 from collections.abc import Callable

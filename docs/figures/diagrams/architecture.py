@@ -87,7 +87,7 @@ def embeddings(d: Drawing) -> Words:
         ("position", [str(i) for i in range(len(MASKED))], BASE.max_position_embeddings),
         ("segment", ["A"] * len(MASKED), BASE.type_vocab_size),
     ]
-    # A row of the sentence is a column on a phone.
+    # On a phone, the tokens go down the page instead of across.
     (embeddings_down if d.is_narrow else embeddings_across)(d, tables)
     return Words(
         "Three embeddings and their sum",
@@ -203,7 +203,7 @@ def tied_head(d: Drawing) -> Words:
     """The two uses of the token embeddings."""
     at_input = lookup(d, 0, 0)
     at_output = product(d, 0, at_input.bottom + 66) if d.is_narrow else product(d, 350, 0)
-    # From below one table to below the other; on a phone, past the second drawing.
+    # A line from below one table to below the other. On a phone, it goes around the second drawing.
     start, end, side = at_input.right - 12, at_output.right - 12, d.width - 6
     high, low = at_input.bottom + 24, at_output.bottom + 24
     between = [(side, high), (side, low)] if d.is_narrow else []

@@ -57,7 +57,7 @@ def text_width(words: str, size: float, is_mono: bool = False) -> float:
 
 
 def columns(texts: Sequence[str], left: float, right: float, gap: float, size: float) -> list[Point]:
-    """The x and the width of a column for each text, from `left` to `right`. Longer texts get wider ones."""
+    """The x and width of a column for each text, from `left` to `right`. Longer texts get wider columns."""
     widths = [text_width(text, size, is_mono=True) for text in texts]
     padding = (right - left - sum(widths) - gap * (len(texts) - 1)) / len(texts)
     starts = [left]
@@ -70,8 +70,8 @@ class Drawing:
     """
     ## A drawing
 
-    A `kind` is a class of the style sheet, which gives each thing its color: `token`, `masked`, `embedding`,
-    `attention`, `forward`, `norm`, `head`. `height` follows from what is drawn.
+    A `kind` is a CSS class, whose color the style sheet sets: `token`, `masked`, `embedding`, `attention`,
+    `forward`, `norm`, `head`. `height` follows from what is drawn.
     """
 
     def __init__(self, width: float):
@@ -143,7 +143,7 @@ class Drawing:
         """A line through points, with a tip at the last."""
         (x0, y0), (x1, y1) = points[-2:]
         distance = math.hypot(x1 - x0, y1 - y0)
-        # The direction of the last part. Across it is (-v, u).
+        # The direction of the last segment; (-v, u) is perpendicular to it.
         u, v = (x1 - x0) / distance, (y1 - y0) / distance
         length, half = (11, 6) if kind == "path" else (7, 4)
         x, y = x1 - length * u, y1 - length * v
@@ -152,11 +152,11 @@ class Drawing:
         self.add('<path class="tip {}-tip" d="M{}z"/>', y1, kind, corners)
 
     def down(self, start: Box, end: Box, words: str = "") -> None:
-        """An arrow from a box down to the top of another, below its middle, with words on its right."""
+        """An arrow from a box straight down to the middle of another box's top, with words on its right."""
         self.drop(end.center[0], start.bottom, end.y, words)
 
     def drop(self, x: float, start: float, end: float, words: str = "") -> None:
-        """An arrow straight down, from and to edges, with words on its right."""
+        """An arrow straight down from one edge to another, with words on its right."""
         self.arrow((x, start + 2), (x, end - 2))
         if words:
             self.text(x + 12, (start + end) / 2, words, "note", SMALL, "start")

@@ -133,7 +133,7 @@ def pair(d: Drawing) -> Words:
     ours = SentencePair(
         [IDS[token] for token in first + second], [0] * len(first) + [1] * len(second), next_sentence_label=0
     )
-    # A row that is longer by two tokens, so that ours gets two of padding.
+    # A row that is two tokens longer, so that ours gets two padding tokens.
     longer = SentencePair([0] * (length + 2), [0] * (length + 2), next_sentence_label=0)
     batch = collate([ours, longer])
     tokens = [VOCAB[i] for i in batch["input_ids"][0]]
@@ -146,7 +146,7 @@ def pair(d: Drawing) -> Words:
 
     across, down = columns(tokens, 78, d.width, 2, 11.5), [(34, 74), (116, 62), (186, 68), (262, 78)]
     for k, (name, kind, texts) in enumerate(rows):
-        # On a phone, a row of the batch is a column.
+        # On a phone, a row of the batch is drawn as a column.
         if d.is_narrow:
             d.text(down[k][0] + down[k][1] / 2, 16, name, "heading", SMALL)
         else:

@@ -90,7 +90,7 @@ def curriculum(d: Drawing) -> Words:
 
     scale, rows_per_line, top = 1.0, 4, bottom + 98
     if d.is_narrow:
-        # The batches would overlap below their steps.
+        # Below their own stages, the batches would overlap, so space them evenly.
         scale, rows_per_line = 0.5, 8
         middles = [(i + 0.5) * d.width / len(stages) for i in range(len(stages))]
     bottom = top + scale * tokens / stages[0].length
