@@ -165,8 +165,8 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
     ## Counting
 
     Returns the fraction of pairs in which the original has the higher score, with Wilson's interval. A tie
-    counts as half a win. The n-gram model has ties, because in contexts that it has never seen, only token
-    frequencies count.
+    counts as half a win. The n-gram model has ties, because for combinations of tokens that it has never
+    seen, only the frequencies of the tokens count.
 
     Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
     """

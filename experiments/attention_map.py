@@ -33,7 +33,7 @@ TEXT = "Return a copy of the [MASK]ist."
 
 def print_weights(result: dict[str, Any], top: int = 3) -> None:
     """
-    Prints the `top` positions with each head's largest weights, as token, distance from the mask, and weight.
+    For each head, prints the `top` positions with the largest weights: token, distance from the mask, weight.
     """
     mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")

@@ -60,17 +60,17 @@ from labml_bert.training.tracking import read_metrics
 # defaults.
 PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
 SCRATCH, TOKENS = "from scratch", "continued, new tokens"
-# Each variant has this learning rate. We tuned only the first one, in unrecorded trials of 600 steps: the
-# loss was 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0, which the comparison uses
-# too.
+# `VARIANTS` maps each variant to its learning rate. We tuned only the first learning rate, in unrecorded
+# trials of 600 steps: the loss was 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0,
+# which the comparison uses too.
 VARIANTS = {
     SCRATCH: 1e-2,
     "continued": 3e-3,
     "continued, high learning rate": 1e-2,
     TOKENS: 3e-3,
 }
-# The fourth variant adds `NEW_TOKENS` tokens. A model predicts up to `OCCURRENCES` held-out words, and sees
-# up to `REACH` tokens on each side of a word.
+# The fourth variant adds `NEW_TOKENS` tokens. A model predicts up to `OCCURRENCES` held-out words. On each
+# side of a word, it sees the text of up to `REACH` tokens of the fourth variant.
 NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
 
 
@@ -295,7 +295,7 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
     """
-    Computes a fingerprint from an untrained model, because the repository doesn't contain the pretrained one.
+    Takes the fingerprint with an untrained model, because the repository doesn't contain the pretrained one.
     """
     values = record["configuration"]
     options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])

@@ -5,7 +5,7 @@ How much better is a modern encoder if it trains for as long as `mlm_tiny.py`? T
 text, with the same mask rate and for the same time. The model comes from `modern.py`, and Muon trains the
 matrices of its blocks.
 
-The learning curve looks different. In our runs, even at the full length, the plateau lasts only about a
+The learning curve looks different. In our runs, even at the full length, the plateau lasted only about a
 hundred steps. After that, the model learns to use the neighboring characters. So we don't use a curriculum:
 all sequences have 128 characters from the first step.
 

@@ -6,9 +6,9 @@ rare: in a text of a few megabytes, each of them occurs only a handful of times.
 n-gram model hard to beat. The n-gram model can use a pair of words that it has seen once, while a neural
 network first has to learn a vector for each word.
 
-In our one, unrecorded run of a small BERT, the loss after 1,623 steps was 4.86 nats, still higher than the
-4.67 of the n-gram model. So this script trains the modern encoder of `modern.py`, which doesn't have to learn
-vectors for the positions, and uses Muon."""
+In our only run of a small BERT, which isn't recorded, the loss after 1,623 steps was 4.86 nats, still higher
+than the 4.67 of the n-gram model. So this script trains the modern encoder of `modern.py`, which doesn't have
+to learn vectors for the positions, and uses Muon."""
 
 import sys
 from dataclasses import dataclass

@@ -130,8 +130,8 @@ def compare(
     """
     ## The comparison
 
-    Returns the results of each method: one per seed for the two SimCSE methods, and a single one for each
-    other method.
+    Returns the results of each method: one per seed for the two SimCSE methods, and a single one for each of
+    the other methods.
 
     Raises the errors of `train_simcse`.
     """

@@ -176,9 +176,8 @@ class BertIntermediate(nn.Module):
 
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
-    `BertOutput` then projects the result back to width $D$. BERT in `transformers` also uses the exact GELU.
-    GPT-2 and Google's current BERT code use a tanh approximation, which is off by up to $5 \cdot 10^{-4}$.
-    """
+    Like BERT in `transformers`, we compute it exactly. GPT-2 and Google's current BERT code use a tanh
+    approximation, which is off by up to $5 \cdot 10^{-4}$. Then `BertOutput` projects back to width $D$."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -274,7 +273,8 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, or `None`. The last layer's may have fewer rows."""
+    """Each layer's attention weights, `(B, H, T, T)`, if requested. With `output_positions`, the last layer
+    computes only their rows and, for the pooler, that of `[CLS]`."""
 
 
 class BertModel(nn.Module):
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps that dtype, so no layer casts its input."""
+    """With autocast, casts `x` to its dtype. On a CPU, LayerNorm keeps it, so no layer casts its input."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

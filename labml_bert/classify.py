@@ -76,7 +76,7 @@ SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
 # Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
-# With 100 texts, ten epochs are only 40 steps, too few to learn much. `MIN_STEPS` raises the limit.
+# With 100 texts, ten epochs are only 40 steps, too few to learn much. Then the limit is `MIN_STEPS` instead.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.

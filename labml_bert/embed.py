@@ -65,8 +65,8 @@ def pool_texts(
     tokens, and with `cls`, the last hidden state of `[CLS]`. A text loses its end if it has more than
     `max_length` tokens, or more than the model has positions.
 
-    **Special tokens aren't part of the mean.** If a tokenizer adds `[CLS]` and `[SEP]` to all texts, the
-    vectors of these two tokens would make all means more alike. `[UNK]` stands for a word, so it counts.
+    **Special tokens aren't part of the mean.** Many tokenizers add `[CLS]` and `[SEP]` to every text. If the
+    vectors of these tokens counted, all means would be more alike. `[UNK]` stands for a word, so it counts.
 
     Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, if `pooling` isn't
     one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.

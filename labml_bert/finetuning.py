@@ -153,8 +153,8 @@ def fine_tune(
 
     - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
       models need a higher learning rate: the [compact BERTs](https://arxiv.org/abs/1908.08962) were
-      fine-tuned with up to 3e-4. The models that we pretrained are smaller still, and most of them used 1e-3
-      or more. Let `choose_hyperparameter` pick a learning rate.
+      fine-tuned with up to 3e-4. Our models are smaller still, and we pretrained most of them at 1e-3 or
+      more. Let `choose_hyperparameter` pick a learning rate.
     - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
       learn much. Training longer makes fine-tuning on few texts [more
       stable](https://arxiv.org/abs/2006.04884).
@@ -167,7 +167,7 @@ def fine_tune(
     original code does.
 
     `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
-    training longer. When it returns true, training ends. `EarlyStopping` is such a function.
+    training longer. When it returns true, training ends. You can pass an `EarlyStopping` object.
 
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `precision` is `auto`, the
     hardware determines the precision.

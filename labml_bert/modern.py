@@ -70,8 +70,8 @@ class ModernBertEmbeddings(nn.Module):
     """
     ## Embeddings
 
-    BERT has three embedding tables, but ModernBERT has only one. Positions enter in the attention layers, and
-    there are no segments. A LayerNorm gives all token vectors a similar norm before the first block."""
+    BERT has three embedding tables, but ModernBERT has only one. The attention layers encode the positions,
+    and there are no segments. A LayerNorm gives all token vectors a similar norm before the first block."""
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
@@ -262,7 +262,7 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …, and only their differences
-        matter. Local layers measure distance along the row, not by `position_ids`. `output_positions`,
+        matter. A local layer's window always counts along `input_ids`, though. `output_positions`,
         `(B, P)`, lists the positions whose vectors you need (by default, all). Returns these vectors,
         `(B, P, D)`. Raises `ValueError` if the mask isn't `(B, T)` or contains negative floats."""
         config, T = self.config, input_ids.size(1)

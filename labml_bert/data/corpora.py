@@ -6,7 +6,7 @@ of English: the language reference behind `help()` and the docstrings of the sta
 are the default corpus, `python-docs`.
 
 The corpus `python-source` is the code of the standard library's single-file modules, without docstrings or
-comments. Most of its words also occur in `python-docs`, but its grammar is different.
+comments. Most of it consists of words that also occur in `python-docs`, but its grammar is different.
 
 A corpus has documents to train on and held-out documents. The model never trains on the held-out documents,
 and every loss that we quote is measured on them.
@@ -402,7 +402,7 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
 def fetch(url: str, limit: int, timeout: float) -> bytes:
     """
-    Downloads at most `limit` + 1 bytes from `url`. Raises the errors of `urllib`, or `OSError` if the
+    Downloads at most `limit` + 1 bytes from `url`. Raises whatever `urllib` raises, and `OSError` if the
     download is cut off or too slow.
     """
     opener = urllib.request.OpenerDirector()

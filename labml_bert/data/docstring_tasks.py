@@ -16,8 +16,8 @@ Labels this cheap can leak. We take three precautions:
 
 - **Package names become `_`.** A text that contains the name of its package gives the answer away. So we
   replace the names of all 20 packages, both as words and at the start of names such as `XMLParser`.
-- **Near copies are dropped.** We leave a docstring out if it has more than half of its text in common with an
-  earlier one. So no test text has a near copy among the training texts, and no text belongs to two packages.
+- **Near copies are dropped.** We leave a docstring out if it and an earlier one have more than half of their
+  text in common. So no test text has a near copy in the training texts, and no text belongs to two packages.
 - **Texts from pretraining are marked.** Pretraining on `python-docs` reads every document that isn't held
   out, though without labels. All test texts of **summary** are from held-out documents. These texts are too
   few for 20 packages, so **package** also has test texts that pretraining has seen, and marks them.
@@ -99,7 +99,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
     distinct: list[Docstring] = []
     sizes: list[int] = []
-    # Maps each trigram of words to its texts. Most trigrams are rare, so there's little to compare.
+    # Maps each trigram of words to the texts with it. Most trigrams are rare, so there's little to compare.
     texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for module, docstrings in module_docstrings():
         for text in docstrings:

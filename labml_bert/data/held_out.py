@@ -2,8 +2,8 @@
 # Held-out text, masked once
 
 You can compare two results only if both were measured on the same masks. So held-out text is masked once, by
-the paper's rule and with a fixed seed. Two runs with the same held-out tokens are evaluated on the same
-masks, whatever they do in training."""
+the paper's rule and with a fixed seed. Two runs with the same held-out windows or pairs are evaluated on the
+same masks, whatever they do in training."""
 
 from collections.abc import Callable
 

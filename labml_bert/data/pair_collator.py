@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class MaskingArguments:
     """
     How to choose the tokens to mask. The first two fields are arguments of `TokenMasker`. With
-    `whole_word_mask`, all subwords of a word are masked or none. The original code makes at most 20
-    predictions per sequence of length 128.
+    `whole_word_mask`, either all subwords of a word are masked, or none of them. The original code makes at
+    most 20 predictions per sequence of length 128.
     """
 
     mlm_probability: float = 0.15

@@ -82,7 +82,7 @@ class Shard(NamedTuple):
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
     """
-    Returns the sha256 of all arguments. The number counts too, because it determines the shard's random seed.
+    Returns the sha256 of all arguments. The number counts too, because the shard's random seed depends on it.
     """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from labml_bert.data.corpora import visible_files
 from labml_bert.files import encoding_error
 
-# A chunk has at most this many bytes.
+# A chunk of a file has at most this many bytes.
 CHUNK_SIZE = 4_000_000
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 

@@ -47,8 +47,8 @@ from labml_bert.files import (
 )
 
 TRAIN, VALID = "train.bin", "valid.bin"
-# A block has at least this many characters, except for the last one. Tokenizing it takes about fifty times
-# its size in memory.
+# Each block except for the last one has at least this many characters. Tokenizing a block takes about fifty
+# times the block's size in memory.
 BLOCK_SIZE = 4_000_000
 # About this many bytes of the files are held out. With many more, every evaluation would take minutes.
 HELD_OUT_SIZE = 4_000_000

@@ -52,8 +52,8 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     ## Words
 
     A token is a lower-case word or a run of punctuation. The vocabulary has at most `vocab_size` tokens: the
-    special tokens, and the most frequent of those that occur at least twice. Everything else becomes `[UNK]`.
-    Spaces are lost, so decoding puts a space between any two tokens.
+    special tokens, and the most frequent of the other tokens that occur at least twice. Everything else
+    becomes `[UNK]`. Spaces are lost, so decoding puts a space between any two tokens.
 
     Raises `ValueError` if `vocab_size` leaves no room for a word.
     """

@@ -122,7 +122,7 @@ class Run:
 
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
-        """Runs the block in rank zero first. The other processes find what rank zero has written to disk."""
+        """Runs the block in rank zero first, so that the others find what rank zero has written to disk."""
         with console.status("reading the text"), rank_zero_first():
             yield
 
@@ -138,7 +138,7 @@ class Run:
         """
         Creates the trainer for `model`, resumes the run if the options say so, and starts tracking. Prints
         the header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the
-        sha256 of each text besides the corpus that the result depends on.
+        sha256 of each text, other than the corpus, that the result depends on.
 
         Raises `ValueError` if a step has fewer rows than micro-batches, if the run's folder isn't writable,
         or if the run can't be resumed.

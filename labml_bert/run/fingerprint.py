@@ -2,8 +2,8 @@
 # Does the current code still give this result?
 
 A record is up to date if the current code reproduces its run, however old the record is. Repeating every
-recorded run would take hours, and a different processor would round differently. So the record of a training
-run has a *fingerprint* from a short run with the same configuration: a few dozen steps in float32 on one
+recorded run would take hours, and a different processor would round differently. So most records of training
+runs have a *fingerprint* from a short run with the same configuration: a few dozen steps in float32 on one
 thread. The fingerprint consists of the loss of each step and the final evaluation. The schedule is compressed
 into these steps, so the short run goes through every stage.
 
@@ -184,10 +184,10 @@ def load_script(experiment: str) -> ModuleType:
 
 def fingerprints_of(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns the functions that take a record's fingerprints, by name. If an experiment has several runs in one
-    record, or doesn't train with `main(run, options)`, its script defines `fingerprints(record)`, which
-    returns these functions. For any other experiment, one function runs `main`. If the record is about a
-    trained model, this is the `main` that trained the model.
+    Returns the functions that take a record's fingerprints, by name. A script with several runs in one
+    record, or with its own training loop, can define `fingerprints(record)`, which returns these functions.
+    For any other script with `Options`, one function runs `main`. If the record is about a trained model,
+    this is the `main` that trained the model. For all other records, there is no function.
     """
     script = load_script(record["experiment"])
     if hasattr(script, "fingerprints"):

@@ -28,8 +28,8 @@ from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
-# This marks an option that changes the result through rounding and dropout at most. You may change such an
-# option when you resume a run.
+# This marks an option that doesn't change the result, apart from rounding and dropout masks. You may change
+# such an option when you resume a run.
 OPERATIONAL: Any = {"operational": True}
 
 

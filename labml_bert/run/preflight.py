@@ -2,7 +2,7 @@
 # Before PyTorch is loaded
 
 What if a package is missing? Every experiment imports this module first. The module tells you in one line
-which packages are missing and how to install them. It needs only Python itself. Loading PyTorch takes
+which packages are missing and how to install them. The module itself needs only Python. Loading PyTorch takes
 seconds, and Ctrl-C during that time also prints one line instead of a traceback.
 """
 

@@ -47,7 +47,7 @@ def check_record(path: Path) -> None:
 
 def is_record(path: Path) -> bool:
     """
-    Whether a file starts like a record. The rest of the file isn't read: it may be a corpus of any size.
+    Whether a file starts like a record. The rest isn't read, because the file may be a corpus of any size.
 
     Raises `OSError` if the file can't be read.
     """
@@ -103,7 +103,7 @@ def at_least_one(options: object, *names: str) -> None:
 
 
 def average_losses(losses: list[float], points: int = 20) -> list[float]:
-    """Returns the means of `points` equal parts of `losses`, or all losses if that is fewer."""
+    """Returns the means of `points` equal parts of `losses`, or all losses if there are fewer than that."""
     points = min(points, len(losses))
     edges = [len(losses) * i // max(points, 1) for i in range(points + 1)]
     return [round(statistics.mean(losses[a:b]), 4) for a, b in pairwise(edges)]

@@ -98,9 +98,9 @@ def exit_cleanly(
     ## When a run ends early
 
     As long as `find_path` returns `None`, nothing has been written, and bad input ends the program as above.
-    After that, if you stop a run with a checkpoint and `is_resumable` returns true, the block prints how to
-    resume the run with `resume_options`. A loss that isn't finite or a full disk prints one line. Everything
-    saved so far is kept."""
+    After that, if you stop a run that has a checkpoint, and `is_resumable` returns true, the block prints how
+    to resume the run with `resume_options`. A loss that isn't finite or a full disk prints one line.
+    Everything saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
@@ -346,7 +346,7 @@ def filled_lines(
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
     Returns a line of `texts` with its middle word masked. For a character model, or if the line has fewer
-    than four words, only one character is masked. The line has few enough characters for `longest` positions,
+    than four words, only one character is masked. The line is short enough for `longest` positions,
     because every token has at least one character. If the text is blank, the line is only `[MASK]`.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
@@ -357,7 +357,7 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
         return "[MASK]"
     # Leave room for [CLS] and [SEP], and keep the text short enough for one line of the terminal.
     most = min(60, longest - 2)
-    # Prefer a line without digits and punctuation. The shell would interpret some punctuation.
+    # Prefer a line without digits or punctuation. The shell would interpret some punctuation.
     special = {*string.punctuation, *string.digits}
     candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
     line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]

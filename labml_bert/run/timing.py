@@ -168,7 +168,7 @@ def build_layer_ops(
 
 
 def draw_batch(vocab_size: int, B: int, T: int, device: torch.device) -> MaskedTokens:
-    """Returns a batch of random tokens with 15% of each row masked. Every call returns the same batch."""
+    """Returns random tokens, 15% of each row masked, and their labels. Every call returns the same batch."""
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(5, vocab_size, (B, T), generator=generator)
     masker = TokenMasker(vocab_size, 4, range(5), max_predictions_per_seq=T, generator=generator)
@@ -204,8 +204,8 @@ def build_training_step(
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> float | None:
     """
-    Returns the peak memory of a call in bytes, on top of what was allocated before. Without CUDA, the
-    process's peak comes from the Linux kernel. If there is no Linux kernel, the result is `None`.
+    Returns the peak memory of a call in bytes, on top of what was allocated before. Without CUDA, this
+    function reads the process's peak from the Linux kernel, or returns `None` on other systems.
     """
     gc.collect()
     synchronize(device)

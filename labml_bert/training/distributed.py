@@ -167,7 +167,7 @@ def destroy_process_group() -> None:
         dist.barrier()
         is_done.set()
         dist.destroy_process_group()
-        # A reference would keep the group's thread alive, and that thread would abort Python at exit.
+        # Any reference to the group would keep its thread alive, and the thread would abort Python at exit.
         gc.collect()
 
 

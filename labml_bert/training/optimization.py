@@ -54,7 +54,7 @@ class TrainingArguments:
     torch_compile: bool = False
     # The run is evaluated this many times, at regular intervals.
     evaluations: int = 20
-    # A checkpoint is saved after this many seconds, so a killed run loses about that much at most.
+    # A checkpoint is saved every so many seconds, so a killed run loses about that much training at most.
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:

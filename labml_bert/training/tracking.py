@@ -8,7 +8,7 @@ run's folder, with one line of JSON for each report:
     {"crc32": 2087523592, "step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
 Each line is written immediately, so a kill can damage only the last one. A line's `crc32` shows whether the
-line is intact. Tools that read JSON lines can load the file, such as `pandas.read_json(path, lines=True)`.
+line is intact. Tools that read JSON lines, such as `pandas.read_json(path, lines=True)`, can load the file.
 
 You can also watch a run in a browser, from any computer, with a [labml
 server](https://github.com/labmlai/labml) of your own. Set the server's address as `app_url` in the file

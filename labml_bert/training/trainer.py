@@ -233,7 +233,7 @@ class Trainer:
             self.stop_signal = number
 
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # Closing the terminal sends SIGHUP. `nohup` ignores the signal, and Windows doesn't have it.
+        # Closing the terminal sends SIGHUP. `nohup` makes programs ignore it, and Windows doesn't have it.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, remember) for number in numbers}
@@ -348,7 +348,7 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device. Of several processes, each has a part of it."""
+        """The loss of the batch, a scalar on the device. With several processes, each has a part of it."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
