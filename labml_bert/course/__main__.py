@@ -31,7 +31,7 @@ from rich.text import Text
 from labml_bert.course.check import check_folder, next_step, read_problem
 from labml_bert.course.folder import FILES, read_files, read_progress, write_exercises, write_progress
 from labml_bert.course.report import COMMAND, heading, number, print_failure, print_report, read_step, say
-from labml_bert.course.source import PACKAGE, function_lines, read_reference
+from labml_bert.course.source import PACKAGE, function_lines, location, read_reference
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
@@ -128,7 +128,7 @@ def solve_command(options: argparse.Namespace) -> None:
     try:
         own = function_lines(read_files(options.folder)[step.file], step.function)
     except SyntaxError as error:
-        raise ValueError(f"{step.file} isn't valid Python (line {error.lineno}); mend it first") from None
+        raise ValueError(f"{step.file} isn't valid Python{location(error)}; mend it first") from None
     heading(step)
     lines = [*difflib.unified_diff(own, original, "yours", "the original", lineterm="", n=100)]
     if not lines:

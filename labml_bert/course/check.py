@@ -26,6 +26,8 @@ from labml_bert.course.track import STEPS
 
 # Seconds that the code of a step may take. Every check takes less than one.
 LIMIT = 10.0
+# At most this many characters of an invalid line are printed.
+MAX_LINE = 200
 # Seconds for loading PyTorch, on a slow machine.
 START = 120.0
 
@@ -99,11 +101,10 @@ def read_problem(step: Step, text: str) -> Verdict | None:
             return Verdict(step.name, False, f"Not written yet: {step.task}.", mistake="not written")
         folders.fingerprint(step, text)
     except SyntaxError as error:
-        details = (f"{error.msg}:", f"  {(error.text or '').strip()}")
+        line = (error.text or "").strip()
+        details = (f"{error.msg}:", f"  {line[:MAX_LINE]}") if line else (f"{error.msg}.",)
         message = f"{step.file} isn't valid Python."
         return Verdict(step.name, False, message, details, error.lineno, "syntax error")
-    except (MemoryError, RecursionError):
-        return Verdict(step.name, False, f"{step.file} is too deeply nested for Python's parser.")
     except ValueError as error:
         message = f"In {step.file}, {error} any more. Every function of the file has to stay where it was."
         return Verdict(step.name, False, message)

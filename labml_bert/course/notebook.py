@@ -12,7 +12,7 @@ from typing import Any
 from labml_bert.course.check import check_folder
 from labml_bert.course.folder import read_files, write_exercises
 from labml_bert.course.report import print_report, read_step
-from labml_bert.course.source import replace_function
+from labml_bert.course.source import location, replace_function
 
 FOLDER = Path("my_bert")
 
@@ -32,6 +32,6 @@ def check_cell(line: str, cell: str) -> None:
         (FOLDER / step.file).write_text(text, encoding="utf-8")
         print_report(check_folder(FOLDER, step), FOLDER)
     except SyntaxError as error:
-        print(f"error: the cell isn't valid Python (line {error.lineno}): {error.msg}")
+        print(f"error: the cell isn't valid Python{location(error)}: {error.msg}")
     except ValueError as error:
         print(f"error: {error}")

@@ -85,7 +85,8 @@ def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
     """Prints what is wrong with a step, with what was expected and what was found."""
     is_unwritten = verdict.mistake == "not written"
     if verdict.mistake == "syntax error":
-        console.print(Text(f"\n  {step.file}, line {verdict.line}\n", style="bold"))
+        line = f", line {verdict.line}" if verdict.line else ""
+        console.print(Text(f"\n  {step.file}{line}\n", style="bold"))
     else:
         heading(step, verdict.line or first_line(read_files(folder)[step.file], step.function))
     say(

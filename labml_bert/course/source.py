@@ -24,6 +24,19 @@ def read_reference(file: str) -> str:
     return (PACKAGE / file).read_text(encoding="utf-8")
 
 
+def parse(text: str) -> ast.Module:
+    """Parses Python code. Raises `SyntaxError` if it isn't valid, or too deeply nested for the parser."""
+    try:
+        return ast.parse(text)
+    except (MemoryError, RecursionError):
+        raise SyntaxError("too deeply nested for Python's parser") from None
+
+
+def location(error: SyntaxError) -> str:
+    """Where the code isn't valid, in parentheses, or nothing if the parser doesn't say."""
+    return f" (line {error.lineno})" if error.lineno else ""
+
+
 def find_function(tree: ast.Module, function: str) -> tuple[ast.Module | ast.ClassDef, ast.FunctionDef]:
     """
     Returns the function with this name, such as `TokenMasker.choose`, and the module or class that it is in.
@@ -66,7 +79,7 @@ def remove_bodies(text: str, steps: Collection[Step]) -> str:
     Replaces the body of each step in `steps`, and of its twins, with an error that says what to write. The
     signature and the docstring stay.
     """
-    lines, tree = text.split("\n"), ast.parse(text)
+    lines, tree = text.split("\n"), parse(text)
     messages = {step.function: f"write this: {step.task}" for step in steps}
     messages |= {
         twin: f"left out, because it's like {step.function}" for step in steps for twin in step.twins
@@ -85,7 +98,7 @@ def is_empty(text: str, function: str) -> bool:
 
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
-    last = find_function(ast.parse(text), function)[1].body[-1]
+    last = find_function(parse(text), function)[1].body[-1]
     return isinstance(last, ast.Raise) and "write this: " in ast.unparse(last)
 
 
@@ -95,7 +108,7 @@ def function_lines(text: str, function: str) -> list[str]:
 
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
-    first, last = body_lines(find_function(ast.parse(text), function)[1])
+    first, last = body_lines(find_function(parse(text), function)[1])
     return text.split("\n")[first:last]
 
 
@@ -105,7 +118,7 @@ def whole_function(text: str, function: str) -> str:
 
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
-    node = find_function(ast.parse(text), function)[1]
+    node = find_function(parse(text), function)[1]
     first, last = whole_lines(node)
     return textwrap.dedent("\n".join(text.split("\n")[first:last])) + "\n"
 
@@ -119,9 +132,9 @@ def replace_function(text: str, function: str, code: str) -> str:
     """
     code = textwrap.dedent(code).strip("\n")
     name = function.rpartition(".")[2]
-    if [getattr(node, "name", "") for node in ast.parse(code).body] != [name]:
+    if [getattr(node, "name", "") for node in parse(code).body] != [name]:
         raise ValueError(f"the cell must have the function {name}, and nothing else")
-    node = find_function(ast.parse(text), function)[1]
+    node = find_function(parse(text), function)[1]
     first, last = whole_lines(node)
     lines = text.split("\n")
     new_lines = textwrap.indent(code, " " * node.col_offset).split("\n")
@@ -137,7 +150,7 @@ def restore_others(text: str, step: Step, others: Collection[Step]) -> ast.Modul
 
     Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
     """
-    tree, reference = ast.parse(text), ast.parse(read_reference(step.file))
+    tree, reference = parse(text), parse(read_reference(step.file))
     find_function(tree, step.function)
     for other in others:
         if other.file == step.file:
@@ -156,7 +169,7 @@ def make_mistake(step: Step, mistake: Mistake) -> str:
     Raises `ValueError` if the text to replace doesn't occur exactly once in the body.
     """
     text = read_reference(step.file)
-    first, last = body_lines(find_function(ast.parse(text), step.function)[1])
+    first, last = body_lines(find_function(parse(text), step.function)[1])
     lines = text.split("\n")
     body = "\n".join(lines[first:last])
     if (count := body.count(mistake.old)) != 1:
@@ -167,6 +180,6 @@ def make_mistake(step: Step, mistake: Mistake) -> str:
 def first_line(text: str, function: str) -> int | None:
     """The number of the first line below a function's docstring, or `None` if there is no such function."""
     try:
-        return body_lines(find_function(ast.parse(text), function)[1])[0] + 1
+        return body_lines(find_function(parse(text), function)[1])[0] + 1
     except (ValueError, SyntaxError):
         return None

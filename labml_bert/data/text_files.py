@@ -7,6 +7,7 @@ compressed, or in a streamed data set.
 """
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import lzma
@@ -121,10 +122,14 @@ def last_character(data: bytes) -> int:
     return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
-def decode(data: bytes, path: Path, offset: int) -> str:
-    """Decodes `data`, which starts at byte `offset` of the file. Raises `ValueError` if it isn't UTF-8."""
+def decode(data: bytes, path: Path, offset: int, is_last: bool = True) -> str:
+    """
+    Decodes `data`, which starts at byte `offset` of the file. If more follows, leaves out an incomplete
+    character at the end. Raises `ValueError` if `data` isn't UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8" if offset else "utf-8-sig")()
     try:
-        text = data.decode("utf-8" if offset else "utf-8-sig")
+        text = decoder.decode(data, final=is_last)
     except UnicodeDecodeError as error:
         beginning = b"" if offset else data
         raise encoding_error(path, beginning, f"byte {offset + error.start}") from None
@@ -155,7 +160,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     Small files are either taken whole or left out. Of a compressed file, we know only the compressed size, so
     the pieces come from its beginning.
 
-    Raises `ValueError` if a file can't be read.
+    Raises `ValueError` if a file can't be read, or isn't UTF-8.
     """
     ratio = min(1.0, most / max(1, sum(file.stat().st_size for file in files)))
     pieces, owed = [], 0.0
@@ -177,5 +182,12 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
                     file.readline(1000)
                 # The text of a compressed file can be longer than the file, so read at least one piece of it.
                 most_of_it = max(size, SAMPLE_PIECE) if is_whole else size
-                pieces.append(file.read(most_of_it).decode("utf-8", "ignore"))
+                offset = file.tell()
+                data = file.read(most_of_it)
+                # A piece may begin and end inside a character.
+                first = (
+                    next((i for i in range(min(4, len(data))) if data[i] & 0xC0 != 0x80), 0) if offset else 0
+                )
+                is_last = len(data) < most_of_it
+                pieces.append(decode(data[first:], path, offset + first, is_last))
     return pieces

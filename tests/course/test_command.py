@@ -154,6 +154,27 @@ def test_the_original_solves_itself(course: Path, capsys: pytest.CaptureFixture[
     assert "mlm.py isn't valid Python (line 1); mend it first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x = " + "(" * 100_000 + ")" * 100_000, "too many nested parentheses"),
+        ("x = " + "-" * 100_000 + "1", "too deeply nested for Python's parser."),
+        ("x = '\0'", "source code string cannot contain null bytes."),
+    ],
+)
+def test_code_that_the_parser_gives_up_on(
+    course: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    (course / "mlm.py").write_text(f"{read_reference('mlm.py')}\n{line}\n", "utf-8")
+    with pytest.raises(SystemExit) as end:
+        main(["check"])
+    answer = capsys.readouterr().out
+    assert end.value.code == 1 and message in answer and "None" not in answer and len(answer) < 1000
+    with pytest.raises(SystemExit) as end:
+        main(["solve", "--step", "1"])
+    assert end.value.code == 2 and "mlm.py isn't valid Python" in capsys.readouterr().err
+
+
 @pytest.mark.processes
 def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a syntax tree, all steps of a file look undone, and a hint for the first one would be wrong."""

@@ -636,3 +636,17 @@ def test_progress_of_an_unused_folder(tmp_path: Path) -> None:
     assert read_progress(tmp_path) is None
     (tmp_path / f"tokenizer.json.1{PART}").touch()
     assert read_progress(tmp_path) is None
+
+
+def test_a_piece_of_the_sample_may_begin_and_end_inside_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "line.txt"
+    path.write_text("a" + "日本語" * 100_000, "utf-8")
+    pieces = sample_text([path], most=400_000)
+    assert len(pieces) > 3 and set("".join(pieces)) == set("a日本語")
+
+
+def test_a_sample_of_bytes_that_are_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary.bin"
+    path.write_bytes(random.Random(0).randbytes(100_000))
+    with pytest.raises(ValueError, match=r"binary\.bin is compressed, or not a text"):
+        sample_text([path])
