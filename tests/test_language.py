@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,11 +104,23 @@ def tracked(*patterns: str) -> list[Path]:
     return [Path(line) for line in output.splitlines() if line != "CHANGELOG.md" and (ROOT / line).is_file()]
 
 
+@cache
+def read(path: Path) -> str:
+    """The text of a file of the repository."""
+    return (ROOT / path).read_text("utf-8")
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a Python file's syntax tree."""
+    return [*ast.walk(ast.parse(read(path)))]
+
+
 def prose_of(path: Path) -> Iterator[tuple[int, str]]:
     """The texts in a file that people read, each with the number of its first line."""
-    text = (ROOT / path).read_text("utf-8")
+    text = read(path)
     if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 text_of_node = node.value.value
                 if isinstance(text_of_node, str):
@@ -136,7 +149,7 @@ def retired_words(path: Path) -> Iterator[str]:
 
 def names_in(path: Path) -> Iterator[tuple[int, str]]:
     """The names that a Python file defines, with their line numbers."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -154,7 +167,7 @@ def retired_names(path: Path) -> Iterator[str]:
     for line, name in names_in(path):
         if name.lower() in NAMES:
             yield f"{path}:{line}: the name {name!r}"
-    for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in ALLOWED_NAMES:
             for term, pattern in PROSE.items():
                 if re.search(pattern, node.name.replace("_", " "), re.I):

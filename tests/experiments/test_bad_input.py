@@ -202,6 +202,15 @@ MORE_BAD_INPUT = {
                                     "batch_tokens is 11000000; it must be at most"),
     "a hundred billion pieces": ("bert_tiny", ["--corpus", "documents", "--vocab-size", "100000000000"],
                                  "vocab_size is 100000000000; it must be at most 10,000,000"),
+    "rotary positions of odd width": ("mlm_modern", ["--corpus", "good.txt", "--hidden-size", "36",
+                                      "--num-attention-heads", "12"], "RoPE turns pairs"),
+    "a modern network without width": ("mlm_modern", ["--corpus", "good.txt", "--intermediate-size", "0"],
+                                       "intermediate_size is 0"),
+    "a modern network that overflows": ("mlm_modern", ["--corpus", "good.txt", "--intermediate-size",
+                                        "9" * 20], "intermediate_size is 9"),
+    "modern positions that overflow": ("mlm_modern", ["--corpus", "good.txt", "--max-position-embeddings",
+                                       "9" * 20], "max_position_embeddings is 9"),
+    "unknown optimizer": ("mlm_modern", ["--optimizer", "sgd"], "optimizer"),
     "words that are not UTF-8": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
 

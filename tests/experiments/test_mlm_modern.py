@@ -64,32 +64,6 @@ def test_a_killed_modern_run_resumes_to_identical_tensors(corpus_file: Path, tmp
     assert [key for key in tensors if not torch.equal(tensors[key], expected[key])] == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--hidden-size=36", "--num-attention-heads=12"], "RoPE turns pairs"),
-        (["--intermediate-size=0"], "intermediate_size is 0"),
-        (["--optimizer=sgd"], "optimizer"),
-        (["--intermediate-size=99999999999999999999"], "intermediate_size is 9"),
-        (["--max-position-embeddings=99999999999999999999"], "max_position_embeddings is 9"),
-        (["--num-hidden-layers=2000000"], "num_hidden_layers is 2000000; it must be at most 1,000"),
-        (["--batch-tokens=99999999999999999999"], "batch_tokens is 9"),
-    ],
-)
-def test_bad_sizes_get_one_line_and_exit_code_2(
-    options: list[str], words: str, corpus_file: Path, tmp_path: Path
-) -> None:
-    process = subprocess.run(
-        command("mlm_modern", *OPTIONS, "--corpus", corpus_file, "--steps", 2, *options),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 2
-    assert words in process.stderr and len(process.stderr.splitlines()) == 1
-    assert not (tmp_path / "logs").exists()
-
-
 @pytest.mark.long
 def test_export_and_attention_map_refuse_a_modern_model(corpus_file: Path, tmp_path: Path) -> None:
     run("mlm_modern", *OPTIONS, "--corpus", corpus_file, "--steps", 2, cwd=tmp_path)
