@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """With autocast, casts `x` to its dtype. On a CPU, LayerNorm keeps it, so no layer casts its input."""
+    """Casts `x` to the autocast dtype once: on a CPU, LayerNorm then returns the dtype of its input."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 

@@ -237,8 +237,8 @@ class ModernBertModel(nn.Module):
     ## The whole encoder
 
     Combines the embeddings, the blocks and a final LayerNorm. There's no pooler. If you need one vector per
-    sequence, take the vector of `[CLS]` or the mean of the tokens' vectors. ModernBERT base, the default, has
-    149,014,272 parameters.
+    sequence, take the vector of `[CLS]` or the mean of the tokens' vectors. With the default sizes, those of
+    ModernBERT base, the encoder has 149,014,272 parameters.
 
     Source: [paper](https://arxiv.org/abs/2412.13663), section 2 and table 4.
     """
@@ -391,9 +391,10 @@ def main() -> None:
     ## Try it
 
     `python modern.py` teaches a small encoder to predict the token two positions to the left. The encoder
-    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets. The task needs only the
-    offset two, which occurs at both lengths. So what the encoder learns at length 16 can also work at length
-    64. In BERT, training at length 16 would leave the position embeddings after the first 16 untrained."""
+    trains at length 16 and is tested at lengths 16 and 64. RoPE encodes only offsets, and the offset that
+    matters for this task occurs at both lengths. So what the encoder learns at length 16 can also work at
+    length 64. In BERT, training at length 16 would leave the position embeddings after the first 16
+    untrained."""
     torch.manual_seed(0)
     config = ModernBertConfig(20, 32, 2, 4, 48, local_attention=8, pad_token_id=0, initializer_range=0.1)
     model = ModernBertForMaskedLM(config)
