@@ -177,7 +177,7 @@ class BertIntermediate(nn.Module):
     $$\operatorname{GELU}(x) = x \cdot \tfrac12 \left(1 + \operatorname{erf}\frac{x}{\sqrt 2}\right)$$
 
     Like BERT in `transformers`, we compute it exactly. GPT-2 and Google's current BERT code use a tanh
-    approximation, which is off by up to $5 \cdot 10^{-4}$. Then `BertOutput` projects back to width $D$."""
+    approximation, which is off by up to $5 \cdot 10^{-4}$. `BertOutput` projects the result to width $D$."""
 
     def __init__(self, config: BertConfig):
         super().__init__()

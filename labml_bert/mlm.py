@@ -319,8 +319,8 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
     Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest count in any row.
-    Rows with fewer are padded with unlabeled ones. Pass the result to our encoders as `output_positions`, so
-    the last layer skips the rest. Otherwise, a step takes 1.20 times as long (with `V` = 100, as above)."""
+    A row with fewer labeled positions gets unlabeled ones too. Pass the result to our encoders as
+    `output_positions`: unless the last layer skips the rest, a step takes 1.20 times as long (`V` = 100)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

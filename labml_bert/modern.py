@@ -99,8 +99,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     So for given $q$ and $k$, the attention score depends only on the offset $p - s$. Pair $i$ of the $d/2$
     pairs, counted from 0, rotates by $\theta^{-2i/d}$ radians per position. The first pair rotates by one
     radian per position, enough to tell nearby positions apart. The last pair hardly rotates. Layers that
-    attend over long distances use a larger $\theta$, which slows down all pairs but the first. RoPE has no
-    parameters. It costs two multiplications and an addition for each element of a query or key.
+    attend over long distances use a larger $\theta$, so all pairs but the first rotate more slowly. RoPE
+    has no parameters. It costs two multiplications and an addition for each element of a query or key.
 
     `position_ids` is `(B, T)` or `(1, T)`. Returns the cosines and the sines that `rotate` needs, each of
     shape `(B or 1, 1, 1, T, d)`. Each cosine appears twice, once for each element of a pair, and so does each
@@ -262,7 +262,7 @@ class ModernBertModel(nn.Module):
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
         mask, all positions are tokens. `position_ids` default to 0, 1, 2, …, and only their differences
-        matter. A local layer's window always counts along `input_ids`, though. `output_positions`,
+        matter. But the window of a local layer ignores `position_ids`. `output_positions`,
         `(B, P)`, lists the positions whose vectors you need (by default, all). Returns these vectors,
         `(B, P, D)`. Raises `ValueError` if the mask isn't `(B, T)` or contains negative floats."""
         config, T = self.config, input_ids.size(1)
@@ -282,7 +282,7 @@ class ModernBertModel(nn.Module):
             is_near = (indices[:, None] - indices).abs() <= reach  # (T, T)
             masks[False] = is_near[None, None] if attention_mask is None else is_near & attention_mask
         x = self.embeddings(input_ids)  # (B, T, D)
-        if torch.is_autocast_enabled(x.device.type):  # Cast once, instead of in each linear layer.
+        if torch.is_autocast_enabled(x.device.type):  # One cast for all layers.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         for i, layer in enumerate(self.layers):
             is_last, is_global = i == config.num_hidden_layers - 1, config.is_global(i)

@@ -11,7 +11,7 @@ Here $p$ is BERT's vector for the pair; $y$ is the label (0: *next*, 1: *random*
 
 Many later models drop the task. [RoBERTa](https://arxiv.org/abs/1907.11692) does no worse without it (section
 4.2). The [ALBERT](https://arxiv.org/abs/1909.11942) paper argues that it's too easy: a change of topic gives
-the answer away. But models that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
+the answer away. But encoders that read two texts still use much the same layout, `[CLS] A [SEP] B [SEP]`.
 
 This file needs only PyTorch, so you can copy it into your own project. In tensor shapes,
 `B` is the number of pairs (not text B), `T` is the length of the longest pair, and `D` is the hidden size.
