@@ -23,7 +23,7 @@ After 60 steps, 1e-3 and 3e-4 were equally good.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # Works in a clone, without installing the package.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package in a clone that is not installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import os

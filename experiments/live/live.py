@@ -20,7 +20,7 @@ measures them on the rounded weights, because the page runs those.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # Works in a clone, without installing the package.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package in a clone that is not installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import json
@@ -200,7 +200,7 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
 
     for step in trainer.steps(evaluate_at=MOMENTS):  # budget, clock, Ctrl-C
         length = length_at(stages, step.progress)  # the curriculum, or always the full length
-        batch = text.batch(length)  # random windows at random positions, masked
+        batch = text.batch(length)  # random windows, with masks and random position offsets
         for part in step.micro_batches(batch):
             with step.autocast():  # bfloat16 where that is fast
                 output = trainer.parallel(**part)

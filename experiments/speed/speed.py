@@ -17,7 +17,7 @@ Install the others with `make peers`. Those that are missing are skipped.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # Works in a clone, without installing the package.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package in a clone that is not installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse

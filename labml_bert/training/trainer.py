@@ -22,7 +22,7 @@ after a while the result too:
 - a different processor, version of PyTorch or precision, because matmuls round differently;
 - a GPU, because some sums, such as the gradient of an embedding, add numbers in the order in which
   threads finish;
-- three or more processes, because the order in which their gradients are added depends on the network.
+- three or more processes, because the order in which their gradients are added isn't fixed.
 
 See `distributed.py` for how a batch is divided between processes, `optimization.py` for the learning rate,
 and `checkpoint.py` for what is saved.
@@ -118,8 +118,8 @@ class Trainer:
         self.generator = generator
         self.device = device
         self.precision = choose_precision(device, precision)
-        # In float16, the smallest gradients would be zero. So the loss is multiplied by a scale, and the
-        # gradients are divided by the same scale. In the other precisions, the scaler does nothing.
+        # In float16, the smallest gradients would underflow to zero. So the loss is multiplied by a scale,
+        # and the gradients are divided by the same scale. In the other precisions, the scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
         self.run_path = run_path
         self.configuration = configuration or {}
@@ -132,7 +132,7 @@ class Trainer:
         self.reads_flag = device.type in ("cpu", "cuda")
         if self.reads_flag:
             self.optimizers[0].found_inf = self.has_failed  # type: ignore[attr-defined]
-        # Counts the failed steps since the last check.
+        # Counts the first failed step and all steps after it.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
         self.step = 0
@@ -212,7 +212,7 @@ class Trainer:
         report = Report(self.step, self.progress, self.seconds, means, step.evaluation, step.length)
         if rank() == 0:
             self.on_report(report)
-        # The time that the listener takes counts too.
+        # The callback's time is part of the training time, so read the clock again.
         self.read_clock()
         self.last_report = self.seconds
 
@@ -254,7 +254,8 @@ class Trainer:
         Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
         pending, self.pending = self.pending, []
-        # All steps after the first failed one are skipped too, so the failed steps are the last ones.
+        # `failures` counts the first failed step and all steps after it, so the first failed step is the
+        # `failures`-th from the end.
         (failures,) = all_reduce_max([self.failures.item()])
         if not failures:
             return
@@ -400,8 +401,8 @@ class Step:
             trainer.scaler.unscale_(optimizer)
         # Clip with one norm over all parameters. Separate norms would change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
-        # Comparisons with NaN are false, so NaN makes `is_good` false too. A finite loss can have an infinite
-        # gradient, and clipping by an infinite norm makes that gradient NaN.
+        # Comparisons with NaN are false, so a NaN loss makes `is_good` false. A finite loss can have an
+        # infinite gradient, and clipping by an infinite norm makes that gradient NaN.
         # With a large scale, a gradient may exceed the largest float16 number, 65,504. The scaler then halves
         # the scale, and this step is skipped. Reading the norm here means waiting for the device.
         has_overflowed = (
