@@ -2,17 +2,18 @@ r"""
 # Does the model notice a scrambled sentence?
 
 A good model gives a higher score to a sentence that somebody wrote than to a scrambled version of it. This
-script takes sentences that a model hasn't seen in training, and scrambles the words of each in three ways:
+script takes held-out sentences of a corpus, and scrambles each of them in three ways:
 
 | scramble | what is wrong with the result |
 |---|---|
 | neighbors | two neighboring words have changed places |
-| shuffle | all words are in random order |
-| replacement | one word is replaced by another word of the text |
+| shuffle | all words after the first are in a new, random order |
+| replacement | one word is replaced by a word from one of the sentences |
 
-Then the script compares the scores of `score.py`, per token, and counts how often the original wins. Guessing
-gives 50%. The baseline is a model that only counts: the two-neighbor n-gram model of `ngrams.py`, which
-predicts each token from the tokens on both sides. Its counts come from the training part of the corpus.
+Then the script scores all versions with `score.py`, per token, and counts how often the original has a higher
+score than a scramble. Guessing would be right half of the time. The baseline only counts: it's the
+two-neighbor n-gram model of `ngrams.py`, which predicts each token from the tokens directly before and after
+it. The counts come from the training part of the corpus.
 
 Only the choice and order of the words may give the answer away. So the sentences have no punctuation except
 the period at their end, which stays there. The first word also stays in place, because of its capital letter.
@@ -58,15 +59,16 @@ def plain_sentences(documents: Iterable[str]) -> list[list[str]]:
     """
     ## Sentences
 
-    Returns each sentence of the documents once, as a list of words, without the period at the end. All words
-    have to consist of letters, so sentences with code or numbers are left out.
+    Returns each usable sentence of the documents once, as a list of words, without the period at the end. A
+    usable sentence ends with a period, and is neither too short nor too long. All its words consist of
+    letters, so sentences with numbers, commas or most kinds of code are left out.
     """
     sentences: dict[tuple[str, ...], None] = {}
     for document in documents:
         for sentence in split_sentences(document):
             words = tuple(sentence.removesuffix(".").split())
             is_plain = sentence.endswith(".") and all(word.isalpha() for word in words)
-            # At least two of the words after the first have to differ, or swapping neighbors changes nothing.
+            # At least two of the words after the first must differ, or no swap of neighbors changes anything.
             if is_plain and FEWEST_WORDS <= len(words) <= MOST_WORDS and len(set(words[1:])) > 1:
                 sentences[words] = None
     return [list(words) for words in sentences]
@@ -76,15 +78,15 @@ def swap_neighbors(words: list[str], others: list[str], random: Random) -> list[
     """
     ## Three ways to scramble
 
-    Each of the three functions takes all words of a sentence but the first, and other words to choose a
-    replacement from. This function swaps two neighbors that are different words.
+    Each of the three functions takes all words of a sentence except the first, and a list of words to choose
+    a replacement from. This function swaps a random pair of neighbors that are different words.
     """
     i = random.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
 def shuffle_all(words: list[str], others: list[str], random: Random) -> list[str]:
-    """Shuffles the words until their order is new."""
+    """Shuffles the words until they differ from the original sequence."""
     order = words
     while order == words:
         order = random.sample(words, len(words))
@@ -92,7 +94,7 @@ def shuffle_all(words: list[str], others: list[str], random: Random) -> list[str
 
 
 def replace_one(words: list[str], others: list[str], random: Random) -> list[str]:
-    """Replaces one word with a different one from `others`."""
+    """Replaces a random word with a different word from `others`."""
     i = random.randrange(len(words))
     word = words[i]
     while word == words[i]:
@@ -108,7 +110,7 @@ SCRAMBLES: dict[str, Callable[[list[str], list[str], Random], list[str]]] = {
 
 
 def scramble(sentences: list[list[str]], random: Random) -> Iterable[dict[str, str]]:
-    """Yields the sentences in random order, each as a dictionary of the `original` and its scrambles."""
+    """Yields the sentences in random order, each as a dictionary with the `original` and its scrambles."""
     others = [word for words in sentences for word in words[1:]]
     for first, *words in random.sample(sentences, len(sentences)):
         versions = {name: change(words, others, random) for name, change in SCRAMBLES.items()}
@@ -121,8 +123,8 @@ def choose_items(
     items: Iterable[dict[str, str]], tokenizer: Tokenizer, longest: int, count: int
 ) -> list[dict[str, str]]:
     """
-    Returns the first `count` items that a model can score: no text has more than `longest` tokens or an
-    `[UNK]`, and the tokens of each scramble differ from those of the original.
+    Returns the first `count` items that we can compare: no text contains an `[UNK]` or has more than
+    `longest` tokens, and the tokens of each scramble differ from those of the original.
 
     Raises `ValueError` if there are fewer than `count` such items.
     """
@@ -144,8 +146,8 @@ def ngram_score(ngrams: NgramModel, tokenizer: Tokenizer, text: str) -> float:
     """
     ## The baseline
 
-    Returns the mean log-probability of the tokens, in nats, each predicted from its two neighbors. The
-    training text has no `[CLS]` and no `[SEP]`, so the n-gram model backs off next to them.
+    Returns the mean log-probability of the tokens, in nats, each predicted from its two neighbors. The n-gram
+    model has counted no `[CLS]` and no `[SEP]`, so it backs off for the first and the last token.
     """
     cls, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
     ids = torch.tensor([cls, *encode_texts(tokenizer, [text])[0], sep])
@@ -165,8 +167,8 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
     ## Counting
 
     Returns the fraction of pairs in which the original has the higher score, with Wilson's interval. A tie
-    counts as half a win. The n-gram model has ties, because for combinations of tokens that it has never
-    seen, only the frequencies of the tokens count.
+    counts as half a win. The n-gram model has ties: if it has never seen the reordered tokens together, their
+    order doesn't change its score.
 
     Source: [Wilson, 1927](https://doi.org/10.1080/01621459.1927.10502953).
     """
@@ -180,7 +182,7 @@ def count_wins(originals: list[float], scrambles: list[float]) -> Wins:
 def compare(
     items: list[dict[str, str]], scorers: dict[str, Callable[[str], float]]
 ) -> dict[str, dict[str, Wins]]:
-    """Returns how often the original wins, for each scramble and each scorer."""
+    """Returns how often the original wins, for each kind of scramble and each scorer."""
     scores = {
         scorer: {name: [score(item[name]) for item in items] for name in ("original", *SCRAMBLES)}
         for scorer, score in scorers.items()
@@ -209,11 +211,11 @@ def print_results(results: dict[str, dict[str, Wins]], item: dict[str, str]) -> 
 
 
 def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the result with the configuration of the run that trained the model."""
+    """Returns a record of `result`, with the configuration of the run that trained the model."""
     configuration = run_state["configuration"]
     return {
         **describe_run("acceptability", words, torch.device("cpu"), "float32"),
-        # Record only the name: the rest of a path means nothing on another machine.
+        # Record only the name of the corpus, because a path means nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
         "result": result,
@@ -222,7 +224,7 @@ def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, A
 
 @exit_on_bad_input()
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line, compares the scores, and writes a record if asked."""
+    """Parses the command line, compares the scores and, with `--record`, writes a record."""
     start_time = time.monotonic()
     parser = OneLineParser(description="Ask a model which sentence is scrambled.")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")

@@ -2,8 +2,8 @@
 # What does the mask attend to?
 
 Which characters does a trained model use to predict a masked one? This script runs a sentence with a `[MASK]`
-through a model that `mlm_tiny.py` has trained. For every head of every layer, it prints the positions
-that the masked position attends to most.
+through a BERT such as the one that `mlm_tiny.py` trains. For every head of every layer, the script prints the
+three positions that the masked position attends to most.
 """
 
 import sys
@@ -33,7 +33,8 @@ TEXT = "Return a copy of the [MASK]ist."
 
 def print_weights(result: dict[str, Any], top: int = 3) -> None:
     """
-    For each head, prints the `top` positions with the largest weights: token, distance from the mask, weight.
+    For each head, prints the `top` positions to which the first mask attends most. For each of these
+    positions, prints the token, the offset from the mask, and the attention weight.
     """
     mask = result["masks"][0]
     table = Table(box=None, padding=(0, 2), header_style="dim")
@@ -50,15 +51,15 @@ def print_weights(result: dict[str, Any], top: int = 3) -> None:
 
 def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
     """
-    Writes the weights as JSON, with the configuration of the run that trained the model.
+    Writes `result` as JSON, with the configuration of the run that trained the model.
 
-    Raises `ValueError` if there is no run at `run_path`.
+    Raises `ValueError` if the checkpoint in `run_path` is missing, unreadable or damaged.
     """
     run_state = load_checkpoint(run_path)[0]
     configuration = run_state["configuration"]
     record = {
         **describe_run("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
-        # Record only the name: the rest of a path means nothing on another machine.
+        # Record only the name of the corpus, because a path means nothing on another machine.
         "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
         "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
         "result": result,
@@ -67,7 +68,7 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line, prints what the first mask attends to, and writes a record if asked."""
+    """Parses the command line, prints what the first mask attends to, and can write a record."""
     parser = OneLineParser(description="Show what the [MASK] in a text attends to.")
     parser.add_argument("text", nargs="?", default=TEXT, help=f"text with a [MASK] (default: {TEXT!r})")
     parser.add_argument("--run", type=Path, help="folder of a run (default: the newest under logs/)")

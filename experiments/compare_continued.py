@@ -1,20 +1,19 @@
 r"""
 # What does continued pretraining gain, and what does it forget?
 
-This script pretrains a model on Python's documentation, and then continues on source code with
-docstrings and comments removed. It compares four variants:
+This script pretrains a model on Python's documentation. Then it trains four variants on Python source code
+without docstrings and comments, and compares them:
 
-- **from scratch**: the same model, trained on the source code from random weights. This variant is the
-  baseline.
-- **continued**: the pretrained model, trained on the source code for half as many steps.
+- **from scratch**: a model of the same size, trained from random weights. This variant is the baseline.
+- **continued**: the pretrained model, trained for half as many steps as *from scratch*.
 - **continued, high learning rate**: the same as *continued*, but at 1e-2, the learning rate of pretraining.
-- **continued, new tokens**: the same as *continued*, but the most frequent words that the tokenizer splits
-  are added to its vocabulary.
+- **continued, new tokens**: the same as *continued*, but first, the 300 most frequent words that the
+  tokenizer splits are added to its vocabulary.
 
 The first three variants use the tokenizer of the pretrained model, so we can compare their losses. The fourth
-has a different tokenizer. A whole word is harder to predict than one of its pieces, so the loss of the fourth
-isn't comparable. To compare all four, we also mask whole words in held-out code, and measure how well the
-models predict these words.
+has a larger vocabulary. A whole word is usually harder to predict than one of its pieces, so the loss of the
+fourth variant isn't comparable with the others. To compare all four, we also mask whole words in held-out
+code, and measure how well the models predict these words.
 
 You can start each run yourself: `own_language.py` pretrains a model, and `continue_pretraining.py` trains
 each variant."""
@@ -56,11 +55,11 @@ from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
 from labml_bert.training.tracking import read_metrics
 
-# The vocabulary is small, so that many words of the source code are split. All other sizes keep their
-# defaults.
+# The vocabulary is small, so that many words of the source code are split. `own_language.py` chooses the
+# width and the number of blocks.
 PRETRAINING: dict[str, Any] = {"vocab_size": 2000, "schedule": "64:1", "max_position_embeddings": 64}
 SCRATCH, TOKENS = "from scratch", "continued, new tokens"
-# `VARIANTS` maps each variant to its learning rate. We tuned only the first learning rate, in unrecorded
+# `VARIANTS` maps each variant to its peak learning rate. We tuned only that of `SCRATCH`, in unrecorded
 # trials of 600 steps: the loss was 2.78 at 6e-3, 2.75 at 1e-2, and 3.43 at 2e-2. The trials used seed 0,
 # which the comparison uses too.
 VARIANTS = {
@@ -69,8 +68,9 @@ VARIANTS = {
     "continued, high learning rate": 1e-2,
     TOKENS: 3e-3,
 }
-# The fourth variant adds `NEW_TOKENS` tokens. A model predicts up to `OCCURRENCES` held-out words. On each
-# side of a word, it sees the text of up to `REACH` tokens of the fourth variant.
+# The fourth variant adds `NEW_TOKENS` words as tokens. All variants predict the same held-out occurrences of
+# these words, at most `OCCURRENCES`. On each side of a word, the model sees the same stretch of text: at most
+# `REACH` tokens as the fourth variant's tokenizer counts them.
 NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
 
 
@@ -100,7 +100,7 @@ def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str
     """
     ## The runs
 
-    Runs `main` as its command would, and returns the finished run.
+    Runs a script's `main` as the script's command would, and returns the finished run.
     """
     run = Run(options, experiment, is_alone=True)
     with run.resources:
@@ -109,7 +109,7 @@ def train(main: Callable[[Run, Any], None], options: RunOptions, experiment: str
 
 
 def variant_options(options: Options, variant: str, seed: int, start: Path) -> Any:
-    """The options of one variant. The folder `start` has the pretrained model and the list of new tokens."""
+    """Returns the options of a variant. `start` contains the pretrained model and the list of new tokens."""
     script = load_script("continue_pretraining")
     return script.Options(
         from_=str(start),
@@ -127,7 +127,7 @@ def variant_options(options: Options, variant: str, seed: int, start: Path) -> A
 
 
 def write_new_tokens(tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> list[str]:
-    """Writes a list of new tokens to a file in `folder`, and returns the list."""
+    """Returns the most frequent words that the tokenizer splits, and writes them to a file in `folder`."""
     words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
     write_whole(folder / "new_tokens.txt", "\n".join(words))
     return words
@@ -137,7 +137,7 @@ class Occurrence(NamedTuple):
     """
     ## Words to predict
 
-    A word of the held-out text, in its context.
+    A word of the held-out text, with the text around it.
     """
 
     text: str
@@ -150,8 +150,8 @@ def find_occurrences(
     tokenizer: Tokenizer, texts: Iterable[str], words: Iterable[str], count: int
 ) -> list[Occurrence]:
     """
-    Returns up to `count` occurrences of `words` in `texts`, evenly spaced, each with up to `REACH` tokens on
-    each side. Every word has to be a token of `tokenizer`.
+    Returns all occurrences of `words` in `texts`, or `count` evenly spaced ones if there are more. Each comes
+    with up to `REACH` tokens on each side. Every word has to be a token of `tokenizer`.
 
     Raises `ValueError` if none of the words occurs.
     """
@@ -182,25 +182,25 @@ def predict_words(
     batch_size: int = 64,
 ) -> dict[str, float]:
     r"""
-    Masks each word completely, and returns the accuracy and the mean log-probability of the words, in nats.
-    The model predicts the pieces of a word from left to right, and sees the pieces before the one that it
-    predicts. By the chain rule, the log-probability of the word is then the sum over its pieces:
+    Predicts each word, and returns the accuracy and the mean log-probability of the words, in nats. The model
+    predicts the pieces of a word from left to right. It sees the earlier pieces, but this piece and the later
+    ones are masked. By the chain rule, the log-probability of the word is the sum over its pieces:
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
-    The model is right about a word if, for every piece, the most probable token is the right one. The number
-    of masks gives the model a hint, because it reveals how many pieces the word has.
+    The model is right about a word if, for every piece, the most probable token is the right one. The masks
+    give the model a hint, because their number reveals how many pieces the word has.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     assert mask_id is not None  # `load_tokenizer` has checked this.
-    # There is one row for each piece.
+    # Each piece of a word gets a row of its own.
     words, inputs, targets, positions = list[int](), list[Tensor](), list[int](), list[int]()
     for number, (text, start, end) in enumerate(occurrences):
         encoding = tokenizer.encode(text)
         pieces = [t for t, (a, b) in enumerate(encoding.offsets) if start <= a < b <= end]
         for k, t in enumerate(pieces):
             words.append(number)
-            # This piece and those after it are masked.
+            # Mask this piece and the later pieces of its word.
             inputs.append(torch.tensor(encoding.ids).index_fill(0, torch.tensor(pieces[k:]), mask_id))
             targets.append(encoding.ids[t])
             positions.append(t)
@@ -223,8 +223,8 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     """
     ## One seed
 
-    Pretrains a model, and trains each variant. Returns the configuration of the pretrained model, and the
-    results.
+    Pretrains a model, and trains all variants. Returns the configuration of the pretrained model, and the
+    results of this seed.
     """
     script = load_script("own_language")
     values = {
@@ -244,7 +244,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     occurrences = [
         occurrence
         for occurrence in find_occurrences(larger, corpus.valid, words, OCCURRENCES)
-        # Without the new tokens, the same text has more tokens and may not fit.
+        # With the pretrained model's tokenizer, the same text has more tokens and may not fit the model.
         if len(tokenizer.encode(occurrence.text)) <= longest
     ]
     rows = []
@@ -281,7 +281,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         },
         "variants": rows,
         "words": len(occurrences),
-        # This is the accuracy of always predicting the most frequent of the words.
+        # A model that always predicts the most frequent of these words has this accuracy.
         "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
         "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
         "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
@@ -289,13 +289,13 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns a function for each variant that computes the variant's fingerprint."""
+    """Returns, for each variant, a function that takes the variant's fingerprint."""
     return {variant: partial(take_variant_fingerprint, record, variant) for variant in VARIANTS}
 
 
 def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
     """
-    Takes the fingerprint with an untrained model, because the repository doesn't contain the pretrained one.
+    Takes a fingerprint that starts from random weights, because the repository lacks the pretrained ones.
     """
     values = record["configuration"]
     options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])
@@ -323,10 +323,10 @@ def main(argv: list[str] | None = None) -> None:
             check_record(options.record)
         device = choose_device(options.device)
         corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
-        # Record only the names: a path means nothing on another machine.
+        # Record only the names of the texts, because a path means nothing on another machine.
         values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
         results: list[dict[str, Any]] = []
-        # Write the record after each seed, because all seeds together take a while.
+        # Each seed takes minutes, so write the record after each one in case you stop the script early.
         for seed in range(options.seeds):
             model, result = run_seed(options, corpus, seed)
             results.append(result)
@@ -338,7 +338,7 @@ def main(argv: list[str] | None = None) -> None:
             words = [f"--{name.replace('_', '-')}={values[name]}" for name in names]
             record = {
                 **describe_run("compare_continued", words, device),
-                # The page of `continue_pretraining.py` shows the record too.
+                # The page of `continue_pretraining.py` shows this record too.
                 "scripts": ["continue_pretraining"],
                 "configuration": {name: values[name] for name in names} | {"model": model},
                 "result": {"continued": results},

@@ -7,12 +7,13 @@ have to pretrain from scratch? Usually not. Take the model, and train it further
     python experiments/continue_pretraining.py --from MODEL --corpus my_texts
 
 `MODEL` is the folder of a BERT or a ModernBERT, saved by this project or by `transformers`. The model keeps
-its tokenizer. If the tokenizer cuts the words of your field into pieces, you can give it [new
-tokens](../labml_bert/new_tokens.md).
+its tokenizer. If the tokenizer cuts the words of your field into pieces, you can add [new
+tokens](../labml_bert/new_tokens.md) to its vocabulary.
 
 While the model learns the new text, it can forget the old one. So each evaluation also measures the loss on
-old text, which the model no longer trains on. With [`compare_continued.py`](compare_continued.md), we
-measured how much a model forgets. [A chapter](../continue-pretraining.md) shows the results."""
+held-out text of the old kind, which the model no longer trains on. With
+[`compare_continued.py`](compare_continued.md), we measured how much a model forgets. [A
+chapter](../continue-pretraining.md) shows the results."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
 from labml_bert.training.tracking import read_metrics
 
-# The learning curves use this many held-out tokens of each text. The result at the end uses all of them.
+# The points of a learning curve use about this many held-out tokens of each text. The losses that we compare,
+# before the first step and after the last, use all of them.
 EVALUATION_TOKENS = 8_192
 
 
@@ -56,8 +58,8 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    The sizes are those of the model in `--from`. `own_language.py` gives reasons for values that aren't
-    explained here."""
+    The sizes are those of the model in `--from`. `mlm_tiny.py` and `mlm_modern.py` give reasons for some of
+    the values that aren't explained here."""
 
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """The model to start from: the folder of a run or of a model."""
@@ -95,8 +97,8 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     """
     ## What the model starts with
 
-    Returns the model and its tokenizer, with any new tokens added. Raises `ValueError` if there is no model,
-    or if a new token doesn't suit the tokenizer."""
+    Returns the model and its tokenizer, with any new tokens added. With `from_scratch`, the weights are
+    random. Raises `ValueError` if there is no model, or if a new token doesn't suit the tokenizer."""
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
     model, tokenizer = load_model(Path(options.from_))
@@ -152,18 +154,18 @@ def main(run: Run, options: Options) -> None:
         new, old = (evaluate_masked_lm(trainer, one.held_out, tokens) for one in (text, old_text))
         return {**new, "old_loss": old["loss"], "old_accuracy": old["accuracy"]}
 
-    if trainer.step == 0 and rank() == 0:  # what the model knows before the first step
+    if trainer.step == 0 and rank() == 0:  # Measure what the model knows before the first step.
         before = {f"before.{name}": value for name, value in evaluate().items()}
         start = {f"valid.{name}": value for name, value in evaluate(EVALUATION_TOKENS).items()}
         run.tracker.save(0, {"seconds": 0.0, **start, **before})
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints
-        batch = text.batch(length_at(stages, step.progress))  # random windows, with masks
+        batch = text.batch(length_at(stages, step.progress))  # random windows, masks and position offsets
         for part in step.micro_batches(batch):  # this process's rows of the batch
             with step.autocast():  # bfloat16 if the hardware is fast at it
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
+        step.update()  # clips the gradient, takes an optimizer step, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate(EVALUATION_TOKENS))
 

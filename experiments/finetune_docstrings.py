@@ -6,18 +6,18 @@ experiment compares three ways to learn a task from the same labeled texts:
 
 - **pretrained**: fine-tune a model that this project pretrained, with a classifier on top.
 - **from scratch**: train the same network with the same tokenizer and recipe, but start from random weights.
-- **bag of words**: use only the words that occur in the text, and no network.
+- **bag of words**: train a linear model on the counts of the words, without a network.
 
 There are two tasks, and their labels come with Python. In *package*, the model predicts which of 20 packages
 a docstring is from. In *summary*, the model predicts whether the first of two texts summarizes the second.
 
-Each method has one hyperparameter: a learning rate for the networks, a penalty for the bag of words. We
-choose this hyperparameter on a fifth of the labeled texts, never on the test set. We choose the penalty
+We tune one hyperparameter of each method: the learning rate of a network, or the penalty of the bag of words.
+We choose this hyperparameter on a fifth of the labeled texts, never on the test set. We choose the penalty
 separately for each seed. To save time, we choose the learning rate only on the texts of the first seed. With
 more than 1,000 labels, the networks use the learning rate that was best with 1,000 labels.
 
-The seed determines which texts are labeled, in which order the model sees them, and the initial values of the
-new weights. With the same seed, all methods get the same texts.
+The seed determines which texts are labeled. For the networks, it also determines the order of the texts, the
+random initial weights and the dropout masks. With the same seed, all methods get the same texts.
 
 **What pretraining has seen.** The texts of *package* are docstrings of the standard library, which are also
 part of the corpus `python-docs`. A model that was pretrained on this corpus has read most of these texts,
@@ -66,15 +66,15 @@ from labml_bert.training.device import Precision, choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
-# Our models have at most a few million parameters, so they need a higher learning rate than the 2e-5 to 5e-5
-# of BERT base. Which of the values below is best depends on the task and on the number of labels.
+# The models of `bert_tiny.py` are small, so they need a higher learning rate than the 2e-5 to 5e-5 of BERT
+# base. Which of the values below is best depends on the task and on the number of labels.
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 # The paper tried up to four epochs.
 EPOCHS = 4
-# The networks see at most this many tokens of a text or a pair. A docstring often starts with what matters
-# most, and a step with more tokens takes longer. The bag of words sees whole texts.
+# The networks see at most this many tokens of a text or a pair, special tokens included. A docstring often
+# starts with what matters most, and longer sequences take more time. The bag of words sees whole texts.
 MAX_LENGTH = {"package": 48, "summary": 64}
-# With more labels than this, the search for a learning rate would take longer than the training itself.
+# To save time, we search for the learning rate with at most this many labels.
 MAX_TUNING_LABELS = 1000
 
 
@@ -91,7 +91,7 @@ class Options:
     seeds: int = 3
     """Number of seeds. You need at least three to see how much of a difference is luck."""
     steps: int = 200
-    """Minimum number of training steps. Four epochs of 100 texts are 16 steps, too few to learn anything."""
+    """Minimum number of training steps. Four epochs of 100 texts are 16 steps, too few to learn much."""
     device: str = "auto"
     """cpu, cuda, or auto, which is the GPU if there is one."""
     record: Path | None = None
@@ -100,8 +100,8 @@ class Options:
 
 def build_classifier(backbone: Backbone, labels: list[str], arm: str) -> BertForSequenceClassification:
     """
-    Returns a classifier to fine-tune. If `arm` is `pretrained`, it gets the pretrained weights, and otherwise
-    random weights.
+    Returns a classifier to fine-tune. If `arm` is `pretrained`, its encoder has the pretrained weights. All
+    other weights are random.
 
     Raises `ValueError` if the weights don't fit the configuration.
     """
@@ -132,20 +132,20 @@ def train_and_predict(
 
 
 def choose_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, min_steps: int) -> float:
-    """Returns the best learning rate for `count` labels, chosen on the texts of seed 0."""
+    """Returns the learning rate that is best with `count` labels, on a fifth of the texts of seed 0."""
 
     def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
         try:
             return train_and_predict(backbone, task, arm, learning_rate, train, validation, 0, min_steps)[0]
         except NonFiniteLossError:
-            # This learning rate is too high. With equal logits for all classes, it won't be chosen.
+            # This learning rate is too high, so give it the score of always predicting the first class.
             return torch.zeros(len(validation), len(task.labels))  # (N, K)
 
     return choose_hyperparameter(LEARNING_RATES, task.draw(count, 0), attempt)
 
 
 def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints each method's mean over the seeds, and the standard deviation if there are several seeds."""
+    """Prints each method's mean scores over the seeds and, if there are several seeds, their std."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column(title, min_width=22)
     for column in ("accuracy", "macro F1", "accuracy, unseen"):
@@ -163,14 +163,14 @@ def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
     """
-    Returns a function for each task that computes the task's fingerprint. The function trains the tokenizer
-    again, and a model from scratch, because the repository doesn't contain the pretrained one.
+    Returns, for each task, a function that takes the task's fingerprint. The function trains the tokenizer
+    again and a model from scratch, because the repository doesn't contain the pretrained model.
     """
     return {name: partial(take_task_fingerprint, record, name) for name in record["tasks"]}
 
 
 def take_task_fingerprint(record: dict[str, Any], name: str) -> Fingerprint:
-    """Trains for 32 steps on 100 texts in float32 on one thread, and evaluates on 100 test texts."""
+    """Trains for 32 steps on 100 texts, in float32 on one thread, and evaluates on up to 100 test texts."""
     backbone = random_backbone(record["configuration"]["model"])
     task = {"package": package_task, "summary": summary_task}[name](distinct_docstrings())
     train, test = task.draw(100, 0), task.test[:100]
@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
         with console.status("reading the text"):
             docstrings = distinct_docstrings()
             tasks = package, summary = package_task(docstrings), summary_task(docstrings)
-        # Check that the weights fit before anything is trained.
+        # Before the training starts, check that the pretrained weights fit.
         model = build_classifier(backbone, package.labels, PRETRAINED)
         work = [
             (package, parse_label_count(word, "package", len(package.train), 5)) for word in options.labels
@@ -246,10 +246,10 @@ def main(argv: list[str] | None = None) -> None:
                             "labels": count,
                             "seed": seed,
                             **score(logits, labels)._asdict(),
-                            # Accuracy on the test texts that pretraining on `python-docs` hasn't seen.
+                            # Pretraining on `python-docs` hasn't seen these test texts.
                             "unseen_accuracy": score(logits[unseen], labels[unseen]).accuracy,
                             "learning_rate": learning_rate,
-                            # The seconds include training, testing and any hyperparameter search.
+                            # The seconds include training, testing and, if there was one, the search.
                             "seconds": time.monotonic() - run_start,
                             "losses": average_losses(losses),
                         }

@@ -2,13 +2,13 @@ r"""
 # A masked language model of words
 
 What changes when a token is a word? The sequences get shorter, and the vocabulary gets larger. Most words are
-rare: in a text of a few megabytes, each of them occurs only a handful of times. That makes the two-neighbor
-n-gram model hard to beat. The n-gram model can use a pair of words that it has seen once, while a neural
-network first has to learn a vector for each word.
+rare: even in a text of a few megabytes, a typical word occurs only a handful of times. That makes the
+two-neighbor n-gram model hard to beat. The n-gram model can use a sequence of words that it has seen only
+once, while a neural network first has to learn a vector for each word.
 
-In our only run of a small BERT, which isn't recorded, the loss after 1,623 steps was 4.86 nats, still higher
-than the 4.67 of the n-gram model. So this script trains the modern encoder of `modern.py`, which doesn't have
-to learn vectors for the positions, and uses Muon."""
+In our only run of a small BERT on words, which isn't recorded, the loss after 1,623 steps was 4.86 nats,
+still higher than the 4.67 of the n-gram model. So this script trains the modern encoder of `modern.py`, which
+doesn't have to learn vectors for the positions, and uses Muon."""
 
 import sys
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def main(run: Run, options: Options) -> None:
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
+        step.update()  # clips the gradient, takes an optimizer step, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:

@@ -46,8 +46,9 @@ class Options(RunOptions):
     """
     ## The values, and why
 
-    If you don't set an option whose default is `None`, the functions below choose its value, based on the
-    amount of text. `mlm_tiny.py` and `mlm_modern.py` give reasons for the other values."""
+    If you leave out an option whose default is `None`, the functions below choose its value to suit the text.
+    Instead of `minutes`, they choose `steps`. `mlm_tiny.py` and `mlm_modern.py` give reasons for some of the
+    other values."""
 
     minutes: float | None = None
     """How long to train, in minutes. Default: no time limit, but a number of steps that suits the text."""
@@ -88,18 +89,18 @@ class Options(RunOptions):
     """Decay rate of Adam's second moment."""
 
 
-# Each row gives the minimum number of characters of text, then the width and the number of blocks to use. A
-# model with far more parameters than the text has tokens can memorize the text. The last row is as wide and
-# deep as BERT base, which was trained on about 16 billion characters.
+# Each row gives the minimum number of characters of training text, then the width and the number of blocks
+# to use. A model with far more parameters than the text has tokens can memorize the text. The last row is as
+# wide and deep as BERT base, which was trained on about 16 billion characters.
 SIZES = [(0, 128, 4), (20_000_000, 256, 6), (200_000_000, 512, 8), (2_000_000_000, 768, 12)]
-# The best learning rate falls as the width grows. We searched for it only at a width of 128. ModernBERT base
-# used 8e-4 at a width of 768. The other two values lie in between.
+# The best learning rate usually falls as the width grows. We searched for it only at a width of 128.
+# ModernBERT base used 8e-4 at a width of 768. We chose the other two values in between, without a search.
 LEARNING_RATES = {128: 1e-2, 256: 4e-3, 512: 1.5e-3, 768: 8e-4}
-# The vocabulary gets one subword for this many characters of text. At four characters per token, a subword
-# then occurs a hundred times on average, often enough for the model to learn its vector.
+# The vocabulary gets one subword for this many characters of training text. If a token has four characters on
+# average, a subword then occurs a hundred times on average, which should be enough to learn its vector.
 CHARACTERS_PER_PIECE = 400
-# BERT was trained for 40 epochs. On a small text, that's too few steps to learn much, so there's a minimum
-# number of steps.
+# BERT was trained for about 40 epochs, or a million steps. On a small text, 40 epochs are too few steps to
+# learn much, so there's a minimum number of steps.
 EPOCHS, FEWEST_STEPS, MOST_STEPS = 40, 2_000, 1_000_000
 
 
@@ -107,15 +108,15 @@ def default_vocab_size(corpus: Corpus) -> int:
     """
     ## Defaults that depend on the text
 
-    The vocabulary grows with the text. It must have room for the alphabet twice, because a character can
-    start a word or continue one. A writing system with thousands of characters gets a larger vocabulary."""
+    The vocabulary grows with the text. It needs room for two forms of each character, because a character
+    can start a word or continue one. So a text with many different characters gets a larger vocabulary."""
     alphabet = len(set().union(*corpus.train))
     pieces = min(30_000, max(1_000, corpus.train_characters // CHARACTERS_PER_PIECE))
     return max(pieces, 2 * alphabet + 500)
 
 
 def choose_tokenizer(corpus: Corpus | TokenizedCorpus, vocab_size: int | None) -> Tokenizer:
-    """Returns the tokenizer of a tokenized corpus, or trains one on the text."""
+    """Returns the tokenizer of a tokenized corpus, or trains one on a corpus of text."""
     if isinstance(corpus, Corpus):
         size = default_vocab_size(corpus) if vocab_size is None else vocab_size
         return wordpiece_tokenizer(corpus.train, size, lowercase=False)
@@ -127,12 +128,12 @@ def choose_tokenizer(corpus: Corpus | TokenizedCorpus, vocab_size: int | None) -
 
 def set_defaults(options: Options, characters: int, vocab_size: int) -> Options:
     r"""
-    Sets the options that you left out, for a text of this many characters. The standard deviation of the
-    initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum of $D$ weights is
-    about as large as in BERT base."""
+    Fills in the options that you left out, for a text of this many characters. The standard deviation of the
+    initial weights is $0.02\sqrt{768 / D}$ for a model of width $D$. With this value, a sum of $D$ initial
+    weights has about the same standard deviation as in BERT base."""
     width, layers = [(width, layers) for least, width, layers in SIZES if characters >= least][-1]
     width = options.hidden_size or width
-    # Use the learning rate of the nearest width in the table.
+    # Use the learning rate of the width in the table that is nearest on a logarithmic scale.
     nearest = min(LEARNING_RATES, key=lambda other: abs(math.log(other / max(1, width))))
     steps = EPOCHS * characters // 4 // max(1, options.batch_tokens)
     heads = max(1, width // (32 if width < 512 else 64))
@@ -187,7 +188,7 @@ def main(run: Run, options: Options) -> None:
                 output = trainer.parallel(**part)
             accuracy = masked_accuracy(output.logits, output.labels, part["num_items_in_batch"])
             step.backward(output.loss, accuracy=accuracy)
-        step.update()  # clips the gradient, takes a step with Muon and AdamW, stops the run on NaN
+        step.update()  # clips the gradient, takes an optimizer step, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
         if step.at_milestone:

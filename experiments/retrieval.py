@@ -2,22 +2,22 @@ r"""
 # Do similar texts get similar vectors?
 
 A good vector for a text should help you find related texts. Docstrings let you test that: by convention,
-the first paragraph is a summary, and the rest is a description. This script takes descriptions that the model
-has never seen, and looks for the right summary among all held-out summaries. It compares five methods:
+the first paragraph is a summary, and the rest is a description. This script takes descriptions from held-out
+documents, and looks for the right summary among all held-out summaries. It compares five methods:
 
 - **TF-IDF**: one dimension for each word, and no network. Rare words count more.
 - **mean pooling**: the mean of the last hidden states of a pretrained encoder.
 - **mean pooling, whitened**: the same vectors after `Whitening`, which is fitted to training texts.
 - **SimCSE**: mean pooling after 100 steps of `train_simcse` on training texts, without any labels.
-- **SimCSE on pairs**: the same loss, but each training summary is paired with its own description. So this
-  encoder has been trained on the task itself, and the others haven't.
+- **SimCSE on pairs**: the same loss, but each training summary is paired with its own description. So only
+  this encoder has been trained on the task itself.
 
 A description can give its summary away. If a description repeats the summary word for word, we drop the pair.
 We also drop near copies of other docstrings (see `docstring_tasks.py`). All test texts are from held-out
 documents of `python-docs`, and no training text is equal to one of them.
 
 We chose the learning rate with `--validate`, which takes the test pairs from the training documents instead.
-After 60 steps, 1e-3 and 3e-4 were equally good.
+In trials of 60 steps, 1e-3 and 3e-4 were equally good, and we use 1e-3.
 """
 
 import sys
@@ -48,7 +48,7 @@ from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
-# A summary has at least this many words. "Constructor." could belong to many descriptions.
+# A summary must have at least this many words: "Constructor." would fit many descriptions.
 FEWEST_WORDS = 4
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 64
@@ -57,7 +57,7 @@ Pair = tuple[str, str]
 
 
 class Split(NamedTuple):
-    """Pairs of a description and its summary."""
+    """Pairs of a description and its summary, to train on and to test with."""
 
     train: list[Pair]
     test: list[Pair]
@@ -67,13 +67,14 @@ def split_pairs(docstrings: Sequence[Docstring]) -> Split:
     """
     ## Descriptions and summaries
 
-    Returns the pairs of all docstrings that have both parts. Each part occurs only once, and no description
-    contains its summary. Pairs that pretraining on `python-docs` hasn't seen become the test set.
+    Returns the pairs of all docstrings that have both parts. Leaves out a pair if its summary is too short or
+    is repeated in the description, or if a part is equal to a part of an earlier pair. The test set consists
+    of the pairs that pretraining on `python-docs` hasn't seen.
     """
     train: list[Pair] = []
     test: list[Pair] = []
     earlier: set[str] = set()
-    # Start with the test pairs. A training pair that repeats a part of one of them is then left out.
+    # Start with the test pairs, so that a training pair with the same text as a test pair is left out.
     for docstring in sorted(docstrings, key=lambda docstring: not docstring.unseen):
         summary, _, description = (" ".join(p.split()) for p in docstring.text.strip().partition("\n\n"))
         repeats = summary.lower().rstrip(".") in description.lower()
@@ -85,7 +86,7 @@ def split_pairs(docstrings: Sequence[Docstring]) -> Split:
 
 
 def hold_out(train: list[Pair], count: int) -> Split:
-    """Splits the training pairs again: `count` random pairs become a test set, for choosing values."""
+    """Splits the training pairs: `count` random pairs become a test set for choosing hyperparameters."""
     order = random.Random(0).sample(train, len(train))
     return Split(order[count:], order[:count])
 
@@ -94,7 +95,7 @@ def tfidf_vectors(documents: list[str], queries: list[str]) -> tuple[Tensor, Ten
     """
     ## The baseline
 
-    Returns the TF-IDF vectors of `queries` and of `documents`, `(Q, V)` and `(N, V)`. Words that only queries
+    Returns the TF-IDF vectors of `queries`, `(Q, V)`, and of `documents`, `(N, V)`. Words that only queries
     contain are left out. As in `tfidf.py`, the weight of a word grows only logarithmically with its count in
     a text.
     """
@@ -119,7 +120,7 @@ class Result(NamedTuple):
 
 
 def evaluate(queries: Tensor, candidates: Tensor) -> Result:
-    """Compares `queries` with `candidates`; row `i` of one belongs to row `i` of the other."""
+    """Ranks all candidates for each query. Candidate `i` is the right one for query `i`."""
     positions = ranks(cosines(queries, candidates))
     return Result(positions, *mrr_and_recall(positions), mean_cosine(candidates))
 
@@ -163,9 +164,10 @@ def difference(results: list[Result], baseline: list[Result]) -> dict[str, float
     """
     ## Is it luck?
 
-    The seeds tell you how much a result depends on training, but not how much it depends on the choice of
-    texts. So we also compare two methods query by query. Averages the reciprocal ranks of each query over the
-    seeds. Returns the mean difference between the methods, with its 95% confidence interval over the queries.
+    Several seeds show how much a result varies with the randomness in training, but not how much it depends
+    on the choice of texts. So we also compare two methods query by query. This function averages each query's
+    reciprocal rank over the seeds. It returns the mean over the queries of `results` minus `baseline`, with
+    its 95% confidence interval.
     """
     a, b = (torch.stack([1 / r.ranks.double() for r in one]).mean(0) for one in (results, baseline))  # (Q)
     mean, half = (a - b).mean().item(), 1.96 * (a - b).std().item() / len(a) ** 0.5
@@ -173,13 +175,13 @@ def difference(results: list[Result], baseline: list[Result]) -> dict[str, float
 
 
 def with_std(values: Sequence[float], form: str) -> str:
-    """Formats the mean and, if there are several values, the standard deviation."""
+    """Formats the mean of `values` and, if there are several, their standard deviation."""
     std = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{std}"
 
 
 def print_results(results: dict[str, list[Result]]) -> None:
-    """Prints a row for each method."""
+    """Prints a table with a row for each method."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("method")
     for column in ("MRR", "recall at 10", "mean cosine"):
@@ -194,7 +196,7 @@ def print_results(results: dict[str, list[Result]]) -> None:
 
 @exit_on_bad_input()
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line, compares the methods, and writes a record if asked."""
+    """Parses the command line, compares the methods and, with `--record`, writes a record."""
     start_time = time.monotonic()
     parser = OneLineParser(description="Find the summary of each description by comparing vectors.")
     parser.add_argument("--run", type=Path, help="folder of a run or a model (default: newest trained run)")
@@ -234,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments += [f"--learning-rate={options.learning_rate:g}"] + ["--validate"] * options.validate
         record = {
             **describe_run("retrieval", arguments, torch.device("cpu")),
-            # Record only the name: the rest of a path means nothing on another machine.
+            # Record only the name of the corpus, because a path means nothing on another machine.
             "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
             "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
             "result": {

@@ -1,12 +1,12 @@
 """
 # What each head attends to
 
-When a model fills in a mask, which tokens does each attention head look at? This file runs a text with a
-`[MASK]` through a model once. It returns the model's predictions and the attention weights of every head, as
-plain numbers that you can draw.
+When a model fills in a mask, which tokens does each attention head look at? The function below runs a text
+with a `[MASK]` through a model. It returns the model's predictions and the attention weights of every head,
+as plain numbers that you can draw.
 
-An attention weight says how much a head takes from a position. It doesn't say how useful that is: what the
-head takes is the position's value vector, which the weight doesn't show.
+An attention weight says how much a head takes from a position. The weight doesn't say how useful that is,
+because the head takes the position's value vector, which the weight doesn't show.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
     """
     ## One forward pass
 
-    Returns the `tokens` of `text`, the positions of its `masks`, the five most probable tokens for each mask
-    (`guesses`), and the weights (`attentions`). Those are indexed by layer, head, attending position and
-    attended position.
+    Returns a dictionary with the `text`, its `tokens`, the positions of its `masks`, the five most probable
+    tokens for each mask with their probabilities (`guesses`), and the weights (`attentions`). The weights are
+    indexed by layer, head, attending position and attended position.
 
     Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """
@@ -45,6 +45,6 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
 
 
 def round_to_list(tensor: torch.Tensor, digits: int) -> Any:
-    """Converts a tensor to nested lists for JSON, with no more digits than a picture needs."""
+    """Converts a tensor to nested lists for JSON, rounded to `digits` decimals, enough for a picture."""
     factor = 10.0**digits
     return (tensor.double() * factor).round().div(factor).tolist()

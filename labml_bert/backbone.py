@@ -2,7 +2,7 @@
 # The encoder that an experiment fine-tunes
 
 Experiments that compare ways to fine-tune a model all start from the same pretrained encoder. This file finds
-that encoder, and describes where it comes from.
+that encoder, loads it, and describes how it was pretrained.
 """
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ class Backbone(NamedTuple):
 
 def find_newest_model(runs: Path) -> Path:
     """
-    Returns the model of the newest finished run of `bert_tiny.py` under `runs`. It was pretrained on pairs,
-    so its pooler is trained. Raises `ValueError` if there is none.
+    Returns the folder of the newest model that `bert_tiny.py` has saved under `runs`. The model was also
+    pretrained on next sentence prediction, so its pooler is trained. Raises `ValueError` if there is none.
     """
     paths = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
     if not paths:
@@ -45,7 +45,7 @@ def find_newest_model(runs: Path) -> Path:
 
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
-    """Describes how the model was pretrained, if `folder` is still inside the folder of its run."""
+    """Describes the run whose folder contains `folder`, or returns `None` if there is no such run."""
     try:
         run_state = load_checkpoint(folder.parent)[0]
     except ValueError:
@@ -56,8 +56,8 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
 
 def load_backbone(folder: Path, device: torch.device) -> Backbone:
     """
-    Returns the pretrained model in `folder`, with the dropout that the paper used for fine-tuning, even if
-    the model was pretrained without dropout.
+    Returns the pretrained model in `folder`, with a dropout of 0.1, which the paper used for fine-tuning,
+    even if the model was pretrained without dropout.
 
     Raises `ValueError` if there is no model, or if a file is damaged.
     """
@@ -69,8 +69,8 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
 
 def random_backbone(sizes: dict[str, Any]) -> Backbone:
     """
-    Returns a backbone without weights for the fingerprint of a record, because the repository doesn't contain
-    the pretrained model. `sizes` is the model's configuration in the record. The tokenizer is trained again.
+    Returns a backbone with a newly trained tokenizer and no weights, because the repository doesn't contain
+    the pretrained model. It serves the fingerprint of a record, whose model configuration is `sizes`.
     """
     config = BertConfig(**sizes)
     tokenizer = wordpiece_tokenizer(load_corpus("python-docs").train, config.vocab_size)
@@ -79,9 +79,9 @@ def random_backbone(sizes: dict[str, Any]) -> Backbone:
 
 def parse_label_count(word: str, name: str, most: int, least: int) -> int:
     """
-    Parses the number of labels to use of those in the data set `name`, or `all`.
+    Returns the number in `word`, or `most` if it's `all`. `name` is the data set, for the error message.
 
-    Raises `ValueError` if the number is below `least` or above `most`.
+    Raises `ValueError` if `word` is neither, or if the number isn't from `least` to `most`.
     """
     if word != "all" and not word.isdecimal():
         raise ValueError(f"bad number of labels {word!r}; use a number, or all")

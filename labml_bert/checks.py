@@ -2,9 +2,10 @@
 # Checks of sizes and probabilities
 
 A size or a probability that makes no sense either causes an error deep inside a model or silently trains a
-wrong one. These functions check values where they enter: in the options of a run, in `config.json`, in a
-checkpoint or in a dataset. They raise `ValueError` with the cause and the remedy in one line. `bert.py`,
-`mlm.py`, `nsp.py` and `modern.py` trust their callers, so you can read the ideas there without the armor."""
+wrong one. The functions below check values where they enter: in the options of a run, in `config.json`, in a
+checkpoint or in a dataset. The functions raise `ValueError` with the cause and the remedy in one line.
+`bert.py`, `mlm.py`, `nsp.py` and `modern.py` mostly trust their callers, so you can read the ideas there
+without the armor."""
 
 import sys
 from collections.abc import Collection
@@ -24,9 +25,9 @@ COUNTS = (
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
-# A product of two larger sizes would overflow.
+# The product of two sizes up to this limit fits into 64 bits.
 LARGEST_SIZE = 2**31 - 1
-# No real model has more layers or tokens, and no real run has a larger batch. A seed must fit in 64 bits.
+# A larger number of layers or tokens, or a larger batch, is probably a mistake. A seed must fit into 64 bits.
 LARGEST_VALUES = {
     "num_hidden_layers": 1_000,
     "vocab_size": 10_000_000,

@@ -2,11 +2,11 @@
 # Checksums of small files
 
 A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration can silently change what
-a model predicts. `files.py` checks files of tensors. This file checks the rest.
+a model predicts. `files.py` checks files of tensors. The functions below check small files.
 
-A file that is written as a whole is listed in `SHA256SUMS` in its folder. You can check the whole folder with
-`sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
-isn't listed, such as one from another program, isn't checked.
+`write_checked` lists each file that it writes in `SHA256SUMS` in the same folder. You can check all listed
+files with `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A
+file that isn't listed, such as one from another program, isn't checked.
 
 A file of JSON lines, to which a program appends, has a checksum at the start of each line:
 
@@ -24,12 +24,12 @@ from typing import Any
 from labml_bert.files import whole_file, write_whole
 
 SUMS = "SHA256SUMS"
-# The largest size to read, in bytes. A tokenizer with millions of tokens is the largest of these files.
+# The largest size to read, in bytes. This is enough for a tokenizer with millions of tokens.
 LARGEST_FILE = 1_000_000_000
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no such list."""
+    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no such file."""
     path = folder / SUMS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
@@ -50,7 +50,8 @@ def write_checked(path: Path, text: str) -> None:
     """
     Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`.
 
-    Raises `OSError` if that fails. If the program is killed in between, the file is left unlisted.
+    Raises `OSError` if that fails. If the program is killed in between, the file may be left unlisted, but
+    never listed with a wrong sha256.
     """
     data = (text + "\n").encode()
     digest, sums = hashlib.sha256(data).hexdigest(), read_sums(path.parent)
@@ -63,12 +64,12 @@ def write_checked(path: Path, text: str) -> None:
 
 def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     """
-    Returns the contents of a file.
+    Returns the contents of a file. A file that isn't in `SHA256SUMS` isn't checked.
 
     Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
     it has more than `most` bytes or doesn't match its sha256 in `SHA256SUMS`.
     """
-    # Reading anything else, such as a pipe, could wait forever.
+    # Reading something else than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
@@ -92,7 +93,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def list_files(folder: Path, files: Sequence[Path]) -> None:
-    """Lists files of any size in the `SHA256SUMS` of `folder`. They may be in its subfolders."""
+    """Writes a `SHA256SUMS` that lists exactly these files, of any size, in `folder` and its subfolders."""
     write_sums(folder, {path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
@@ -107,7 +108,8 @@ def encode_line(values: dict[str, Any]) -> bytes:
     """
     ## Lines
 
-    Returns a JSON object as a line that starts with its crc32. `values` must not be empty.
+    Returns a JSON object as a line that starts with its crc32. `values` must not be empty, and must not
+    contain NaN or infinity.
     """
     text = json.dumps(values, allow_nan=False)
     return f'{{"crc32": {zlib.crc32(text.encode())}, {text[1:]}\n'.encode()

@@ -2,7 +2,8 @@ r"""
 # Is the classifier any good?
 
 An accuracy of 80% is good if you have twenty classes, and poor if 80% of the texts have the same label. So
-this report compares a classifier with two baselines on the same texts, and shows which labels it confuses.
+this report compares the classifier with two baselines on the same texts. It also shows which labels the
+classifier confuses.
 
 Letters for sizes: `N` texts, `K` classes.
 """
@@ -22,7 +23,7 @@ from labml_bert.baselines.tfidf import tune
 from labml_bert.labeled_text import Example, Score, confusion_matrix, score
 from labml_bert.stdout import console, printable
 
-# At or above this accuracy, the test rows say little about which method is better.
+# If two methods reach this accuracy, the test rows say little about which of them is better.
 NEARLY_PERFECT = 0.99
 
 
@@ -70,7 +71,7 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
 
     Returns the scores of two baselines by name. The first always predicts the label that is most frequent in
     `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn isn't
-    installed or if the texts have no words.
+    installed or if the training texts have no words.
     """
     numbers = torch.tensor([example.label for example in test])  # (N)
     most_frequent = Counter(example.label for example in train).most_common(1)[0][0]
@@ -88,10 +89,10 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
     """
     ## Which labels are confused?
 
-    Returns the confusion matrix, `(K, K)`, as lines that fit in a terminal with `width` columns. It has a row
-    for each true label, and a numbered column for each predicted label. If the names of the labels don't fit
-    beside the counts, a numbered list of the names comes first. If there are too many labels for a matrix,
-    returns the ten most frequent mistakes instead.
+    Returns the confusion matrix, `(K, K)`, as lines that fit in a terminal with `width` columns. The matrix
+    has a row for each true label, and a numbered column for each predicted label. If the names of the labels
+    don't fit beside the counts, a numbered list of the names comes first. If there are too many labels for a
+    matrix, returns up to ten of the most frequent mistakes instead.
     """
     K, counts = len(labels), matrix.tolist()
     names = [printable(label) for label in labels]
@@ -120,6 +121,6 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
 
 
 def wrap(start: str, text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` columns. The first line begins with `start`."""
+    """Wraps a text into lines of up to `width` columns. `start` precedes the first, and spaces the others."""
     parts = [part.plain.rstrip() for part in Text(text).wrap(console, width - len(start))]
     return [(" " * len(start) if i else start) + part for i, part in enumerate(parts)]

@@ -1,8 +1,8 @@
 r"""
 # A classifier from your own labels
 
-How good a classifier do you get from a few hundred labeled texts? Put the texts into a CSV or JSONL file with
-the columns `text` and `label`, and fine-tune a pretrained encoder on this file:
+How good a classifier do you get from a few hundred labeled texts? Put them into a CSV or JSONL file with
+`text` and `label` in each row, fine-tune a pretrained encoder on this file, and use the classifier:
 
     python -m labml_bert.classify train labels.csv --from logs/bert_tiny/20261122-133823 --output classifier
     python -m labml_bert.classify predict classifier "Send the mail again."
@@ -10,8 +10,8 @@ the columns `text` and `label`, and fine-tune a pretrained encoder on this file:
 From a fresh clone, `make classifier` does everything: it installs the packages, pretrains an encoder if there
 is none yet, and trains the classifier.
 
-`train` compares the classifier with two baselines on held-out rows. It saves the classifier in a folder that
-`transformers` can load too:
+`train` compares the classifier with simple baselines on held-out rows. It saves the classifier in a folder
+that `transformers` can load too:
 
     from transformers import pipeline
 
@@ -66,24 +66,25 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The test set gets this fraction of all rows, and the validation set gets the same fraction of the remaining
-# rows.
+# About this fraction of all rows becomes the test set, and the same fraction of the remaining rows becomes
+# the validation set.
 HELD_OUT = 0.2
-# The paper's learning rates suit 110 million parameters. Models with fewer than `SMALL` parameters need
-# higher ones.
+# The paper recommends the first three learning rates, for models with 110 million parameters or more. For
+# models with fewer than `SMALL` parameters, we try higher ones.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
 # Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
-# With 100 texts, ten epochs are only 40 steps, too few to learn much. Then the limit is `MIN_STEPS` instead.
+# By default, training has at most ten epochs or, if that's longer, `MIN_STEPS` steps. With 100 training
+# texts, ten epochs are only 40 steps.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
 HARDLY_BETTER = 0.95
 # In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
-# A saved classifier can have these files.
+# These are the files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`.
 SAVED_FILES = (
     "README.md",
     SUMS,
@@ -99,10 +100,10 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
     """
     ## The pretrained encoder
 
-    Returns a classifier with an untrained head, and its tokenizer. `folder` is the folder of a run, or of a
-    model in the format of `transformers`. Dropout is 0.1, as in the paper, even if the model was pretrained
-    without dropout. If the folder has a classifier, the head of that classifier isn't used, because it was
-    trained for other labels.
+    Returns a classifier whose head has random weights, and its tokenizer. `folder` is the folder of a run, or
+    of a model in the format of `transformers`. Dropout is 0.1, as in the paper, even if the model was
+    pretrained without dropout. If the folder has a classifier, the head of that classifier isn't used,
+    because it may have been trained for other labels.
 
     Raises `ValueError` if there is no such folder, if it contains no BERT, or if its files are damaged.
     """
@@ -130,7 +131,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    # Our character and word tokenizers add no special tokens, but `transformers` needs tokenizers that do.
+    # Our character and word tokenizers don't add `[CLS]` and `[SEP]`, but in `transformers`, they must.
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
@@ -140,7 +141,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
 
 
 def check_architecture(folder: Path, is_modern: bool) -> None:
-    """Raises `ValueError` if the model is a ModernBERT."""
+    """Raises `ValueError` if `is_modern` is true, because a ModernBERT has no classification head here."""
     if is_modern:
         raise ValueError(
             f"{folder} has a ModernBERT, and only a BERT has a classification head here; use a run of "
@@ -159,12 +160,12 @@ def train_classifier(
     """
     ## Several learning rates, with early stopping
 
-    Trains a copy of the model with each learning rate, and prints a line for each. If `epochs` is `None`, the
+    Trains a copy of the model with each learning rate, and prints a line for each. Without `epochs`, the
     limit is ten epochs or `MIN_STEPS` steps, whichever is longer. `EarlyStopping` evaluates the copy on
-    `validation` after each epoch or, if the limit is `MIN_STEPS`, at ten equal intervals. Returns the best
-    copy.
+    `validation` after each epoch or, if the limit is `MIN_STEPS`, at ten equal intervals. Returns the copy
+    with the best evaluation, with the weights from that evaluation.
 
-    Raises `NonFiniteLossError` if the loss explodes at every learning rate.
+    Raises `NonFiniteLossError` if the loss or its gradient explodes at every learning rate.
     """
     attempts: list[tuple[tuple[float, float], BertForSequenceClassification]] = []
     for learning_rate in learning_rates:
@@ -210,7 +211,7 @@ def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
 
 
 def describe_pretraining(folder: Path) -> dict[str, str]:
-    """Returns a warning if, according to its model card, the encoder hardly beats the unigram baseline."""
+    """Returns a warning if, by its model card, the encoder hardly beats the unigram baseline, if at all."""
     for path in (folder / "model" / "README.md", folder / "README.md"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             card = path.read_text(encoding="utf-8")
@@ -222,7 +223,7 @@ def describe_pretraining(folder: Path) -> dict[str, str]:
 
 
 def check_command(options: argparse.Namespace) -> None:
-    """Prints what a file of labels contains. Raises `ValueError` if `train` would refuse it."""
+    """Prints what a file of labels contains. Raises `ValueError` if `train` would refuse the file."""
     texts = read_labeled_texts(options.file)
     counts = Counter(example.label for example in texts.examples).most_common()
     names = some(
@@ -232,7 +233,7 @@ def check_command(options: argparse.Namespace) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """Raises `ValueError` if `folder` exists and isn't an empty folder."""
+    """Raises `ValueError` if `folder` is a link or exists and isn't an empty folder. A lock doesn't count."""
     check_utf8(folder)
     is_free = not folder.exists() or (folder.is_dir() and all(f.name == ".lock" for f in folder.iterdir()))
     if folder.is_symlink() or not is_free:
@@ -245,10 +246,10 @@ def check_output(folder: Path) -> None:
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """
-    Creates and locks the folder. If the code in the `with` block fails, the folder becomes empty again, so
-    that the same command can be repeated.
+    Creates and locks the folder. If the code in the `with` block fails, the files of the classifier are
+    deleted, so that you can repeat the same command.
 
-    Raises `ValueError` if another program has locked the folder or written to it.
+    Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
     prepare_folder(folder)
     try:
@@ -269,8 +270,8 @@ def train_command(options: argparse.Namespace) -> None:
     """
     ## Training
 
-    Splits the rows, trains, prints the scores on the test rows, and saves the classifier. Nothing is written
-    before all arguments and rows have been checked.
+    Splits the rows, trains and saves the classifier, and prints its scores on the test rows. With
+    `--check-only`, only checks the rows and some arguments. Nothing is written before the checks.
 
     Raises `ValueError` if an argument or a row is invalid.
     """
@@ -313,8 +314,8 @@ def train_command(options: argparse.Namespace) -> None:
         model = model.to(device)
         training, validation, held_out = rows
         model = train_classifier(model, training, validation, learning_rates, options.epochs, options.seed)
-        # With a character or word tokenizer, `transformers` omits a pair's token types if `model_input_names`
-        # doesn't list them.
+        # With a character or word tokenizer, `transformers` omits the token types of a pair unless they're in
+        # `model_input_names`.
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
         save_tokenizer(tokenizer, output, **settings)
@@ -334,9 +335,9 @@ def train_command(options: argparse.Namespace) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """
-    Returns the settings in `tokenizer_config.json`, or an empty dictionary if there is no such file.
+    Returns the settings in `tokenizer_config.json`, or an empty dictionary if the file can't be read.
 
-    Raises `ValueError` if the file is damaged.
+    Raises `ValueError` if the file is damaged or isn't a JSON object.
     """
     path = folder / "tokenizer_config.json"
     try:
@@ -350,7 +351,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
-    """The maximum length in training, or the number of positions if `settings` don't contain that length."""
+    """The maximum length in training, from 5 to `positions`. Without such a setting, it's `positions`."""
     try:
         return max(5, min(int(settings["model_max_length"]), positions))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -374,11 +375,12 @@ def predict_command(options: argparse.Namespace) -> None:
     """
     ## Predicting
 
-    Prints the most probable label for each text in the arguments, or for each line of standard input. A
-    blank line is an error: if it were skipped, the printed rows would no longer match the lines.
+    Prints the most probable label, with its probability, for each text in the arguments. Without texts in the
+    arguments, each line of standard input is a text. A blank line is an error: if we skipped it, rows and
+    lines wouldn't match.
 
-    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
-    was trained with pairs and there is no second text, or the other way around.
+    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if there is a
+    second text although the classifier was trained with single texts, or the reverse.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)

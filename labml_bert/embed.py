@@ -2,16 +2,15 @@ r"""
 # One vector for a whole text
 
 How similar are two texts? An encoder gives each *token* a vector. To compare texts, you need one vector for
-each text. The simplest text vector $s$ is the mean of the vectors $h_t$ of the $M$ tokens:
+each text. A simple text vector $s$ is the mean of the vectors $h_t$ of the text's $M$ tokens:
 
 $$s = \frac{1}{M} \sum_{t=1}^{M} h_t, \qquad
 \cos(s, s') = \frac{s \cdot s'}{\lVert s \rVert \, \lVert s' \rVert}$$
 
 Two vectors that point in the same direction have a cosine of 1. But masked language modeling never compares
-texts, so nothing makes these vectors spread out. In many models, the vectors of all texts point in roughly
-the same direction, and even two unrelated texts have a high cosine. People call such vectors *anisotropic*.
-This file has two remedies: whitening, which takes a second, and SimCSE, which trains the model for a minute
-or more.
+texts, so nothing moves the vectors of different texts apart. In many models, the vectors of all texts point
+in roughly the same direction, and even two unrelated texts have a high cosine. People call such vectors
+*anisotropic*. This file has two remedies: whitening, which needs no training, and SimCSE, which does.
 
     python -m labml_bert.embed "Return a copy." "Copies the list." "Closes the file."
 
@@ -47,7 +46,7 @@ from labml_bert.training.device import autocast, choose_precision
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
-# A text with more tokens than this loses its end.
+# By default, a text with more tokens than this loses its end.
 MAX_LENGTH = 128
 
 
@@ -63,13 +62,14 @@ def pool_texts(
 
     Returns the vectors of one batch, `(B, D)`: with `mean`, the mean over the last hidden states of the
     tokens, and with `cls`, the last hidden state of `[CLS]`. A text loses its end if it has more than
-    `max_length` tokens, or more than the model has positions.
+    `max_length` tokens, special tokens included, or more tokens than the model has positions.
 
     **Special tokens aren't part of the mean.** Many tokenizers add `[CLS]` and `[SEP]` to every text. If the
-    vectors of these tokens counted, all means would be more alike. `[UNK]` stands for a word, so it counts.
+    vectors of these tokens counted, the means of all texts would probably be more alike. `[UNK]` stands for a
+    word or character, so it counts.
 
-    Raises `ValueError` if a text has no tokens or isn't UTF-8, if `max_length` is below 3, if `pooling` isn't
-    one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
+    Raises `ValueError` if a text has no tokens that count or isn't UTF-8, if `max_length` is below 3, if
+    `pooling` isn't one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
@@ -77,7 +77,7 @@ def pool_texts(
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
     for text in texts:
         check_encoding(text)
-    # Truncation is a setting of the tokenizer, so set it on a copy.
+    # Truncation is a setting of the tokenizer, so change it only in a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))
     rows = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
@@ -112,10 +112,10 @@ def embed(
     batch_size: int = 64,
 ) -> Tensor:
     """
-    Returns the vectors of any number of texts, `(N, D)`, in the order of the texts. The model has to be in
-    eval mode. Texts of similar length share a batch, so little time goes to padding.
+    Returns the vectors of all texts, `(N, D)`, in the order of the texts. The model has to be in eval mode.
+    Texts of similar length share a batch, so little time goes to padding.
 
-    Raises `ValueError` if there are no texts, and the errors of `pool_texts`.
+    Raises `ValueError` if `texts` is empty or a single string, and the errors of `pool_texts`.
     """
     if not texts or isinstance(texts, str):
         raise ValueError("there are no texts; pass a list with at least one")
@@ -137,9 +137,9 @@ def mean_cosine(vectors: Tensor) -> float:
     r"""
     ## How anisotropic are the vectors?
 
-    Returns the mean cosine over all pairs of two different rows of `vectors`, `(N, D)`. For random
-    directions, it's near 0. There's no need to look at each pair: the cosines of all pairs, including each
-    vector with itself, sum to the squared length of the sum of the normalized vectors.
+    Returns the mean cosine over all pairs of different rows of `vectors`, `(N, D)`. For independent random
+    directions, the mean is close to 0. The cosines of all ordered pairs, including each vector with itself,
+    sum to the squared length of the sum of the normalized vectors. That sum is fast to compute.
 
     Raises `ValueError` if there are fewer than two vectors.
 
@@ -156,21 +156,22 @@ class Whitening(NamedTuple):
     r"""
     ## Whitening
 
-    If the vectors share a direction, subtract their mean $\mu$. If some directions have more variance than
-    others, rescale each to a variance of 1. With the covariance $U \Lambda U^\top$, that is:
+    Subtracting the mean $\mu$ removes what the vectors have in common. Rescaling each direction to a variance
+    of 1 keeps directions with a large variance from dominating the cosines. With the covariance matrix $U
+    \Lambda U^\top$, whitening is:
 
     $$\tilde s = (s - \mu) \, U \Lambda^{-1/2}$$
 
-    No training is needed: you fit $\mu$ and the matrix to the vectors of some texts, and whiten the vectors
-    of others.
+    No training is needed: you compute $\mu$ and the matrix from the vectors of some texts, and can then
+    whiten the vectors of any text.
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2103.15316), section 3.
     """
 
     mean: Tensor
-    """`(D)`"""
+    """The mean of the fitted vectors, `(D)`."""
     matrix: Tensor
-    """`(D, K)`"""
+    """The scaled directions, one in each column, `(D, K)`."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Whitens `vectors`, `(N, D)`, and returns `(N, K)`."""
@@ -179,10 +180,10 @@ class Whitening(NamedTuple):
 
 def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     """
-    Fits a whitening to `vectors`, `(N, D)`. Leaves out directions without variance. With our encoders,
+    Fits a whitening to `vectors`, `(N, D)`. Leaves out directions with almost no variance. With our encoders,
     there's always such a direction, because the LayerNorm at the end subtracts the mean over the dimensions.
-    `dimensions` limits how many are kept, those with the largest variance first. The paper keeps 256 of BERT
-    base's 768.
+    `dimensions` limits the number of directions, and those with the largest variances are kept. The paper
+    tries 256 of BERT base's 768.
 
     Raises `ValueError` if all vectors are equal, or if `dimensions` is below 1.
     """
@@ -191,7 +192,7 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     x = vectors.double()
     if (x == x[:1]).all():
         raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
-    variances, directions = torch.linalg.eigh(torch.cov(x.T))  # ascending
+    variances, directions = torch.linalg.eigh(torch.cov(x.T))  # variances in ascending order
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
     K = int((variances > 1e-9 * variances[0].clamp(min=1e-30)).sum())
     matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
@@ -202,15 +203,15 @@ def simcse_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Tensor:
     r"""
     ## SimCSE
 
-    Whitening can't learn what makes two texts similar; a contrastive loss can. Give the encoder the same text
+    Whitening can't learn what makes two texts similar. A contrastive loss can. Give the encoder text $i$
     twice. Dropout removes different activations each time, so the two vectors $a_i$ and $b_i$ differ a
-    little. The model should still find that $b_i$ is the partner of $a_i$, among the $b_j$ of all texts in
-    the batch:
+    little. The model learns to find $b_i$, the partner of $a_i$, among the $b_j$ of all texts in the batch:
 
     $$\mathcal L = -\frac{1}{B} \sum_{i=1}^{B}
     \log \frac{e^{\cos(a_i, b_i) / \tau}}{\sum_{j=1}^{B} e^{\cos(a_i, b_j) / \tau}}$$
 
-    Cosines are at most 1. So without the low temperature $\tau$, no softmax over them could be confident.
+    Cosines are from -1 to 1. So with a temperature $\tau$ of 1 and 64 texts, the softmax could give $b_i$ a
+    probability of at most 0.105. A low temperature allows confident predictions.
 
     `a` and `b` are `(B, D)`. Returns the loss in nats.
 
@@ -234,8 +235,8 @@ def train_simcse(
     """
     Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. The two texts
     of a pair are equal, or they belong together, such as a question and its answer. The learning rate decays
-    linearly to zero. Many small models are pretrained without dropout. But without dropout, equal texts would
-    get equal vectors, so this function sets all dropout layers to `dropout`.
+    linearly to zero. Without dropout, equal texts would get equal vectors, and many small models are
+    pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
     Raises `ValueError` if `batch_size` is below 2 or above the number of pairs, if `steps` is below 1, and
     the errors of `pool_texts`.
@@ -274,8 +275,8 @@ def ranks(similarities: Tensor) -> Tensor:
     ## How good is a ranking?
 
     Query `i` asks for candidate `i`. From the similarities of all queries and candidates, `(Q, C)`, this
-    returns the rank of each query's candidate, `(Q)`. Rank 1 is the best. A candidate with an equal
-    similarity counts as better, so a model that finds everything equally similar gains nothing.
+    returns the rank of each query's candidate, `(Q)`. Rank 1 is the best. Any other candidate with an equal
+    similarity counts as better. So if a model finds all candidates equally similar, every rank is the worst.
     """
     targets = similarities.diagonal()[:, None]  # (Q, 1)
     return similarities.size(1) - (similarities < targets).sum(1)  # (Q)
@@ -289,7 +290,7 @@ def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints the texts with their cosines, most similar first."""
+    """Reads the command line and prints each text with its cosine with the query, the most similar first."""
     description = "Rank texts by the cosine of their mean-pooled vectors with that of a query."
     parser = OneLineParser(prog="python -m labml_bert.embed", description=description)
     parser.add_argument("query", help="the text to compare with; a long text loses its end")

@@ -1,17 +1,17 @@
 r"""
 # A model for other programs
 
-How do you run a model outside Python? A model is numbers and a list of tokens, and any program that can
-multiply matrices can run it. You can export it in two formats:
+How do you run a model outside Python? A saved model consists of numbers and a list of tokens, and any program
+that implements the model's computations can run it. You can export a model in two formats:
 
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to web
     python -m labml_bert.export logs/mlm_tiny/20261121-120000 --to onnx
 
 The first is for a web page that implements the model itself: one file has the weights as float16, which takes
-half the bytes, and a JSON file describes them. The second is [ONNX](https://onnx.ai/), a graph of operations
-together with the weights. Many programs can run such graphs. ONNX keeps the weights in float32. With
-`--encoder`, the graph leaves out the head and returns the vectors of the tokens, whose mean is [a vector for
-the text](embed.md).
+half the bytes of float32, and a JSON file describes the weights. The second is [ONNX](https://onnx.ai/), a
+graph of operations together with the weights, here in float32. Many programs can run such graphs. With
+`--encoder`, the graph has no head and returns the vectors of the tokens. Their mean is [a vector for the
+text](embed.md).
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `V` vocabulary, `D` hidden size.
 """
@@ -47,11 +47,11 @@ from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
-# The version of the web format. A page accepts only the version that it knows.
+# The version of the web format. Our page accepts only this version.
 FORMAT = 2
-# Each graph names the program that wrote it.
+# Each graph contains this name of the program that wrote it.
 PRODUCER = "labml_bert.export"
-# The largest difference to accept in an output. The graph and torch add the same numbers in different orders.
+# The graph and torch add numbers in different orders. Their outputs may differ by at most this much.
 TOLERANCE = 1e-4
 
 
@@ -59,9 +59,9 @@ def to_float16(model: nn.Module) -> dict[str, Tensor]:
     r"""
     ## Half the bytes
 
-    Returns the parameters as float16, tied ones only once. With 11 bits of precision, a weight changes by at
-    most $2^{-11}$ of its value. What float16 lacks is range: the largest number is 65,504, and below $6 \cdot
-    10^{-5}$ the precision drops.
+    Returns the parameters as float16, tied ones only once. Float16 has 11 bits of precision, so rounding
+    changes a weight by at most $2^{-11}$ of its value. But the range is small: the largest number is 65,504,
+    and below $6 \cdot 10^{-5}$, the precision drops.
 
     Raises `ValueError` if a weight is too large.
     """
@@ -91,7 +91,7 @@ def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
 def describe_weights(model: BertForMaskedLM | ModernBertForMaskedLM) -> dict[str, Any]:
     """
     Returns what a page needs to read a file from `write_weights`: the configuration with the type of the
-    model, and the names and shapes of the tensors in the order of the file.
+    model, the type of the numbers, and the names and shapes of the tensors in the order of the file.
     """
     kind = "modernbert" if isinstance(model, ModernBertForMaskedLM) else "bert"
     return {
@@ -114,7 +114,7 @@ def write_web(
     the result of `describe_weights`, plus the learning `curve`, a list of `[steps, held-out loss]`. Each
     entry of `checkpoints` is a result of `write_weights`, plus `arm`, `seconds`, `steps` and `loss`.
     """
-    # Only a model that was trained with [CLS] and [SEP] expects them.
+    # If the tokenizer adds no [CLS] and [SEP], the model was trained without them.
     has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
     vocab_size = next(iter(arms.values()))["config"]["vocab_size"]
     metadata = {
@@ -132,8 +132,8 @@ def write_web(
 
 def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
     """
-    Returns the last checkpoint of a run and its learning curve, in the form that `write_web` needs. Of a
-    folder in the format of `transformers`, only the name is known.
+    Describes the last checkpoint of a run, and returns the run's learning curve, both in the form that
+    `write_web` needs. For a folder in the format of `transformers`, only the name is known.
     """
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, []
@@ -150,7 +150,7 @@ def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
 
 @torch.no_grad()
 def rounding_error(model: BertForMaskedLM) -> float:
-    """The most that rounding to float16 changes any probability, on a few rows of random tokens."""
+    """The largest change of a probability when weights are rounded to float16, on 8 rows of random tokens."""
     length = min(64, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (8, length), generator=generator)  # (B, T)
@@ -165,8 +165,8 @@ class Graph(nn.Module):
     """
     ## ONNX
 
-    A graph takes tensors and returns tensors, and none of its inputs is optional. The inputs have the same
-    names as when `transformers` exports this model.
+    A graph takes tensors and returns a tensor, and none of the inputs is optional. The inputs have the same
+    names as the arguments of a BERT in `transformers`.
     """
 
     output = "logits"
@@ -183,13 +183,13 @@ class Graph(nn.Module):
 
 
 class EncoderGraph(Graph):
-    """The encoder without its head."""
+    """The graph of the encoder, without the masked LM head."""
 
     output = "last_hidden_state"
 
     def __init__(self, model: BertForMaskedLM):
         super().__init__(model)
-        # The graph then has only the weights of the encoder.
+        # Drop the head, so that the graph has only the weights of the encoder.
         self.model = model.bert
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def check_onnx_is_here() -> None:
-    """Raises `ValueError` if a package that the export needs is missing."""
+    """Raises `ValueError` if `onnx` or `onnxscript` isn't installed."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -212,7 +212,7 @@ def check_onnx_is_here() -> None:
 
 
 def example_inputs(model: BertForMaskedLM | BertModel, B: int, T: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """Returns random tokens in two segments. Every row but the first has padding of random length."""
+    """Returns random ids, a mask and token types. Every row but the first can end with padding."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(model.config.vocab_size, (B, T), generator=generator)  # (B, T)
     ends = torch.randint(1, T + 1, (B, 1), generator=generator)  # (B, 1)
@@ -224,20 +224,21 @@ def example_inputs(model: BertForMaskedLM | BertModel, B: int, T: int, seed: int
 
 
 def make_graph(model: BertForMaskedLM, encoder_only: bool) -> Graph:
-    """The graph of the encoder, or of the whole model."""
+    """Returns the graph of only the encoder, or of the whole model."""
     return EncoderGraph(model) if encoder_only else Graph(model)
 
 
 def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -> float | None:
     """
     Writes the graph to one file. The graph takes any number of rows, of any length up to the number of
-    positions. If `onnxruntime` is installed, this function runs the graph and returns the largest difference
-    between its outputs and those of torch; otherwise it returns `None`.
+    positions. If `onnxruntime` is installed, this function runs the graph on random tokens and returns the
+    largest difference between its outputs and those of torch. Otherwise, this function returns `None`.
 
-    Raises `ValueError` if a package is missing, or if an output differs by more than `TOLERANCE`.
+    Raises `ValueError` if a package is missing, if the model has fewer than 3 positions, or if an output
+    differs by more than `TOLERANCE`.
     """
     check_onnx_is_here()
-    # If a size in the example is 1, the exporter assumes that it is always 1.
+    # If a size in the example is 1, the exporter assumes that this size is always 1.
     longest = model.config.max_position_embeddings
     if longest < 3:
         raise ValueError(f"the model has {longest} positions; a graph for any length needs 3 or more")
@@ -256,7 +257,7 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
         proto = program.model_proto
         proto.producer_name = PRODUCER
         for node in proto.graph.node:
-            # Remove the source lines of the operations, which take up a third of a small file.
+            # Remove the stack traces of the operations, which take up more than half of a small file.
             del node.metadata_props[:]
         part.write_bytes(proto.SerializeToString(deterministic=True))
         if find_spec("onnxruntime") is None:
@@ -273,7 +274,7 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
 
 @contextlib.contextmanager
 def silence_exporter() -> Iterator[None]:
-    """Suppresses the progress messages and the deprecation warnings of the exporter."""
+    """Suppresses what the exporter prints, its log messages below errors, and all warnings."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -291,7 +292,7 @@ def output_differences(path: Path, graph: Graph, shapes: list[tuple[int, int]]) 
     Yields the largest difference between the outputs of `onnxruntime` and those of torch, for random tokens
     of each shape `(B, T)`. Padding doesn't count, because nobody reads its outputs.
     """
-    # Otherwise, onnxruntime saves an id of this machine for its telemetry.
+    # Without this setting, onnxruntime saves an id of this machine for its telemetry.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -308,7 +309,7 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     """
     Creates the folder if it doesn't exist, and returns it.
 
-    Raises `ValueError` if that fails, or if one of `names`, the files to write, is a folder.
+    Raises `ValueError` if the folder can't be created, or if one of `names`, the files to write, is a folder.
     """
     try:
         make_folder(folder)
@@ -324,9 +325,9 @@ def prepare_folder(folder: Path, *names: str) -> Path:
 
 def check_is_export(path: Path, start: bytes, *others: str) -> None:
     """
-    An export may replace an earlier export: a file `path` whose beginning matches the pattern `start`.
+    An export may replace an earlier export, which has a file `path` that begins with the pattern `start`.
 
-    Raises `ValueError` if `path`, or one of `others` in the same folder, belongs to another program.
+    Raises `ValueError` if there is none, but `path` or one of `others` in the same folder exists.
     """
     beginning = b""
     if path.is_file():
@@ -342,7 +343,7 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, writes the files, and prints what they are."""
+    """Reads the command line, writes the files, and describes the file of the weights or of the graph."""
     parser = OneLineParser(
         prog="python -m labml_bert.export", description="Export a model for a web page or for other programs."
     )

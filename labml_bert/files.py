@@ -2,13 +2,13 @@
 # Writing files atomically
 
 A program can be killed at any moment, and a disk can fill up. What happens to a file that is being written?
-With these functions, you find either the old file or the new one, never half of one. The new file is written
+With `whole_file`, you find either the old file or the new one, never half of one. The new file is written
 under a temporary name, flushed to disk, and then renamed, which is atomic. The folder is flushed too, because
 until then a power failure can undo the renaming. A power failure could also undo the creation of a folder, so
-`make_folder` flushes the folder above it.
+`make_folder` flushes the parent folder.
 
-A disk can also return wrong bits. So each file of tensors contains the sha256 of its contents, which is
-checked when you read the file. That takes a twentieth of a second for 100 MB.
+A disk can also return wrong bits. So each file of tensors that we write contains the sha256 of its contents,
+which is checked when you read the file. For 100 MB, the check takes a fraction of a second.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
-    # Loading PyTorch takes seconds, and the course writes files without it.
+    # Loading PyTorch takes seconds, and the course writes files without PyTorch.
     from torch import Tensor
 
-# The end of a temporary name. It's long because your own files may end in `.part`, and we don't delete those.
+# The end of each temporary name. It's long because your own files may end in `.part`, and those must stay.
 PART = ".labml_bert.part"
 
-# The first bytes of a file in the formats gzip, bzip2, xz, zip and PDF.
+# Files in the formats gzip, bzip2, xz, zip and PDF start with these bytes.
 MAGIC_NUMBERS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"%PDF")
 
-# The largest header, in bytes. The checkpoint of a model with a thousand layers has one of about 7 MB.
+# The largest header to read, in bytes. That of a checkpoint with a thousand layers has about 7 MB.
 LARGEST_HEADER = 10_000_000
 
 # The names that safetensors gives to the types that we write.
@@ -51,20 +51,20 @@ TYPES = {
 
 
 def partial_path(path: Path) -> Path:
-    """The temporary name of a file. Two programs that write the same file use different names."""
+    """The temporary name of a file. Two processes on one computer use different names for the same file."""
     return path.with_name(f"{path.name}.{os.getpid()}{PART}")
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """
-    Yields a temporary path to write to. The file is then renamed to `path`, or deleted on an error.
+    Yields a temporary path to write to. Then renames the file to `path`, or deletes it after an error.
 
     Raises `OSError` if the file can't be flushed or renamed.
     """
     part = partial_path(path)
     with naming(path):
-        # A killed process with the same id may have left a file. If that is a link, writing would follow it.
+        # Delete what a killed process with the same id left. If it's a link, writing would change the target.
         part.unlink(missing_ok=True)
         try:
             yield part
@@ -73,8 +73,8 @@ def whole_file(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            # After a rename there is nothing left, unless both names were hard links to the same file. An
-            # error here must not hide an earlier one.
+            # After a rename, there is nothing to delete, unless both names were hard links to the same file.
+            # An error here must not hide an earlier one.
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
         sync_folder(path.parent)
@@ -92,21 +92,21 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def check_utf8(path: Path) -> None:
-    """Raises `ValueError` if safetensors could write a file in this folder, but not read it."""
+    """Raises `ValueError` if `path` isn't UTF-8. We could write there, but safetensors couldn't read it."""
     if not is_utf8(str(path)):
         raise ValueError(f"the name {str(path)!a} is not UTF-8; use another folder, or rename it")
 
 
 def is_utf8(text: str) -> bool:
-    """False for a text with surrogates, which stand for bytes in another encoding or for half a character."""
+    """Whether a text has no surrogates, which stand for bytes in another encoding or for half a character."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
     """
-    Returns the error for a file that isn't UTF-8, with a command that converts it. `data` is the beginning of
-    the file, and `place` says where it isn't UTF-8. A file without a byte order mark is most often in the
-    encoding of Western European Windows.
+    Returns the error for a file that isn't UTF-8, with a command that converts the file if it seems to be
+    text. `data` is the beginning of the file, and `place` says where the file isn't UTF-8. Without a byte
+    order mark, the command is an example for the encoding of Western European Windows.
     """
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and not is_utf16):
@@ -117,11 +117,11 @@ def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the names in a folder to disk. Raises `OSError` if the disk fails."""
+    """Flushes the names in a folder to disk, if the system can. Raises `OSError` if the disk fails."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        # A folder can be writable without being readable. Only readable ones can be flushed.
+        # A folder can be writable without being readable. Only a readable folder can be flushed.
         return
     try:
         with naming(folder):
@@ -136,8 +136,8 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """
-    Creates a folder, and the folders above it, if they don't exist. Flushes their names to disk, because a
-    flushed file is lost if its folder is.
+    Creates a folder, and the folders above it, if they don't exist. Flushes the names of the new folders to
+    disk, because if a folder is lost, so are the flushed files in it.
 
     Raises `OSError` if that fails, or if there is a file with the same name.
     """
@@ -149,7 +149,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Deletes the temporary files that killed processes have left in a folder, if there is such a folder."""
+    """Deletes the temporary files in `folder`, which may be missing. No process may be writing there."""
     for part in folder.glob(f"*{PART}"):
         if not part.is_dir():
             part.unlink()
@@ -166,10 +166,10 @@ def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -
     ## Folders from elsewhere
 
     A folder that you copied can contain a link to any of your files, under a name that we write to. So we
-    never write through a link: we either replace the file, or check it with this function. To check a folder,
-    pass `stat.S_ISDIR`.
+    never write through a link: we either replace the link, or check for it with this function. To check a
+    folder, pass `stat.S_ISDIR`.
 
-    Raises `OSError` if `path` exists and is a link, or isn't a regular file.
+    Raises `OSError` if `path` exists and is a link, or isn't of the right kind.
     """
     if not os.path.lexists(path):
         return
@@ -182,7 +182,7 @@ def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -
 
 @contextlib.contextmanager
 def open_to_append(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading and appending. Raises `OSError` if that fails or `check_own` refuses it."""
+    """Opens a file for reading and appending. Raises `OSError` if that fails or if `check_own` does."""
     check_own(path)
     is_new = not path.exists()
     with naming(path), open(path, "a+b") as file:
@@ -218,7 +218,7 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
         header[name] = entry
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # `save_file` would write to its own temporary file, and nobody would delete that after a kill.
+    # `save_file` of safetensors may write to its own temporary file, which nobody would delete after a kill.
     with whole_file(path) as part, open(part, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -235,10 +235,10 @@ def bytes_of(tensor: "Tensor") -> memoryview:
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """
-    Returns the tensors of a safetensors file by name, and its metadata. Files from other programs have no
-    sha256, so they aren't checked.
+    Returns the tensors of a safetensors file by name, and its metadata without the sha256. Files from other
+    programs have no sha256, so they aren't checked.
 
-    Raises `ValueError` if the file can't be read, has too many names, or doesn't match its sha256.
+    Raises `ValueError` if the file can't be read, has a header that's too large, or doesn't match its sha256.
     """
     check_utf8(path)
     try:
@@ -274,9 +274,9 @@ def lock(
     """
     ## One process at a time
 
-    Two programs that write to the same folder would overwrite each other's files. So each one takes the
-    folder's lock first. It keeps the lock until it leaves a `with` block on the returned object, until it
-    deletes the object, or until the process ends for any reason. If another program has the lock, this
+    Two programs that write to the same folder could overwrite each other's files. So each program takes the
+    folder's lock first. The program keeps the lock until it leaves a `with` block on the returned object,
+    until it deletes the object, or until it ends for any reason. If another program has the lock, this
     function calls `on_wait` and waits. A different `name` is a different lock, for one of several files in
     the folder.
 

@@ -2,12 +2,12 @@
 # Filling a mask
 
 What does a trained model predict in a sentence that it has never seen? Write `[MASK]` in place of each token
-that it should predict:
+that the model should predict:
 
     python -m labml_bert.fill_mask "The function ret[MASK]rns a list."
 
-The model fills each mask independently, given the rest of the text. With two masks, it doesn't compare pairs
-of answers: for every masked position, it computes the probability of every token.
+The model fills each mask independently, given the rest of the text. With two masks, the model doesn't compare
+pairs of answers: it predicts each of the two tokens while the other is masked too.
 """
 
 if __name__ == "__main__":
@@ -35,12 +35,12 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 
 
 class Guess(NamedTuple):
-    """One prediction for one mask."""
+    """One of the tokens that the model predicts for a mask."""
 
     token: str
     probability: float
     sequence: str
-    """The whole text with this token in place of the mask. Other masks stay."""
+    """The whole text with this token in place of the mask. The other masks stay."""
 
 
 def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
@@ -48,7 +48,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`: a BERT or a
     ModernBERT. The model is on the CPU, in eval mode.
 
-    Raises `ValueError` if the folder has no such model, or if the tokenizer doesn't belong to the model.
+    Raises `ValueError` if there is no such model, or if its tokenizer is missing, damaged or of another size.
     """
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         is_modern = read_json(folder).get("model_type") == "modernbert"
@@ -70,11 +70,11 @@ def build_model(
     sizes: dict[str, Any], weights: dict[str, Tensor], path: Path
 ) -> BertForMaskedLM | ModernBertForMaskedLM:
     """
-    Builds an untrained model with the `sizes` in the checkpoint `path`. If they contain `global_rope_theta`,
-    the model is a ModernBERT.
+    Builds an untrained model with the `sizes` from the checkpoint `path`. Only the sizes of a ModernBERT
+    contain `global_rope_theta`.
 
-    Raises `ValueError` or `TypeError` if no model can have these sizes, or if `weights` are too few for such
-    a model.
+    Raises `ValueError` or `TypeError` if no model can have these sizes, or if the checkpoint's `weights` are
+    too few for such a model.
     """
     config = ModernBertConfig(**sizes) if "global_rope_theta" in sizes else BertConfig(**sizes)
     try:
@@ -102,7 +102,7 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
 
 
 def check_encoding(text: str) -> None:
-    """Raises `ValueError` if a byte of a text from the command line isn't UTF-8."""
+    """Raises `ValueError` if `text` has surrogates, which stand for bytes that aren't UTF-8."""
     if not is_utf8(text):
         raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
 
@@ -118,10 +118,11 @@ def fill_mask(
 ) -> list[list[Guess]]:
     """
     For each `[MASK]` in `text`, in order, returns the `top_k` most probable tokens, best first. Special
-    tokens are left out. The probabilities are over the whole vocabulary, so those in the result don't sum to
-    1.
+    tokens are left out. The softmax is over the whole vocabulary, so the returned probabilities sum to less
+    than 1.
 
-    Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
+    Raises `ValueError` if the text has no mask, isn't UTF-8 or has more tokens than the model has positions,
+    if `top_k` is below 1, or if the vocabulary has only special tokens.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
@@ -136,7 +137,7 @@ def fill_mask(
         raise ValueError("the vocabulary has only special tokens; train a model on text")
     logits = model(input_ids).logits[0]  # (T, V)
     probabilities = logits.float().softmax(-1)  # (T, V)
-    probabilities[:, special] = -1  # Even a probability that underflows to 0 is higher.
+    probabilities[:, special] = -1  # A probability is at least 0, even if it underflows.
     guesses: list[list[Guess]] = []
     for position in positions:
         guesses.append([])
@@ -154,9 +155,9 @@ def fill_mask(
 def newest_run(runs: Path) -> Path:
     """
     Returns the folder of the run under `runs` with the newest checkpoint. A run that hasn't trained yet
-    doesn't count: its weights are random, and so are its answers.
+    doesn't count, because it has only its initial weights.
 
-    Raises `ValueError` if no run has trained, or if the newest one is damaged.
+    Raises `ValueError` if no run has trained, or if a newer checkpoint than that of the result is damaged.
     """
     checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
     if not checkpoints:
@@ -170,7 +171,7 @@ def newest_run(runs: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints a table for each mask."""
+    """Reads the command line, prints a table for each mask, and fills in the best tokens."""
     description = "Predict the [MASK] tokens in a text."
     parser = OneLineParser(prog="python -m labml_bert.fill_mask", description=description)
     parser.add_argument("text", help="a text with at least one [MASK]")

@@ -2,8 +2,8 @@
 # Fine-tuning a pretrained encoder
 
 What is a pretrained encoder good for? You can put one of the heads in `heads.py` on it and train the whole
-model on a few labeled texts, in minutes. Only the head is new. All other parameters start from what the
-encoder learned from plain text, which is why a few labels can be enough.
+model on labeled texts, often in minutes. Only the head is new, and the pooler if the encoder has none. All
+other parameters start from what the encoder learned from plain text, so a few hundred labels can be enough.
 
 Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K` classes, `N` texts in total.
 """
@@ -33,14 +33,15 @@ from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
 
 class Row(NamedTuple):
-    """The ids of a text or of a pair of texts, before padding, and what the model should predict."""
+    """The ids of a text or of a pair of texts, before padding, and what the model should predict for them."""
 
     input_ids: list[int]
     token_type_ids: list[int]
     """0 up to and including the first `[SEP]`, 1 after it."""
     targets: dict[str, int | list[int]]
-    """The model's arguments by name. `labels` is a class for the text, or a list with a class for each token.
-    A model that answers questions needs `start_positions` and `end_positions` instead."""
+    """The arguments that say what to predict, by name. `labels` is the class of the text, or a list with the
+    class of each token and -100 for tokens that don't count. A model that answers questions needs
+    `start_positions` and `end_positions` instead."""
 
 
 def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128) -> list[Row]:
@@ -48,10 +49,10 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     ## From texts to ids
 
     A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
-    tokens, special tokens included. A text that is too long loses its end. In a pair, the longer text is
-    shortened first.
+    tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
+    is shortened first.
 
-    Raises `ValueError` if `max_length` leaves no room for text.
+    Raises `ValueError` if `max_length` is below 5, the length of a pair with one token in each text.
     """
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
@@ -66,8 +67,8 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
             rows.append(Row(ids, [0] * len(ids), {"labels": example.label}))
             continue
         room = max_length - 3
-        # This has the same effect as removing one token at a time from the longer text: a short text stays
-        # whole, and two long texts get half of the room each.
+        # This has the same effect as removing the last token of the longer text until the pair fits. A text
+        # that needs at most half of the room stays whole, and two longer ones get half each.
         a = a[: max(room - len(b), (room + 1) // 2)]
         b = b[: room - len(a)]
         ids = [cls_id, *a, sep_id, *b, sep_id]
@@ -81,9 +82,9 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
     ## Batches of similar length
 
     Yields the random batches of one epoch, each a list of row indices. All rows of a batch are padded to the
-    length of its longest row, and a padding token takes the model as much time as a token of text. So we draw
-    the rows of eight batches at a time and sort them by length before we split them into batches. Sorting all
-    rows at once would save a little more padding, but nearly the same texts would share a batch in every
+    length of its longest row, and a padding token takes the model about as much time as a token of text. So
+    we draw the rows of eight batches at a time and sort them by length before we split them into batches.
+    Sorting all rows at once would save more padding, but nearly the same texts would share a batch in every
     epoch.
     """
     order = torch.randperm(len(rows), generator=generator).tolist()
@@ -97,8 +98,8 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
 
 def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
     """
-    Returns the model's arguments for `rows`, padded to the longest row. Token labels are padded with -100, so
-    padding doesn't count in the loss.
+    Returns the model's arguments for `rows`, padded to the longest row, on `device`. Token labels are padded
+    with -100, so padding doesn't count in the loss.
     """
     batch = collate([SentencePair(row.input_ids, row.token_type_ids, 0) for row in rows])
     del batch["next_sentence_label"]
@@ -113,7 +114,7 @@ def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]
 def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
     """
     Raises `ValueError` if a row has targets for a different head, a label that isn't the number of a class,
-    or a position outside the row.
+    or a position outside the row. A token's label can also be -100.
     """
     kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
     names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
@@ -147,33 +148,33 @@ def fine_tune(
     """
     ## The recipe
 
-    The paper (appendix A.3) uses Adam for 2 to 4 epochs, with batches of 16 or 32 and a dropout of
-    0.1, which belongs to the model's configuration. The learning rate warms up over the first tenth of the
-    steps and then decays to zero. We do three things differently:
+    The paper (appendix A.3) uses Adam for 2 to 4 epochs, with batches of 16 or 32 and a dropout of 0.1. The
+    dropout is a setting of the model. In the original code, the learning rate warms up over the first tenth
+    of the steps and then decays linearly to zero. We do three things differently:
 
-    - The learning rate has no default. 2e-5 to 5e-5 suits the 110 million parameters of BERT base. Smaller
-      models need a higher learning rate: the [compact BERTs](https://arxiv.org/abs/1908.08962) were
-      fine-tuned with up to 3e-4. Our models are smaller still, and we pretrained most of them at 1e-3 or
-      more. Let `choose_hyperparameter` pick a learning rate.
-    - Training takes at least `min_steps` steps. Three epochs of 100 texts are only a dozen steps, too few to
-      learn much. Training longer makes fine-tuning on few texts [more
-      stable](https://arxiv.org/abs/2006.04884).
+    - The learning rate has no default. The paper recommends 2e-5 to 5e-5 for BERT base and BERT large.
+      Smaller models usually need a higher learning rate: the [compact
+      BERTs](https://arxiv.org/abs/1908.08962) were fine-tuned with up to 3e-4. Our models are smaller than
+      all of these, and we pretrained most of them at 1e-3 or more. Let `choose_hyperparameter` pick a
+      learning rate.
+    - Training takes at least `min_steps` steps. With 100 texts in batches of 32, three epochs are only 12
+      steps. Training longer makes fine-tuning on few texts [more stable](https://arxiv.org/abs/2006.04884).
     - Adam has its bias correction, which the original code omits. [Leaving it
       out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
-    The recipe is the same for every head, except that `BertForMultipleChoice` needs a loop of its own.
+    This function trains any head except that of `BertForMultipleChoice`, which needs a loop of its own.
     `encode_examples` makes rows for `BertForSequenceClassification`. For the other heads, make the rows
-    yourself. If truncation removes an answer from a row, set its start and end positions to 0, as the
+    yourself. If truncation removes the answer from a row, set the row's start and end positions to 0, as the
     original code does.
 
-    `should_stop` is called `epochs` times at equal intervals: after each epoch, unless `min_steps` makes the
-    training longer. When it returns true, training ends. You can pass an `EarlyStopping` object.
+    `should_stop` is called up to `epochs` times at equal intervals: after each epoch, unless `min_steps`
+    makes the training longer. When it returns true, training ends. You can pass an `EarlyStopping` object.
 
     Returns the loss of each step, in nats, and leaves the model in eval mode. If `precision` is `auto`, the
     hardware determines the precision.
 
-    Raises `ValueError` if there are no rows, if a number is below 1, or if the rows don't fit the head, and
-    `NonFiniteLossError` if the loss or its gradient explodes.
+    Raises `ValueError` if there are no rows, if `epochs` or `batch_size` is below 1, if `learning_rate` is 0
+    or less, or if the rows don't fit the head, and `NonFiniteLossError` if the loss or its gradient explodes.
     """
     if not rows or batch_size < 1 or epochs < 1:
         raise ValueError(
@@ -186,7 +187,7 @@ def fine_tune(
     arguments = TrainingArguments(
         steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
     )
-    # Fine-tuning takes only minutes, so it has no run folder and no checkpoints.
+    # Fine-tuning usually takes only minutes, so it saves no checkpoints.
     trainer = Trainer(model, arguments, generator, device, precision)
     epoch_batches = (shuffle_batches(rows, batch_size, generator) for _ in itertools.count())
     batches = itertools.chain.from_iterable(epoch_batches)
@@ -215,15 +216,13 @@ class EarlyStopping:
     """
     ## When to stop
 
-    With more steps, a model gets better at first. Later it learns its few training texts by heart, and may
-    get worse on other texts. So evaluate the model now and then on `rows` that it doesn't train on. Each call
-    of this object evaluates the model, keeps a copy of the best weights so far, and returns true after
-    `patience` evaluations in a row without an improvement. Call `restore_best` to put the best weights into
-    the model.
+    With more steps, a model gets better at first. Later, it may memorize its few training texts and get worse
+    on other texts. So evaluate the model now and then on `rows` that it doesn't train on. Each call of this
+    object evaluates the model, keeps a copy of the best weights so far, and returns true after `patience`
+    evaluations in a row without an improvement. Call `restore_best` to put the best weights into the model.
 
     The best evaluation is the one with the highest accuracy or, in a tie, with the lowest loss. The weights
-    are chosen on `rows`, so a score on `rows` is slightly too good on average. Measure the final score on
-    other rows.
+    are chosen on `rows`, so a score on `rows` is too good on average. Measure the final score on other rows.
     """
 
     def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):
@@ -232,11 +231,11 @@ class EarlyStopping:
         self.qualities: list[tuple[float, float]] = []
         """The accuracy and the negative loss of each evaluation."""
         self.best = 0
-        """The number of the best evaluation, counted from 1."""
+        """The number of the best evaluation, counted from 1. Before the first evaluation, it's 0."""
         self.best_weights: dict[str, Tensor] = {}
 
     def __call__(self) -> bool:
-        """Evaluates the model. Returns whether to stop."""
+        """Evaluates the model, keeps its weights if they're the best so far, and returns whether to stop."""
         self.qualities.append(quality(predict(self.model, self.rows), self.labels))
         number = len(self.qualities)
         if self.best == 0 or self.qualities[-1] > self.qualities[self.best - 1]:

@@ -11,9 +11,9 @@ them. The tasks differ only in which vectors the layer reads, and in what the so
 | `BertForQuestionAnswering` | all tokens | start and end of an answer | `T` positions |
 | `BertForMultipleChoice` | `[CLS]`, pooled | question | `C` choices |
 
-The linear layer is new; the encoder starts from what it learned from plain text.
-`finetuning.py` has the recipe. Every parameter has the same name and shape as in `transformers`, so each
-library can read a folder that the other wrote.
+The linear layer is new, while the encoder starts from what it learned from plain text. `finetuning.py` has
+the recipe. Every parameter has the same name and shape as in `transformers`, so each library can read a
+folder that the other wrote.
 
 Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `D` hidden size, `K` classes,
 `C` choices per question.
@@ -31,8 +31,8 @@ from labml_bert.mlm import IGNORE, masked_lm_loss
 from labml_bert.model_folder import read_json
 from labml_bert.models import BertPreTrainedModel
 
-# Prefixes of the parameters that a pretrained folder may lack. No pretrained model has these layers, and one
-# pretrained without next sentence prediction has no pooler.
+# The names of the parameters that a pretrained folder may lack start with these prefixes. The head is new,
+# and a model that was pretrained without next sentence prediction may have no pooler.
 NEW_PARAMETERS = ("classifier.", "qa_outputs.", "bert.pooler.")
 
 
@@ -40,16 +40,16 @@ class BertForFineTuning(BertPreTrainedModel):
     """
     ## Starting from a pretrained model
 
-    This is the base class of the models below; `self.bert` is the encoder. Start each of them from a
-    pretrained folder with
+    This is the base class of the models below. `self.bert` is the encoder. Load each of them from a
+    pretrained folder like this:
 
         BertForTokenClassification.from_pretrained(
             folder, new_parameters=NEW_PARAMETERS, labels=["other", "name"]
         )
 
-    A model that was pretrained on masked LM alone has no pooler, and has never seen a token of the second
-    segment. The pooler and the embedding of that segment then start untrained, so your labeled
-    examples have to train them too.
+    A model that we pretrained on masked LM alone has no pooler, and has never seen a token of the second
+    segment. The pooler and the embedding of that segment then start untrained, so your labeled examples have
+    to train them too.
     """
 
     @classmethod
@@ -57,9 +57,9 @@ class BertForFineTuning(BertPreTrainedModel):
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
         """
-        As `BertPreTrainedModel.from_pretrained`. Also raises `ValueError` if the folder has a model with
-        another head and you pass no `new_parameters`. The layers of two heads can have the same name and
-        shape, so nothing else would tell them apart.
+        Works like `BertPreTrainedModel.from_pretrained`. Also raises `ValueError` if the folder has a model
+        with another head and you pass no `new_parameters`. The layers of two heads can have the same name and
+        shape, so the tensors don't tell the heads apart.
         """
         if not new_parameters:
             check_head(Path(folder), cls)
@@ -74,7 +74,7 @@ class BertClassifier(BertForFineTuning):
     classes, in the order of the logits. They are saved in `config.json`, so whoever loads the folder knows
     what each logit means.
 
-    Raises `ValueError` if there are fewer than two labels, or if two are the same.
+    Raises `ValueError` if there are fewer than two labels, if two are the same, or if one isn't a string.
     """
 
     def __init__(self, config: BertConfig, labels: Sequence[str], add_pooling_layer: bool):
@@ -90,7 +90,7 @@ class BertClassifier(BertForFineTuning):
 
     @property
     def extra_config(self) -> dict[str, Any]:
-        """The labels, in the two forms that `transformers` reads."""
+        """The labels in the two forms that `transformers` reads, and the kind of classification."""
         return {
             "id2label": {str(i): label for i, label in enumerate(self.labels)},
             "label2id": {label: i for i, label in enumerate(self.labels)},
@@ -101,17 +101,17 @@ class BertClassifier(BertForFineTuning):
     def from_pretrained(
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
-        """As `BertForFineTuning.from_pretrained`. By default, `labels` are those saved in the folder."""
+        """Works like `BertForFineTuning.from_pretrained`. By default, reads `labels` from the folder."""
         if "labels" not in arguments:
             arguments["labels"] = read_labels(Path(folder))
         return super().from_pretrained(folder, new_parameters, **arguments)
 
 
 class ClassifierOutput(NamedTuple):
-    """What all models return, except for `BertForQuestionAnswering`."""
+    """The output of all models in this file, except for `BertForQuestionAnswering`."""
 
     loss: Tensor | None
-    """Mean cross-entropy in nats; `None` without labels."""
+    """The mean cross-entropy in nats. `None` without labels."""
     logits: Tensor
     """`(B, K)`, `(B, T, K)` for the classes of tokens, or `(B, C)` for choices. They are float32, even under
     autocast."""
@@ -125,9 +125,9 @@ class BertForSequenceClassification(BertClassifier):
 
     Here $h$ is the pooled vector of `[CLS]`. $W$ and $b$ are new: $KD + K$ parameters for `K` classes.
 
-    Some tasks ask about two texts: does the second follow from the first, or answer it? They form one
-    input, as in pretraining: `[CLS] A [SEP] B [SEP]`. The segment embeddings tell them apart. The head is the
-    same.
+    Some tasks ask about two texts: does the second follow from the first, or answer it? The two texts form
+    one input, as in next sentence prediction: `[CLS] A [SEP] B [SEP]`. The segment embeddings tell the texts
+    apart. The head is the same as for a single text.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 4.1; `run_classifier.py` of
     [google-research/bert](https://github.com/google-research/bert).
@@ -138,8 +138,8 @@ class BertForSequenceClassification(BertClassifier):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
         """
-        `input_ids` is `(B, T)`, `labels` `(B)`; `inputs` are those of `BertModel.forward`. The loss is
-        the mean over the batch.
+        `input_ids` is `(B, T)`, and `labels` is `(B)`. `inputs` are other arguments of `BertModel.forward`.
+        The loss is the mean over the batch.
         """
         pooled = self.bert(input_ids, **inputs).pooler_output  # (B, D)
         logits = self.classifier(self.dropout(pooled)).float()  # (B, K)
@@ -151,11 +151,11 @@ class BertForTokenClassification(BertClassifier):
     """
     ## A class for each token
 
-    Which words are names of people or places? Now every token gets a class, from its own vector. All
-    tokens share one linear layer. There is no pooler.
+    Which words are names of people or places? To answer, the model gives every token a class, based on the
+    token's own vector. All tokens share one linear layer. There is no pooler.
 
     If a word has several subwords, the paper labels only the first of them. The other subwords, the special
-    tokens and padding get the label -100, which doesn't count.
+    tokens and padding get the label -100, which doesn't count in the loss.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), section 5.3.
     """
@@ -165,9 +165,9 @@ class BertForTokenClassification(BertClassifier):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
         """
-        `input_ids` and `labels` are `(B, T)`; `inputs` are those of `BertModel.forward`. The loss is that of
-        masked LM, with classes instead of the vocabulary: the mean over the labeled tokens of the batch, or 0
-        if there are none.
+        `input_ids` and `labels` are `(B, T)`. `inputs` are other arguments of `BertModel.forward`. The loss
+        is that of masked LM, with classes instead of the vocabulary: the mean over the labeled tokens of the
+        batch, or 0 if no token is labeled.
         """
         hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, T, D)
         logits = self.classifier(self.dropout(hidden)).float()  # (B, T, K)
@@ -176,14 +176,15 @@ class BertForTokenClassification(BertClassifier):
 
 
 class QuestionAnsweringOutput(NamedTuple):
-    """What `BertForQuestionAnswering` returns."""
+    """The output of `BertForQuestionAnswering`."""
 
     loss: Tensor | None
-    """Mean cross-entropy of the two ends of the answer, in nats; `None` without positions."""
+    """The mean cross-entropy of the answer's first and last token, in nats. `None` without positions."""
     start_logits: Tensor
-    """`(B, T)`, float32. Padding and the question have logits too; leave them out when you pick an answer."""
+    """`(B, T)`, float32, for the first token of the answer. Padding and the question have logits too. Leave
+    these logits out when you pick an answer."""
     end_logits: Tensor
-    """`(B, T)`, for the last token of the answer."""
+    """`(B, T)`, float32, for the last token of the answer."""
 
 
 class BertForQuestionAnswering(BertForFineTuning):
@@ -192,8 +193,8 @@ class BertForQuestionAnswering(BertForFineTuning):
 
     Where in a text is the answer to a question? The input is `[CLS] question [SEP] text [SEP]`, and the
     answer is a span of the text. The head gives every token two scores: one for being the first token of the
-    answer, one for being the last. Each is a classification with the `T` positions as its classes. There is
-    no pooler, and no dropout before the head. If the text contains no answer, both positions are 0,
+    answer, one for being the last. For each score, a softmax over the `T` positions gives the probabilities.
+    There is no pooler, and no dropout before the head. If the text contains no answer, both positions are 0,
     the position of `[CLS]`.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), sections 4.2 and 4.3; `run_squad.py` of
@@ -213,9 +214,9 @@ class BertForQuestionAnswering(BertForFineTuning):
         **inputs: Tensor,
     ) -> QuestionAnsweringOutput:
         """
-        `start_positions` and `end_positions` are `(B)`, both inclusive. `inputs` are those of
-        `BertModel.forward`. As in `transformers`, a position beyond the end doesn't count, and a negative one
-        stands for 0. If no position counts, the loss is 0.
+        `start_positions` and `end_positions`, `(B)`, are the positions of the answer's first and last token.
+        `inputs` are other arguments of `BertModel.forward`. As in `transformers`, a position of `T` or more
+        doesn't count, and a negative position stands for 0. If no position counts, the loss is 0.
         """
         hidden = self.bert(input_ids, **inputs).last_hidden_state  # (B, T, D)
         start_logits, end_logits = self.qa_outputs(hidden).float().unbind(-1)  # (B, T)
@@ -250,8 +251,8 @@ class BertForMultipleChoice(BertForFineTuning):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Tensor) -> ClassifierOutput:
         """
-        `input_ids` and `inputs`, which are those of `BertModel.forward`, are `(B, C, T)`. `labels`, `(B)`,
-        are the numbers of the right choices. The loss is the mean over the batch.
+        `input_ids` and `inputs`, the other arguments of `BertModel.forward`, are `(B, C, T)`. `labels`,
+        `(B)`, are the indices of the right choices. The loss is the mean over the batch.
         """
         rows = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
         pooled = self.bert(input_ids.flatten(0, 1), **rows).pooler_output  # (B * C, D)
@@ -268,8 +269,8 @@ def read_labels(folder: Path) -> list[str]:
     Returns the names of the classes in `config.json`. For a model with two classes called `LABEL_0` and
     `LABEL_1`, `transformers` omits the names, so these two are the default.
 
-    Raises `ValueError` if the ids are not 0, 1, 2, …, if two names are the same, or if the model doesn't
-    choose one of several classes.
+    Raises `ValueError` if the ids are not 0, 1, 2, …, if there are fewer than two names, if two names are the
+    same, or if the model doesn't choose exactly one class.
     """
     path, content = folder / "config.json", read_json(folder)
     problem = content.get("problem_type") or "single_label_classification"

@@ -1,8 +1,8 @@
 r"""
 # Labeled texts from a file
 
-How do you load your own labels? Put them into a table with one text and one label per row. The code here
-reads such a table as CSV:
+How do you load your own labels? Put your texts and labels into a table, with one text and its label in each
+row. The code here reads such a table as CSV:
 
     text,label
     "Great film, and far too short.",good
@@ -16,9 +16,9 @@ If your task is about two texts, the second one is called `pair`. Other columns 
 
 A spreadsheet may separate the columns of a CSV file with semicolons or tabs. That works too.
 
-A mistake in the file would otherwise become a label or a text of its own, and the classifier would learn it.
-So every problem is an error that names its line. Only if the same text has different labels, perhaps because
-two annotators disagree, its rows are left out with a warning.
+If a mistake in the file became a label or a text of its own, the classifier would learn it. So an invalid row
+is an error that names its line. Repeated rows are left out. If the same text has different labels, perhaps
+because two annotators disagree, all its rows are left out with a warning.
 """
 
 import contextlib
@@ -37,22 +37,22 @@ from labml_bert.stdout import printable
 
 # One row of each label is needed to train, one to choose when to stop, and one to test.
 FEWEST_PER_LABEL = 3
-# With fewer rows, a score would be no more than a guess.
+# With fewer rows, a test set of a fifth of them would be too small for a meaningful score.
 FEWEST_ROWS = 20
-# In characters. A longer label is probably a text in the wrong column.
+# The most characters in a label. A longer label is probably a text in the wrong column.
 LONGEST_LABEL = 100
-# A message lists as much as fits into this many characters, and counts the rest.
+# A list in a message has about this many characters at most. The message counts the rest.
 LONGEST_LIST, SHORT_LIST = 80, 50
-# A message names this many lines for each label or text, and this many characters of a label.
+# A message names at most this many lines for each label or text, and this many characters of a label.
 MOST_LINES, MOST_OF_A_LABEL = 3, 30
 # The delimiters that a CSV file may have, and their names.
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
-# The first bytes of an Excel file. The newer format is a zip archive.
+# An Excel file starts with one of these. The newer of the two formats is a zip archive.
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
 class LabeledRow(NamedTuple):
-    """A row of the file, and the line that it starts on."""
+    """A row of the file, with the number of the line that the row starts on."""
 
     line: int
     text: str
@@ -61,7 +61,7 @@ class LabeledRow(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The texts without differences that many tokenizers drop."""
+        """The text and the pair after `fold`. Rows with equal keys are copies of the same text."""
         return fold(self.text), fold(self.pair or "")
 
 
@@ -72,9 +72,9 @@ class LabeledTexts(NamedTuple):
     labels: list[str]
     """The names of the classes in alphabetical order. The label of an example is an index into this list."""
     repeats: int
-    """The number of rows left out, because an earlier row is the same."""
+    """The number of rows that were left out because an earlier row has the same text and label."""
     conflicts: list[list[int]]
-    """For each text with different labels, the lines of its rows. They are left out."""
+    """For each text with different labels, the lines of its rows. These rows are left out."""
 
     @property
     def has_pairs(self) -> bool:
@@ -83,7 +83,7 @@ class LabeledTexts(NamedTuple):
 
     @property
     def conflict_warning(self) -> str:
-        """Which texts have different labels, in one line. Empty if none has."""
+        """A line that says which texts have different labels, or an empty string if no text has."""
         lines = [some_lines(conflict, " and ") for conflict in self.conflicts]
         count = sum(map(len, self.conflicts))
         return (
@@ -94,11 +94,11 @@ class LabeledTexts(NamedTuple):
 
 def fold(text: str) -> str:
     """
-    The text without differences in case, spaces and invisible characters. An accent that follows its letter
-    as a character of its own becomes a part of the letter.
+    Returns the text in a form without differences in case, in spaces and in invisible characters. A letter
+    and its accent become one character where Unicode has one.
     """
     if not text.isascii():
-        # The characters of the range are parts of some flags.
+        # Characters of this range distinguish some flags, such as those of England and Scotland.
         text = "".join(
             c
             for c in unicodedata.normalize("NFC", text)
@@ -108,7 +108,7 @@ def fold(text: str) -> str:
 
 
 def some(items: list[str], separator: str = ", ", longest: int = LONGEST_LIST) -> str:
-    """Joins the first items, at most `longest` characters, and says how many more there are."""
+    """Joins the first item and those after it that fit into `longest` characters, and counts the rest."""
     count = 1
     while count < len(items) and len(separator.join(items[: count + 1])) <= longest:
         count += 1
@@ -117,26 +117,26 @@ def some(items: list[str], separator: str = ", ", longest: int = LONGEST_LIST) -
 
 
 def some_lines(lines: list[int], separator: str = ", ") -> str:
-    """Joins the first numbers of lines, and says how many more there are."""
+    """Joins the first `MOST_LINES` line numbers, and counts the rest."""
     more = [f"{len(lines) - MOST_LINES:,} more"] if len(lines) > MOST_LINES else []
     return separator.join([*map(str, lines[:MOST_LINES]), *more])
 
 
 def quote_label(label: str) -> str:
-    """A label in quotes, cut if it's long."""
+    """Returns the label in quotes, cut after `MOST_OF_A_LABEL` characters."""
     cut = label if len(label) <= MOST_OF_A_LABEL else label[:MOST_OF_A_LABEL] + "…"
     return f"'{printable(cut)}'"
 
 
 def with_lines(label: str, lines: list[int]) -> str:
-    """A label and the lines of its rows."""
+    """Returns the label and the line numbers of its rows, as text."""
     where = f"line{'s' * (len(lines) > 1)} {some_lines(lines)}" if lines else "no row left"
     return f"{quote_label(label)} ({where})"
 
 
 def check_format(path: Path) -> None:
-    """Raises `ValueError` if the file belongs to a spreadsheet program, whatever its name is."""
-    # `read_utf8` explains why a file can't be read.
+    """Raises `ValueError` if the file starts like an Excel file or a zip archive, whatever its name is."""
+    # If the file can't be opened, `read_utf8` raises an error that says why.
     with contextlib.suppress(OSError), path.open("rb") as file:
         if file.read(4) in EXCEL:
             raise ValueError(f'{path} is an Excel file or an archive; save it as "CSV UTF-8" in Excel')
@@ -146,12 +146,12 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     """
     ## Reading the file
 
-    A name that ends in `.jsonl`, `.ndjson` or `.json` is read as JSONL, and any other as CSV. Each text is
-    kept once, because otherwise a copy of a training text could be in the test part. Copies may differ in
-    case and spaces. A text whose copies have different labels is left out.
+    A file whose name ends in `.jsonl`, `.ndjson` or `.json` is read as JSONL, and any other as CSV. Each text
+    is kept once, because otherwise a copy of a training text could be in the test set. Copies may differ in
+    whatever `fold` removes. A text whose copies have different labels is left out.
 
-    Raises `ValueError` if the file can't be read, if a row is invalid, or if there are too few rows or labels
-    to train and test a classifier.
+    Raises `ValueError` if the file can't be read, if a row or a column is invalid, or if there are too few
+    rows or labels to train and test a classifier.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder; pass a CSV or JSONL file")
@@ -196,17 +196,18 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
 
 def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
-    Yields each row of a CSV file with the line that it starts on. Empty lines are skipped. Whatever
-    separates the names in the header, commas, semicolons or tabs, separates the columns.
+    Yields each row of a CSV file after the header, with the number of the line that the row starts on. Empty
+    lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
-    Raises `ValueError` if a row has another number of fields than the header, or a quote that isn't closed.
+    Raises `ValueError` if a row has another number of fields than the header, a quote that isn't closed or a
+    field that's too long, or if `check_header` refuses the header.
     """
     first_line = content.lstrip("\n").partition("\n")[0]
 
     def likelihood(delimiter: str) -> tuple[bool, int]:
         # A name in quotes may contain a delimiter.
         names: set[str] = set()
-        with contextlib.suppress(csv.Error):  # The reader below explains it.
+        with contextlib.suppress(csv.Error):  # The reader below raises this error again.
             names = {name.strip() for name in next(csv.reader([first_line], delimiter=delimiter), [])}
         return {"text", "label"} <= names, first_line.count(delimiter)
 
@@ -244,7 +245,7 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_header(header: list[str], line: int) -> None:
-    """Raises `ValueError` if a column is missing or there twice. Columns without a name don't matter."""
+    """Raises `ValueError` if `text` or `label` is missing, or if a nonempty name occurs twice."""
     for name in ("text", "label"):
         if name not in header:
             names = printable(", ".join(header))
@@ -259,9 +260,9 @@ def check_header(header: list[str], line: int) -> None:
 
 def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
-    Yields the object on each line with the number of the line. Empty lines are skipped.
+    Yields the object on each line with the number of the line. Blank lines are skipped.
 
-    Raises `ValueError` if a line isn't a JSON object, or has a name twice.
+    Raises `ValueError` if a line isn't a JSON object, or has `text`, `label` or `pair` twice.
     """
 
     def without_duplicates(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -291,10 +292,11 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     """
     ## Checking a row
 
-    Returns the row, with no spaces around the label. A label in JSONL can also be an integer. An empty pair
+    Returns the row, without spaces around the label. A label in JSONL can also be an integer. An empty pair
     counts as no pair.
 
-    Raises `ValueError` if something is missing, or isn't text that a tokenizer or a terminal can handle.
+    Raises `ValueError` if the text or the label is missing, if a value is blank, isn't a string, or contains
+    NUL or half a character, or if the label is too long or contains a control character.
     """
     values: dict[str, str] = {}
     for name in ("text", "label", "pair"):
@@ -329,8 +331,8 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
     """
     ## Checking the columns
 
-    Raises `ValueError` if most rows have a label of their own, which happens if the label is in another
-    column, or if labels differ only in what `fold` drops. With too few rows, `check_counts` says so instead.
+    Raises `ValueError` if there are more than half as many labels as rows, probably because the column is
+    wrong, or if labels differ only in what `fold` removes. `check_counts` refuses too few rows.
     """
     if len(rows) < FEWEST_ROWS:
         return
@@ -359,7 +361,7 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
 def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -> None:
     """
     Raises `ValueError` if there are too few different rows or labels to train and test a classifier. `lines`
-    has the lines of each label's examples.
+    maps each label to the lines of its examples.
     """
     reason = f"; {texts.conflict_warning}" * bool(texts.conflicts)
     count = len(texts.examples)

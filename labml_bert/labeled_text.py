@@ -2,7 +2,7 @@ r"""
 # Labeled texts and scores for a classifier
 
 What does every classifier need, whether it's a neural network or a word counter? It needs labeled examples, a
-score for its predictions, and a way to choose a hyperparameter without looking at the test set.
+score for its predictions, and a way to choose hyperparameters without looking at the test set.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,8 +48,8 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     """
     ## Which classes are confused
 
-    Returns the counts, `(K, K)`: row `i` and column `j` has the number of texts with label `i` whose
-    prediction is `j`. The diagonal counts the correct predictions.
+    Returns the counts, `(K, K)`: the entry in row `i` and column `j` is the number of texts with label `i`
+    whose prediction is `j`. The diagonal counts the correct predictions.
     """
     K = logits.size(-1)
     return torch.bincount(labels * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
@@ -65,8 +65,8 @@ def choose_hyperparameter(
     ## Choosing a hyperparameter without looking at the test set
 
     Sets aside a random fifth of the labeled texts for validation. `train_and_predict(candidate, train,
-    validation)` trains a model on the rest and returns its logits for the validation texts, `(N, K)`.
-    Returns the candidate with the highest accuracy, or in a tie, the one with the lowest loss.
+    validation)` must train a model on the rest and return its logits for the validation texts, `(N, K)`.
+    Returns the candidate with the highest accuracy on these texts or, in a tie, with the lowest loss.
 
     Raises `ValueError` if there are fewer than five examples.
     """
@@ -86,8 +86,8 @@ def choose_hyperparameter(
 
 def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """
-    Returns the accuracy and the negative loss. Two such tuples compare as candidates should: the higher
-    accuracy wins, and the lower loss breaks a tie.
+    Returns the accuracy and the negative loss. Comparing two such tuples chooses the better candidate: the
+    higher accuracy wins, and in a tie, the lower loss.
     """
     return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
 
@@ -98,9 +98,9 @@ def split_by_label(
     """
     ## Holding examples out
 
-    Splits the examples into two random parts and returns them in random order. The second part has about
-    `fraction` of the examples of each label, and at least one. In a plain random split, a rare label could be
-    missing from one of the parts.
+    Splits the examples into two random parts, and shuffles each part. The second part has about `fraction` of
+    the examples of each label, and at least one. In a plain random split, a rare label could be missing from
+    one of the parts.
 
     Raises `ValueError` if a label has only one example.
     """

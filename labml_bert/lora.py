@@ -2,14 +2,14 @@ r"""
 # LoRA: fine-tuning a few parameters
 
 Can you fine-tune a model without changing its weights? LoRA freezes a weight matrix $W$ and adds a product of
-two thin matrices to it. Only the thin matrices are trained:
+two thin matrices to it. In the encoder, only the thin matrices are trained:
 
 $$W' = W + \frac{\alpha}{r} B A, \qquad B \in \mathbb{R}^{D \times r}, \quad A \in \mathbb{R}^{r \times D}$$
 
-With a rank $r$ of 8, you train 0.27% of the parameters of BERT base. So the optimizer needs memory for only
-a few parameters, and the trained weights of one task take about a megabyte. A training step gets at most
-about a third cheaper: it still runs the forward pass and backpropagates through the activations, and skips
-only the gradients of the frozen weights. [This
+With a rank $r$ of 8, the thin matrices have 0.27% as many parameters as BERT base. So the optimizer needs
+memory for only a few parameters, and the thin matrices of one task take about a megabyte. A training step
+saves at most about a third of the FLOPs: it still runs the forward pass and backpropagates through the
+activations, and skips only the gradients of the frozen weights. [This
 experiment](../experiments/parameters/finetune_parameters.md) compares LoRA with full fine-tuning.
 
 Letters for sizes: `D` hidden size, `r` rank.
@@ -30,8 +30,8 @@ class LoRA(nn.Module):
     """
     ## LoRA as a PyTorch parametrization
 
-    PyTorch calls `forward` each time the layer uses its weight. $B$ starts at zero, so the model is
-    unchanged at first.
+    PyTorch calls `forward` each time the layer uses its weight. $B$ starts at zero, so adding LoRA doesn't
+    change the model's outputs.
     """
 
     def __init__(self, linear: nn.Linear, r: int, alpha: float):
@@ -46,7 +46,7 @@ class LoRA(nn.Module):
 
 
 def adapted_layers(encoder: BertModel) -> list[nn.Linear]:
-    """The linear layers to adapt: the query and value projections of each block, as in the paper."""
+    """The linear layers to adapt: the query and value projections of each block, the paper's usual choice."""
     attentions = [cast(BertLayer, layer).attention["self"] for layer in encoder.encoder.layer]
     return [
         cast(nn.Linear, getattr(attention, name)) for attention in attentions for name in ("query", "value")
@@ -57,7 +57,7 @@ def add_lora(encoder: BertModel, r: int = 8, alpha: float = 16) -> None:
     """
     ## Adding LoRA to an encoder, and merging it back
 
-    Freezes all parameters of `encoder`, and adds LoRA to it. The head on top of the encoder stays trainable,
+    Freezes all parameters of `encoder`, and adds LoRA to it. A head on top of the encoder isn't frozen,
     because its weights are new.
 
     Raises `ValueError` if `r` is below 1.
@@ -72,7 +72,7 @@ def add_lora(encoder: BertModel, r: int = 8, alpha: float = 16) -> None:
 def merge_lora(encoder: BertModel) -> None:
     """
     Replaces each adapted weight $W$ with $W'$, and unfreezes all parameters. The encoder then has its usual
-    parameters again, so it runs as fast as before LoRA, and you can save it like any other.
+    parameters again, so it runs as fast as before LoRA, and you can save it like any other encoder.
     """
     for linear in adapted_layers(encoder):
         parametrize.remove_parametrizations(linear, "weight")

@@ -2,8 +2,9 @@
 # A model card for every saved model
 
 On what text was a model trained, how good is it, and what is it not good for? A model card answers these
-questions. Each command that trains and saves a model also writes its card, as `README.md` in the same folder.
-A model hub shows this file as the model's page, and reads the metadata between the `---` lines at its top.
+questions. Each command that trains and saves a model also writes the model's card, as `README.md` in the same
+folder. A model hub shows this file as the model's page, and reads the metadata between the `---` lines at its
+top.
 
 Source: [Mitchell et al., 2019](https://arxiv.org/abs/1810.03993), who proposed model cards.
 """
@@ -17,13 +18,13 @@ from labml_bert.files import write_whole
 
 
 def inline_code(value: object) -> str:
-    """Formats a value as inline code in Markdown. Replaces backticks and control characters."""
+    """Formats a value as inline code in Markdown. Replaces backticks and characters that can't be printed."""
     text = str(value).replace("`", "'")
     return f"`{''.join(c if c.isprintable() else '?' for c in text)}`"
 
 
 def escape(text: str) -> str:
-    """Escapes characters that have a meaning in Markdown or HTML. Control characters become `?`."""
+    """Escapes common Markdown and HTML characters. Characters that can't be printed become `?`."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if c.isprintable() else "?" for c in text)
 
 
@@ -33,7 +34,7 @@ def quote(word: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table. A `|` in a cell would start a new cell, so it's escaped."""
+    """Returns a Markdown table. A `|` in a cell is escaped, because it would start a new cell."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (header, *rows)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
@@ -50,8 +51,8 @@ def write_card(
 ) -> None:
     """
     Writes `README.md` to `folder`. `pipeline` is the task for `transformers.pipeline`, `call` is code that
-    calls the resulting `model`, `sections` maps each heading to its text, and `command` is the command line
-    that trained the model.
+    calls the resulting `model`, `sections` maps each heading to its text, `limits` says what the model isn't
+    good for, and `command` is the command line that trains the model again.
 
     Raises `OSError` if the file can't be written.
     """
@@ -70,8 +71,8 @@ def write_card(
 
 def without_folders(value: object) -> str:
     """
-    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders above it
-    are private, and useless on another machine.
+    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders above may
+    be private, and don't help on another machine.
     """
     text = str(value)
     return f"…/{Path(text).name}" if Path(text).is_absolute() else text
@@ -79,8 +80,8 @@ def without_folders(value: object) -> str:
 
 def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str, Any]) -> None:
     """
-    Writes the card of a masked language model. `facts` are entries of the run's record: `configuration`,
-    `corpus`, `parameters`, `baselines` and `result`.
+    Writes the card of a masked language model. `facts` must have these entries of the run's record:
+    `configuration`, `corpus`, `parameters`, `baselines` and `result`.
     """
     corpus, result, sizes = facts["corpus"], facts["result"], facts["configuration"]["model"]
     options = {k: v for k, v in facts["configuration"].items() if k != "model" and v is not None}
@@ -118,8 +119,8 @@ def write_classifier_card(
     scores: dict[str, Any],
 ) -> None:
     """
-    Writes the card of a classifier. `facts` are the lines that the command has printed about the training.
-    `scores` maps each method to its accuracy and macro F1 on the test rows, or to `None` if the method
+    Writes the card of a classifier. `facts` are properties of the file of labels and of the training, by
+    name. `scores` maps each method to its accuracy and macro F1 on the test rows, or to `None` if the method
     couldn't run.
     """
     rows = [

@@ -4,7 +4,7 @@
 A model in the format of transformers is a folder with two files. `config.json` contains the sizes, and
 `model.safetensors` contains the weights. This file reads such a folder, translates the names of the weights
 to those of this project, and checks that sizes and weights fit together. `models.py` builds models from such
-folders, and writes them."""
+folders and saves models in this format."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,11 +20,11 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
-# In bytes: about twice the size of a `config.json` with the names of ten thousand classes.
+# The largest `config.json` to read, in bytes. The names of ten thousand classes take about half of that.
 LARGEST_CONFIG = 1_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
-# In `transformers`, the output matrix, which is tied to the embedding, and its bias each have a second name.
+# In `transformers`, two tensors have second names: the embedding, as the output matrix, and the output bias.
 ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
 
 
@@ -32,7 +32,7 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
     """
     Checks the tensors from the file `path` against `config`.
 
-    Raises `ValueError` if the encoder's sizes differ, or if a tensor contains integers, NaN or infinity.
+    Raises `ValueError` if the encoder's sizes differ, or if `check_finite` refuses a tensor.
     """
     layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
     if len(layers) != config.num_hidden_layers:
@@ -60,9 +60,9 @@ def check_parameter_count(
     config: BertConfig | ModernBertConfig, tensors: dict[str, Tensor], path: Path
 ) -> None:
     """
-    Raises `ValueError` if the embeddings and the blocks of the model need more numbers than the file `path`
-    has. A wrong configuration could describe a model that doesn't fit in memory, so this check comes before
-    the model is built.
+    Raises `ValueError` if the matrices of a model with this `config` have more numbers than `tensors`, which
+    come from the file `path`. A wrong configuration could describe a model that doesn't fit in memory, so
+    this check comes before the model is built.
     """
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
     rows = config.vocab_size
@@ -91,10 +91,11 @@ def load_weights(
     model: nn.Module, tensors: dict[str, Tensor], path: Path, new_parameters: Sequence[str] = ()
 ) -> None:
     """
-    Copies `tensors` into the parameters with the same names. `path` is the file that they come from, for the
-    error message. `new_parameters` is as in `BertPreTrainedModel.from_pretrained`.
+    Copies `tensors` into the parameters with the same names, and ignores other tensors. `path` is the file of
+    the tensors, for the error message. `new_parameters` is as in `BertPreTrainedModel.from_pretrained`.
 
-    Raises `ValueError` if a tensor is missing or has the wrong shape. The model is then unchanged.
+    Raises `ValueError` if a tensor is missing or has another shape than its parameter. The model is then
+    unchanged.
     """
     parameters = dict(model.named_parameters())
     missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
@@ -119,7 +120,7 @@ def read_json(folder: Path) -> dict[str, Any]:
     """
     Returns the contents of `config.json`.
 
-    Raises `ValueError` if the file is missing, damaged or too large, or isn't a JSON object.
+    Raises `ValueError` if the file is missing, unreadable, damaged or too large, or isn't a JSON object.
     """
     path = folder / "config.json"
     try:
@@ -136,8 +137,8 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path) -> BertConfig:
     """
-    Returns the sizes in `config.json`. Settings that `BertConfig` lacks are ignored, unless they change the
-    model in a way that isn't implemented here.
+    Returns the settings of `BertConfig` in `config.json`. Of the other settings, those in `supported_values`
+    must have these values, and all others are ignored.
 
     Raises `ValueError` if the file is missing, isn't a JSON object, or describes a different kind of model.
     """
@@ -166,8 +167,8 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
     """
     Returns the tensors in `model.safetensors`, with the names in the file.
 
-    Raises `ValueError` if the file is missing or damaged, or if the weights are in a pickle. Opening a pickle
-    can run any code, so this project never opens one.
+    Raises `ValueError` if the file is missing or damaged, or if the weights are in several files or in a
+    pickle. Opening a pickle can run any code, so this project never opens one.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
@@ -189,8 +190,8 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     Returns the tensors in `model.safetensors`, with the names that they have in this project. Two kinds of
-    names differ: the first checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`, and an
-    encoder saved by itself has no `bert.` in front of its names.
+    names differ: the first BERT checkpoints called the weight of a LayerNorm `gamma` and its bias `beta`, and
+    the names of an encoder that was saved by itself don't start with `bert.`.
 
     Raises `ValueError` if the file can't be read, or if the output layer isn't tied.
     """
@@ -209,10 +210,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
     """
-    Removes the second names of tied tensors from `state`.
+    Removes the second names in `ALIASES` from `state`. A tensor that has only its second name gets the first.
 
-    Raises `ValueError` if a tensor and its alias differ. Then the model isn't tied, and dropping the
-    alias would lose its output layer.
+    Raises `ValueError` if a tensor and its alias differ. Then they aren't tied, and dropping the alias would
+    lose a part of the output layer.
     """
     for alias, owner in ALIASES.items():
         second = state.pop(prefix + alias, None)

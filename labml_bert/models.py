@@ -2,13 +2,13 @@ r"""
 # Whole models, and their weights in files
 
 How do the parts become a model that any BERT program can load? This file puts the heads of `mlm.py` and
-`nsp.py` on the encoder of `bert.py` and adds up their two losses, as the paper does:
+`nsp.py` on the encoder of `bert.py`. With both heads, a model adds up the two losses, as the paper does:
 
 $$\mathcal L = \mathcal L_{\text{masked}} + \mathcal L_{\text{next sentence}}$$
 
 Every parameter has the same name and shape as in `transformers`, so `transformers` can read a folder that
-this project wrote, and the other way around. Such a folder contains the sizes in `config.json` and the
-weights in `model.safetensors`.
+this project wrote. This project can read a BERT folder from `transformers` unless a setting isn't implemented
+here. Such a folder contains the sizes in `config.json` and the weights in `model.safetensors`.
 
     model = BertForMaskedLM.from_pretrained("bert-base-uncased")  # a folder on your disk
     model.bert  # the encoder, the only part that most tasks keep
@@ -49,7 +49,7 @@ from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
 
 class BertOnlyMLMHead(nn.Module):
-    """Wraps the head so that its parameters are called `cls.predictions.…`, as in `transformers`."""
+    """In a model, this wrapper names the head's parameters `cls.predictions.…`, as in `transformers`."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -57,7 +57,7 @@ class BertOnlyMLMHead(nn.Module):
 
 
 class BertPreTrainingHeads(BertOnlyNSPHead):
-    """Contains both heads. Their parameters are called `cls.predictions.…` and `cls.seq_relationship.…`."""
+    """Contains both heads. A model calls them `cls.predictions` and `cls.seq_relationship`."""
 
     def __init__(self, config: BertConfig):
         super().__init__(config.hidden_size)
@@ -68,7 +68,8 @@ class BertPreTrainedModel(nn.Module):
     """
     ## The base class
 
-    Every model has a configuration and an encoder called `bert`, and can be saved to a folder and loaded.
+    Every model has a configuration and an encoder called `bert`. You can save a model to a folder and load it
+    again.
 
     Source: `modeling_utils.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -82,9 +83,10 @@ class BertPreTrainedModel(nn.Module):
         self, input_ids: Tensor, labels: Tensor | None, inputs: dict[str, Tensor]
     ) -> tuple[BertModelOutput, Tensor | None]:
         """
-        Returns the encoder's output and the labels at the same positions. If you pass `labels`, `(B, T)`, the
-        result has only the labeled positions of each row, `(B, P, …)`. A row with fewer than `P` labels is
-        padded with unlabeled positions.
+        Returns the encoder's output and the labels at the same positions. With `labels`, `(B, T)`, these are
+        the `P` positions of `masked_lm_positions`: the labeled positions of each row and, in rows with fewer
+        labels than others, also unlabeled ones. Without `labels`, the output has all positions, and the
+        labels are `None`.
         """
         if labels is None:
             return self.bert(input_ids, **inputs), None
@@ -96,16 +98,16 @@ class BertPreTrainedModel(nn.Module):
 
     @property
     def extra_config(self) -> dict[str, Any]:
-        """The entries that a subclass adds to `config.json`, such as the names of the output classes."""
+        """The entries that a subclass adds to `config.json`, such as the names of the classes."""
         return {}
 
     def save_pretrained(self, folder: Path | str) -> None:
-        """Writes `config.json` and `model.safetensors` to `folder`, and creates the folder if needed."""
+        """Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing."""
         folder = Path(folder)
         files.make_folder(folder)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | asdict(self.config) | self.extra_config
-        # `named_parameters` lists a tied tensor once, under the name of its owner.
+        # `named_parameters` lists the tied embedding only once, under its name in the encoder.
         files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
         write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
@@ -115,13 +117,12 @@ class BertPreTrainedModel(nn.Module):
     ) -> Self:
         """
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
-        this project or of `transformers`. Tensors of heads that this class doesn't have are ignored.
-        Parameters whose names start with one of the prefixes in `new_parameters` may be missing from the
-        file; these parameters then keep their random initial values. `arguments` go to the constructor of the
-        class.
+        this project or of `transformers`. Tensors that this class has no parameter for, such as those of
+        other heads, are ignored. Parameters whose names start with one of the prefixes in `new_parameters`
+        may be missing from the file. They then keep their initial values. `arguments` go to the constructor.
 
-        Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
-        `config.json`, or if the model is of a kind that this class doesn't implement.
+        Raises `ValueError` if a file is missing or damaged, if any other parameter is missing, if the sizes
+        of the tensors don't match `config.json`, or if a setting isn't implemented.
         """
         folder = Path(folder)
         config, tensors = read_config(folder), read_tensors(folder)
@@ -133,10 +134,10 @@ class BertPreTrainedModel(nn.Module):
 
     def resize_token_embeddings(self, vocab_size: int) -> None:
         """
-        Changes the size of the vocabulary to `vocab_size` tokens, by adding rows at the end of the embedding
-        or removing the last ones. New rows get random initial values. If the model has a masked LM head, the
-        bias of the head is resized too. Forgetting the bias is a [well-known
-        bug](https://github.com/huggingface/transformers/issues/2480).
+        Changes the size of the vocabulary to `vocab_size` tokens by adding rows at the end of the embedding
+        or removing its last rows. New rows get random initial values. If the model has a masked LM head, the
+        head's bias is resized too, with zeros at the end. Early versions of `transformers` [forgot the
+        bias](https://github.com/huggingface/transformers/issues/2480).
 
         Raises `ValueError` if the padding token would be removed.
         """
@@ -166,23 +167,23 @@ def tie_embeddings(model: nn.Module) -> None:
     """
     ## How the embeddings stay tied
 
-    The output matrix is the token embedding itself. The embedding module owns it, and the head gets it as an
-    argument in each call, so the two stay tied when you copy, move, save or resize the model. The
-    `state_dict` still lists the tensor under two names, as it does in `transformers`. Loading checks that the
-    two entries agree and drops the second.
+    The output matrix is the token embedding itself. The embedding module owns the matrix, and the head gets
+    it as an argument in each call. So the two uses stay tied when you copy, move, save or resize the model.
+    As in `transformers`, a `state_dict` lists the matrix and the head's bias under two names each.
+    `load_state_dict` checks that the two entries agree and ignores the second. This function adds the hooks.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)
     model.register_load_state_dict_pre_hook(drop_aliases_on_load)
 
 
 def add_aliases_on_save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Lists the tied tensors in the `state_dict` under their second names too."""
+    """Adds the second names in `ALIASES` to a `state_dict` that PyTorch has collected."""
     for alias, owner in ALIASES.items():
         state[prefix + alias] = state[prefix + owner]
 
 
 def drop_aliases_on_load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Removes the second names again. `rest` are the other arguments that PyTorch passes to the hook."""
+    """Removes the second names before loading. `rest` are other arguments that PyTorch passes."""
     drop_aliases(state, prefix)
 
 
@@ -190,7 +191,7 @@ class BertForMaskedLM(BertPreTrainedModel):
     """
     ## Encoder and masked LM head
 
-    This model has no pooler. The masked LM loss doesn't depend on one, so a pooler would never be trained.
+    This model has no pooler. The masked LM loss doesn't depend on one, so a pooler would get no gradient.
 
     Source: `modeling_bert.py` of [transformers](https://github.com/huggingface/transformers).
     """
@@ -211,7 +212,7 @@ class BertForMaskedLM(BertPreTrainedModel):
         """
         `input_ids` and `labels` are `(B, T)`. For `num_items_in_batch`, see `masked_lm_loss`. `inputs` are
         other arguments of `BertModel.forward`. With labels, the logits are `(M, V)`, at the labeled positions
-        only. Without labels, they are `(B, T, V)`.
+        only. Without labels, the logits are `(B, T, V)`.
         """
         outputs, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -223,18 +224,18 @@ class BertForMaskedLM(BertPreTrainedModel):
 
 
 class PreTrainingOutput(NamedTuple):
-    """What `BertForPreTraining` returns. A loss is `None` if you don't pass its labels."""
+    """The output of `BertForPreTraining`. The loss of a task is `None` if you don't pass its labels."""
 
     loss: Tensor | None
-    """The sum of the losses below, in nats."""
+    """The sum of the losses below that aren't `None`, in nats. If both are `None`, so is the sum."""
     masked_lm_loss: Tensor | None
     next_sentence_loss: Tensor | None
     prediction_logits: Tensor
-    """`(M, V)` with labels, `(B, T, V)` without them."""
+    """`(M, V)` with masked LM labels, `(B, T, V)` without them."""
     labels: Tensor | None
-    """`(M)`, the true tokens at the positions of `prediction_logits`."""
+    """`(M)`, the true tokens at the positions of `prediction_logits`. `None` without labels."""
     seq_relationship_logits: Tensor
-    """`(B, 2)`, the scores of *next* and *random*."""
+    """`(B, 2)`, the logits of *next* and *random*."""
 
 
 class BertForPreTraining(BertPreTrainedModel):
@@ -264,9 +265,9 @@ class BertForPreTraining(BertPreTrainedModel):
     ) -> PreTrainingOutput:
         """
         `labels` is `(B, T)`. `next_sentence_label` is `(B)`, with 0 for *next* and 1 for *random*. If these
-        rows are only a micro-batch, pass the numbers of labels in the whole batch as `num_items_in_batch` and
-        `num_pairs_in_batch`; see `masked_lm_loss` and `next_sentence_loss`. `inputs` are other arguments of
-        `BertModel.forward`.
+        rows are only a micro-batch, pass the number of labeled tokens in the whole batch as
+        `num_items_in_batch`, and the number of labeled pairs as `num_pairs_in_batch`; see `masked_lm_loss`
+        and `next_sentence_loss`. `inputs` are other arguments of `BertModel.forward`.
         """
         outputs, labels = self.encode(input_ids, labels, inputs)
         embedding = self.bert.embeddings.word_embeddings.weight  # (V, D)
@@ -288,7 +289,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     ## Where the parameters are
 
     Returns a row `(part, number of parameters)` for each part of the model, and a last row with the sum. All
-    blocks share one row, and so do the weight and the bias of a layer. A tied tensor counts once.
+    blocks share one row. Elsewhere, a layer's weight and bias share one. A tied tensor counts once.
     """
     rows: dict[str, int] = {}
     for name, parameter in model.named_parameters():

@@ -2,12 +2,12 @@
 # Folders of modern models
 
 A ModernBERT folder has the same two files as a BERT folder, `config.json` and `model.safetensors`. The code
-below writes and reads them for `modern.py`, so that `transformers` can open our models and we can open models
-that it wrote.
+below writes and reads such folders for `modern.py`, so that `transformers` can open our models and we can
+open models that `transformers` saved.
 
-The layer settings in `config.json` come in two forms. Published models say how often a layer is global, and
-give two values of theta, the base of the rotary angles. Recent versions of `transformers` list the type of
-each layer, and a theta for each type.
+The layer settings in `config.json` come in two forms. Published models say that every `n`-th layer is global,
+and give two values of theta, the base of the rotary angles. Recent versions of `transformers` list the type
+of each layer, and give a theta for each type.
 
     save_pretrained(model, "folder")
     model = from_pretrained("folder")
@@ -36,7 +36,7 @@ from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 EMBEDDING = "model.embeddings.tok_embeddings.weight"
 ALIAS = "decoder.weight"
 LAYER_TYPES = {True: "full_attention", False: "sliding_attention"}
-# Settings that change the model. Only these values are implemented.
+# These settings change the model, and only these values are implemented.
 SUPPORTED: dict[str, object] = {
     "model_type": "modernbert",
     "hidden_activation": "gelu",
@@ -52,10 +52,11 @@ SUPPORTED: dict[str, object] = {
 
 
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
-    """Writes `config.json` and `model.safetensors` to `folder`, which is created if needed."""
+    """Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing."""
     folder = Path(folder)
     files.make_folder(folder)
-    # Unless these are null, `transformers` uses the ids of the published tokenizer and warns about them.
+    # Without these entries, `transformers` uses the ids of the published tokenizer. It warns about ids that
+    # aren't in the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
     files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
@@ -67,8 +68,8 @@ def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     Loads a model from a folder written by `save_pretrained` or by `transformers`, and returns it in eval
     mode.
 
-    Raises `ValueError` if a file is missing or damaged, if the sizes of the tensors don't match
-    `config.json`, or if `config.json` describes a model that isn't implemented.
+    Raises `ValueError` if a file or a parameter is missing, if a file is damaged, if the sizes of the tensors
+    don't match `config.json`, or if `config.json` describes a model that isn't implemented.
     """
     folder = Path(folder)
     config, tensors = read_config(folder), read_tensors(folder)
@@ -84,8 +85,8 @@ def read_config(folder: Path) -> ModernBertConfig:
     """
     Returns the configuration in `config.json`.
 
-    Raises `ValueError` if the file is missing, isn't a JSON object, or describes a model that isn't
-    implemented.
+    Raises `ValueError` if the file is missing or damaged, isn't a JSON object, or describes a model that
+    isn't implemented.
     """
     path, content = folder / "config.json", read_json(folder)
     for name, value in SUPPORTED.items():
@@ -107,7 +108,7 @@ def read_config(folder: Path) -> ModernBertConfig:
 
 
 def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
-    """Converts the layer settings of recent `transformers` versions to those of `ModernBertConfig`."""
+    """Returns the layer settings of recent `transformers` versions in the form of `ModernBertConfig`."""
     values: dict[str, Any] = {}
     scaling = content.get("rope_scaling") or {}
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
@@ -129,7 +130,7 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
-    Returns the tensors in `model.safetensors`. The tied embedding appears only once.
+    Returns the tensors in `model.safetensors`. The tied embedding appears only under `EMBEDDING`.
 
     Raises `ValueError` if the file is missing or damaged, or if the output layer isn't tied.
     """
@@ -144,7 +145,7 @@ def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path
     """
     Checks the tensors against `config` before the model is built.
 
-    Raises `ValueError` if their sizes don't match, or if a tensor contains integers, NaN or infinity.
+    Raises `ValueError` if their sizes don't match, or if `check_finite` refuses a tensor.
     """
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
     embedding = tensors.get(EMBEDDING, torch.empty(0))

@@ -1,13 +1,13 @@
 r"""
 # New tokens for a trained model
 
-A tokenizer that was trained on other text cuts the words of your field into pieces. It may turn `kwargs`
-into `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token, so sequences
-get shorter, and it has a vector of its own.
+A tokenizer that was trained on other text cuts the words of your field into pieces. It may turn `kwargs` into
+`k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token with a vector of
+its own, and sequences get shorter.
 
-A random vector would be a bad starting point: the model can't use it until it has seen the word many times in
-training. But the pieces already have vectors and biases, so the new vector $e$ and its output bias $b$ start
-as the means over the pieces:
+A random vector would be a bad starting point: it means nothing to the model until training has updated it
+many times. But the pieces already have vectors and biases, so the new vector $e$ and its output bias $b$
+start as the means over the $K$ pieces:
 
 $$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
 
@@ -48,8 +48,8 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     """
     ## Which words?
 
-    Returns the `count` most frequent words of `texts` that the tokenizer splits into several pieces, the most
-    frequent first. The tokenizer decides what a word is: it reads `os.path` as `os`, `.` and `path`.
+    Returns up to `count` words of `texts` that the tokenizer splits into several pieces, the most frequent
+    first. The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`.
 
     Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
     """
@@ -58,7 +58,7 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     for text in texts:
         normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
         counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
-    # Sort words that are equally frequent, so that the list doesn't depend on their order in the text.
+    # Sort equally frequent words alphabetically, so that the list doesn't depend on their order in the text.
     words = sorted(counts, key=lambda word: (-counts[word], word))
     pieces = encode_texts(tokenizer, words)
     split_words = [word for word, ids in zip(words, pieces, strict=True) if len(ids) > 1]
@@ -75,7 +75,7 @@ def check_wordpiece(tokenizer: Tokenizer) -> None:
 
 
 def read_words(path: Path) -> list[str]:
-    """Reads a list with one word on each line. Raises `ValueError` if the file can't be read or is empty."""
+    """Reads a list with one word on each line. Raises `ValueError` if it can't be read or has no words."""
     words = [line.strip() for line in read_utf8(path).splitlines() if line.strip()]
     if not words:
         raise ValueError(f"{path} has no words; put one on each line")
@@ -86,15 +86,15 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
     """
     ## A larger tokenizer
 
-    Returns a tokenizer with `words` at the end of its vocabulary. All other tokens keep their ids.
+    Returns a copy of the tokenizer with `words` at the end of its vocabulary. Other tokens keep their ids.
 
     The method `add_tokens` of `transformers` and `tokenizers` does something else: by default, it looks for
     the new token before it cuts the text into words. So a new token `art` would also cut `party` into `p`,
-    `art` and `y`. Here, a new token is a word like any other, as if the tokenizer had been trained with it.
-    It can still become the first piece of a longer word, because WordPiece takes the longest piece first.
+    `art` and `y`. Here, a new token is a word like any other. It can still become the first piece of a longer
+    word, because WordPiece always takes the longest piece that fits.
 
-    Raises `ValueError` if the tokenizer isn't WordPiece, or if a word is in the list twice, is in the
-    vocabulary already, or isn't a single word.
+    Raises `ValueError` if the tokenizer isn't WordPiece, if the list is empty, or if a word is in the list
+    twice, is in the vocabulary already, or isn't a single word for the tokenizer.
     """
     check_wordpiece(tokenizer)
     if not words:
@@ -124,12 +124,12 @@ def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[
     """
     ## A larger model
 
-    Adds a token for each entry of `pieces`, which contains the ids of the pieces that the token replaces. The
-    new rows of the embedding, and the new biases of the output layer, are the means over these pieces. The
-    old rows don't change, so in a text of old tokens, the logits of all old tokens stay the same.
+    Adds a token to `model` for each entry of `pieces`. An entry contains the ids of the pieces that the token
+    replaces. The new rows of the embedding, and the new biases of the output layer, are the means over these
+    pieces. The old rows don't change, so in a text of old tokens, the logits of the old tokens stay the same.
 
-    `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all* vectors by
-    default. It doesn't know which pieces a token replaces.
+    By default, `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all*
+    vectors. That method doesn't know which pieces a token replaces.
     """
     head: Any
     if isinstance(model, ModernBertForMaskedLM):
@@ -144,7 +144,7 @@ def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[
     head.bias = nn.Parameter(bias, head.bias.requires_grad)  # (V + N)
     embedding.num_embeddings = model.config.vocab_size = len(embedding.weight)
     if isinstance(model, ModernBertForMaskedLM):
-        # The output layer shares the embedding. In a BERT, the head gets it as an argument instead.
+        # Here, the embedding is also a parameter of the output layer. A BERT's head gets it as an argument.
         model.decoder.weight, model.decoder.out_features = embedding.weight, len(embedding.weight)
 
 

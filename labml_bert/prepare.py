@@ -9,7 +9,7 @@ on the token ids:
 
 The first command trains a subword vocabulary on a sample of the text, and then writes the token ids of the
 whole text to the folder `tokens`. If you stop it, run the same command again, and it picks up where it left
-off. To continue pretraining a model, use the model's tokenizer:
+off. To prepare text for continued pretraining of a model, use the model's tokenizer:
 
     python -m labml_bert.prepare my_texts --tokenizer MODEL --output tokens
     python experiments/continue_pretraining.py --from MODEL --corpus tokens
@@ -39,23 +39,24 @@ from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, h
 from labml_bert.stdout import console, display_path
 
 VOCAB_SIZE = 30_000
-# At most this fraction of the text is held out.
+# At most about this fraction of the text is held out.
 MAX_HELD_OUT = 0.1
 
 
 def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenizer:
     """
-    Returns the tokenizer in `--tokenizer` if you set this option. Otherwise, returns the one that an earlier
-    run has saved in the output folder. If there is none, trains one on a sample of the files.
+    Returns the tokenizer in `--tokenizer` if you set this option. Otherwise, if an earlier run has written
+    tokens to the output folder, returns the tokenizer in that folder. Otherwise, trains a tokenizer on a
+    sample of the files.
 
-    Raises `ValueError` if `--tokenizer` or the output folder has no valid tokenizer, or if the sample has no
-    text.
+    Raises `ValueError` if `--tokenizer` or the output folder has no valid tokenizer, if the sample has no
+    text, or if `--vocab-size` is too small for it.
     """
     if options.tokenizer is not None:
         folder: Path = options.tokenizer
         return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
     progress = read_progress(options.output)
-    # If the earlier run wrote no tokens, its tokenizer may be for a different text.
+    # If an earlier run wrote no tokens, its tokenizer may be for a different text.
     if progress is not None and (progress.blocks or progress.is_finished):
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
@@ -63,7 +64,7 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
-    """Returns a callback that prints, at most every ten seconds, how much of the files has been read."""
+    """Returns a callback that prints, at most every ten seconds, how much has been tokenized and how fast."""
     sizes = [file.stat().st_size for file in files]
     start = last = time.monotonic()
     characters = 0
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         settings = {
             "files": [[str(file), file_sha256(file)] for file in files],
             "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
-            # These options matter only if this command trains the vocabulary.
+            # `--vocab-size` and `--lowercase` matter only if this command trains the vocabulary.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
         details = {

@@ -1,15 +1,15 @@
 """
 # Your runs, side by side
 
-Which of your runs was the best, and what was different about it? This command lists all runs under `logs`,
-newest first, with their results and with the options in which they differ:
+Which of your runs was the best, and what was different about it? By default, this command lists all runs
+under `logs`, newest first, with their results and with the options in which they differ:
 
     python -m labml_bert.runs
     python -m labml_bert.runs logs/mlm_tiny/20261121-120000 logs/mlm_tiny/20261121-123000 --html curves.html
 
-With `--html`, it also writes a page with the curves of these runs: the loss and the accuracy, the learning
-rate, the sequence length, the norm of the gradient and the speed. The page is a single, self-contained file.
-`--open` shows the page in your browser.
+With `--html`, the command also writes a page with the curves of the listed runs: the loss and the accuracy,
+the learning rate, the sequence length, the norm of the gradient and the speed. The page is a single,
+self-contained file. `--open` shows the page in your browser.
 """
 
 if __name__ == "__main__":
@@ -30,7 +30,7 @@ from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
-# A chart for each of these metrics, if a run has it.
+# The page has a chart for each of these metrics that at least one run has.
 CHARTS = {
     "valid.loss": "held-out loss, nats",
     "valid.accuracy": "held-out accuracy",
@@ -40,12 +40,12 @@ CHARTS = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "tokens per second",
 }
-# Options that the comparison leaves out. The table has columns for the steps and the time, and the other
-# options here follow from the ones that are compared.
+# The comparison leaves out these options. The table has columns for the steps and the time, only runs of the
+# same experiment are compared, and the others usually follow from options that are compared.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
-# A page that starts differently isn't ours, so it isn't overwritten.
+# A file that starts differently isn't a page of ours, so we don't overwrite it.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
-# The size of a chart, in pixels.
+# The size of a chart and its margin on the left, in units of the SVG.
 WIDTH, HEIGHT, MARGIN = 480, 240, 64
 
 
@@ -65,7 +65,7 @@ class RunFolder(NamedTuple):
         return points[-1][1] if points else None
 
     def result(self, metric: str) -> float | None:
-        """The metric of a finished run on all of the held-out text, or else that of the last evaluation."""
+        """The metric on the whole held-out text, after training, or else that of the last evaluation."""
         result = self.last(f"result.{metric}")
         return self.last(f"valid.{metric}") if result is None else result
 
@@ -85,10 +85,10 @@ def read_run(path: Path) -> RunFolder:
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """
-    Returns the runs in `paths`, newest first. Each path is the folder of a run, or a folder that contains
-    runs.
+    Returns the runs in `paths`, the one with the newest checkpoint first. Each path is the folder of a run,
+    or a folder that contains runs up to two levels down.
 
-    Raises `ValueError` if there are no runs, or if one of them is damaged.
+    Raises `ValueError` if there are no runs, if a run is damaged, or if one of several paths doesn't exist.
     """
     folders: list[Path] = []
     for path in paths:
@@ -107,7 +107,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """For each run, the options whose values differ between the runs of the same experiment."""
+    """Returns, for each run, the options whose values differ between the runs of the same experiment."""
     rows = []
     for run in runs:
         experiment = run.configuration.get("experiment")
@@ -124,7 +124,7 @@ def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
 
 def print_runs(runs: Sequence[RunFolder]) -> None:
-    """Prints a line for each run, and below it the options in which it differs from the others."""
+    """Prints a line for each run, and below that line the run's options from `differences`."""
     names = [printable(display_path(run.path).removeprefix("logs/")) for run in runs]
     width = max(map(len, names))
     console.print(f"\n  {'run':{width}}  {'steps':>8}  {'time':>9}  {'loss':>6}  accuracy", style="dim")
@@ -143,8 +143,8 @@ def print_runs(runs: Sequence[RunFolder]) -> None:
 
 def draw_chart(title: str, curves: Sequence[tuple[int, list[tuple[int, float]]]]) -> str:
     """
-    Draws curves as an SVG. Each curve consists of the number of its run and its points, `(step, value)`. The
-    axes are labeled with the smallest and the largest values.
+    Returns a figure with the curves as an SVG. Each curve consists of the number of its run and its points,
+    `(step, value)`. The axes are labeled with the smallest and the largest step and value.
     """
     xs = [step for _, points in curves for step, _ in points]
     ys = [value for _, points in curves for _, value in points]
@@ -192,7 +192,7 @@ STYLE += "".join(
 
 
 def draw_page(runs: Sequence[RunFolder]) -> str:
-    """Draws a page with a list of the runs and a chart for each metric that any of them has."""
+    """Returns a page with a list of the runs and a chart for each metric in `CHARTS` that any run has."""
 
     def list_items() -> Iterator[str]:
         for number, (run, options) in enumerate(zip(runs, differences(runs), strict=True)):
@@ -201,7 +201,7 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
 
     charts = []
     for metric, title in CHARTS.items():
-        # A chart can't show NaN or infinity.
+        # A chart can't show NaN or infinity, so leave these values out.
         curves = []
         for number, run in enumerate(runs):
             if points := [point for point in run.metrics.get(metric, []) if isfinite(point[1])]:
@@ -215,7 +215,7 @@ def draw_page(runs: Sequence[RunFolder]) -> str:
 
 
 def is_our_page(path: Path) -> bool:
-    """Whether a file is a page that `draw_page` has drawn."""
+    """Whether a file starts like a page from `draw_page`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -223,7 +223,7 @@ def is_our_page(path: Path) -> bool:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line, prints the runs, and writes and shows the page if an option asks for it."""
+    """Reads the command line, prints the runs, and writes and shows the page if the options say so."""
     parser = OneLineParser(
         prog="python -m labml_bert.runs", description="List runs, and compare their curves."
     )

@@ -1,16 +1,16 @@
 r"""
 # Scoring a text
 
-How probable is a sentence? A masked language model can't say: it gives the probability of a token that is
-missing, not that of a whole text. But it can tell you how well each token fits the others. Mask one token at
-a time, ask the model for the log-probability of the true token, and add up these log-probabilities:
+How probable is a sentence? A masked language model can't say: it gives the probability of a masked token, not
+that of a whole text. But the model can tell you how well each token fits the others. Mask one token at a
+time, ask the model for the log-probability of the true token, and add up these log-probabilities:
 
 $$\operatorname{PLL}(w) = \sum_{t=1}^{T} \log p(w_t \mid w_1, \dots, w_{t-1}, w_{t+1}, \dots, w_T)$$
 
 The sum is called the *pseudo-log-likelihood*. It isn't the log of a probability: any two tokens help to
 predict each other, so their connection counts twice. A left-to-right model predicts each token only from
-earlier tokens, so there each connection counts once. Still, the sum tells you which of two texts a model
-finds more natural:
+earlier tokens, so there each connection counts once. Still, the sum tells you which of two texts with equally
+many tokens a model finds more natural:
 
     python -m labml_bert.score "Return a copy of the list." "Return of a copy the list."
 
@@ -55,16 +55,16 @@ def token_log_probs(
     ## One masked copy for each token
 
     Returns the log-probability of each token of `text` in nats, `(T,)`, in order. Special tokens are context:
-    the model sees them, but they get no score, because it never learned to predict them. `[UNK]` is a special
-    token too, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in
-    eval mode. It runs on `T` copies of the text, `batch_size` at a time, and in each copy a different token
-    is masked.
+    the model sees them, but they get no score, because training never masks them. `[UNK]` is a special token
+    too, so a word outside the vocabulary adds nothing to the score of its text. The model has to be in eval
+    mode. It runs on `T` copies of the text, up to `batch_size` at a time. In each copy, a different token is
+    masked.
 
     **Words of several pieces.** With one mask at a time, a rare word can look too easy. Suppose that the
-    tokenizer splits *unusual* into `un` and `##usual`. Each of the two gives the other away, so both get a
-    high probability, even if the model would never have expected the word. `mask_rest_of_word` also masks the
-    pieces to the right of the token within its word. Then the model predicts `un` from the other words alone,
-    and `##usual` from the other words and `un`, as if it wrote the word from left to right. A word that is a
+    tokenizer splits *unusual* into `un` and `##usual`. Each of the two gives the other away, so both can get
+    a high probability, even if the model finds the word improbable. `mask_rest_of_word` also masks the pieces
+    to the right of the token within its word. Then the model predicts `un` from the other words alone, and
+    `##usual` from the other words and `un`, as if it wrote the word from left to right. A word that is a
     single token keeps its score. If tokens are characters, the option changes nothing, because the tokenizer
     doesn't know which characters belong to a word.
 
@@ -80,7 +80,7 @@ def token_log_probs(
     if len(positions) == 0:
         raise ValueError("there is no token to score; use a text with words that the model knows")
     mask_id = tokenizer.token_to_id("[MASK]")
-    assert mask_id is not None  # `load_tokenizer` has checked this.
+    assert mask_id is not None  # `load_tokenizer` checks that there is a mask token.
     input_ids = torch.tensor(encoding.ids)  # (S)
     words = torch.tensor([-1 if word is None else word for word in encoding.word_ids])  # (S)
     log_probs = []
@@ -121,8 +121,8 @@ def pseudo_perplexity(
     r"""
     Returns $\exp(-\frac{1}{N} \sum_w \operatorname{PLL}(w))$, where $N$ is the number of scored tokens in all
     texts together. So each token counts the same, and a long text counts more than a short one. A model that
-    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$; a perfect model has 1.
-    Two models are comparable only if they split the texts into the same tokens.
+    finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$. A perfect model has a
+    pseudo-perplexity of 1. Two models are comparable only if they split the texts into the same tokens.
 
     Raises `ValueError` if there are no texts, and the errors of `token_log_probs`.
     """
@@ -136,7 +136,7 @@ class Score(NamedTuple):
     """One row of the printed table."""
 
     pseudo_log_likelihood: float
-    """In nats."""
+    """The sum of the log-probabilities, in nats."""
     per_token: float
     """The mean log-probability of the tokens that have a score, in nats."""
     text: str
@@ -145,7 +145,7 @@ class Score(NamedTuple):
 def read_texts(data: bytes) -> list[str]:
     """
     Returns the lines of `data` that aren't blank. A byte that isn't UTF-8 becomes a surrogate, as it does on
-    the command line, so `encode_text` refuses the line.
+    the command line, so `check_encoding` refuses the line.
 
     Raises `ValueError` if all lines are blank.
     """
@@ -157,7 +157,7 @@ def read_texts(data: bytes) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints the texts with their scores, the highest per token first."""
+    """Reads the command line and prints the texts with their scores, the highest score per token first."""
     description = "Score texts by their pseudo-log-likelihood: higher is more natural."
     parser = OneLineParser(prog="python -m labml_bert.score", description=description)
     parser.add_argument(

@@ -2,9 +2,9 @@ r"""
 # What the runs of a claim say
 
 A claim has one or more tests, and each test compares two variants by one metric. One test, the primary
-endpoint, decides. This file turns the recorded runs into the effect of a test, with its confidence interval,
-and applies [the rule](decision.py) to the primary endpoint. The runner needs the decision to know whether it
-can stop; the page of the claims shows all effects.
+endpoint, decides. This file turns the recorded runs into the effect of each test, with its confidence
+interval, and applies [the rule](decision.py) to the primary endpoint. The runner needs the decision to know
+whether it can stop. The claims page shows all effects.
 """
 
 import math
@@ -24,7 +24,7 @@ from experiments.claims.decision import (
 )
 
 COUNTED = ("tokens", "seconds")
-# The metrics of which we compare the ratio and not the difference.
+# For these metrics, the effect is a ratio. For all others, it's a difference.
 RATIOS = (*COUNTED, "stable_learning_rate")
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 
@@ -35,20 +35,20 @@ class Effect(NamedTuple):
     """The result of a test."""
 
     gain: Interval | None
-    """How much better: a ratio for times and tokens, otherwise a difference. `None` if a loss is NaN."""
+    """How much better: a ratio for metrics in `RATIOS`, else a difference. `None` if a value is missing."""
     at_least: bool = False
-    """Whether the true ratio is larger, for example because a run of the worse variant never got there."""
+    """Whether the ratio is a lower bound, for example because a run of `worse` never reached the loss."""
     at_most: bool = False
-    """Whether the true ratio is smaller. If both are set, the ratio is unknown."""
+    """Whether the ratio is an upper bound. If `at_least` is set too, the ratio is unknown."""
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing bounds the ratio, because runs of both variants never got there."""
+        """Whether nothing bounds the ratio, as when runs of both variants never reached the loss."""
         return self.at_least and self.at_most
 
 
 class Arrival(NamedTuple):
-    """The tokens or seconds that a run took to reach a loss, or in total if it never did."""
+    """The tokens or seconds that a run took to reach a loss, or all that it took if it never did."""
 
     value: float
     has_arrived: bool
@@ -58,26 +58,26 @@ class Analysis:
     """
     ## The analysis of a claim
 
-    `entry` is an entry of `claims.toml`. `rows` are the runs to analyze, as they are recorded, and
-    `step_seconds` is the time of a step for each variant and sequence length.
+    `entry` is an entry of `claims.toml`, and `rows` are the recorded runs to analyze. `step_seconds` contains
+    the seconds per training step for each variant and sequence length.
     """
 
     def __init__(self, entry: dict[str, Any], rows: list[Row], step_seconds: dict[str, dict[str, float]]):
         self.entry, self.rows, self.step_seconds = entry, rows, step_seconds
 
     def count_seeds(self) -> int:
-        """The number of seeds that both variants of the primary endpoint have, at least."""
+        """Returns the number of seeds of the primary endpoint's variants, the smaller one if they differ."""
         arms = (self.primary()["better"], self.primary()["worse"])
         return min(len({row["seed"] for row in self.of(arm)}) for arm in arms)
 
     def of(self, arm: str) -> list[Row]:
-        """The runs of a variant."""
+        """Returns the runs of a variant."""
         return [row for row in self.rows if row["arm"] == arm]
 
     def values(self, arm: str, metric: str) -> list[float | None]:
         """
-        One number per seed; if each seed runs a whole grid, the mean over the grid. `a - b` is the difference
-        of two metrics.
+        Returns one number per seed: the metric, averaged over the grid if each seed runs a whole grid. It's
+        `None` if a run has no value. The metric `a - b` is the difference of the metrics `a` and `b`.
         """
         if " - " in metric:
             pairs = zip(*(self.values(arm, part) for part in metric.split(" - ")), strict=True)
@@ -95,8 +95,8 @@ class Analysis:
 
     def stable_learning_rates(self, arm: str) -> list[float]:
         """
-        For each seed, the largest learning rate of the grid at which the run didn't fail, and none at a lower
-        one did. If even the lowest failed, 0.
+        Returns, for each seed, the largest learning rate of the grid up to which no run failed, or 0 if the
+        run at the lowest learning rate failed.
         """
         by_seed: dict[int, dict[float, float]] = {}
         for row in self.of(arm):
@@ -109,9 +109,10 @@ class Analysis:
 
     def compare_stable_learning_rates(self, test: dict[str, Any], level: float) -> Effect:
         """
-        The ratio of the largest stable learning rates. The grid is coarse: the true value lies anywhere from
-        the largest stable point of the grid to the next one. So the interval is wider by that factor, and it
-        has no end where a run was stable at all points or at none.
+        Returns the ratio of the geometric means of the largest stable learning rates. The grid is coarse: the
+        true value lies anywhere from the largest stable point to the next one. So each end of the interval
+        moves outward by the largest ratio of neighboring points. If, with any seed, a variant was stable at
+        all points or at none, an end is unknown.
         """
         grid = sorted({row["point"]["learning_rate"] for row in self.rows})
         gap = max(high / low for low, high in pairwise(grid))
@@ -120,14 +121,14 @@ class Analysis:
         middle, low, high = map(math.exp, difference(x, y, level))
         unknown_low = 0.0 in better or grid[-1] in worse
         unknown_high = 0.0 in worse or grid[-1] in better
-        # With one end unknown, the mean is a bound too, and the grid is as coarse for it.
+        # If only one end is unknown, `middle` becomes a bound too, so it moves by the same factor.
         if unknown_high != unknown_low:
             middle = middle / gap if unknown_high else middle * gap
         gain = Interval(middle, 0.0 if unknown_low else low / gap, math.inf if unknown_high else high * gap)
         return Effect(gain, at_least=unknown_high, at_most=unknown_low)
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
-        """Tokens or seconds up to a step."""
+        """Returns the tokens or seconds up to a step. The seconds come from the measured times per step."""
         if metric == "tokens":
             return float(step * row["batch_tokens"])
         times = self.step_seconds[row["arm"]]
@@ -139,7 +140,7 @@ class Analysis:
         )
 
     def arrival(self, row: Row, goal: float, metric: str) -> Arrival:
-        """The tokens or seconds until a run reached a loss, interpolated linearly between two evaluations."""
+        """Returns a run's arrival at the loss `goal`. Interpolates linearly between two evaluations."""
         before: tuple[float, float] | None = None
         for step, loss in row["curve"]:
             if loss is not None and loss <= goal:
@@ -150,7 +151,7 @@ class Analysis:
         return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
 
     def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
-        """The arrivals of the better and of the worse variant at the loss of a test."""
+        """Returns the arrivals of the better and of the worse variant's runs at the loss of a test."""
         goal = self.rows[0]["unigram_loss"] - test["below"]
         better, worse = (
             [self.arrival(row, goal, test["metric"]) for row in self.of(test[side])]
@@ -160,14 +161,14 @@ class Analysis:
 
     def samples(self, test: dict[str, Any]) -> tuple[list[float], list[float]] | None:
         """
-        Two samples. If the mean of the first is larger, the better variant is ahead. They hold the logarithms
-        of times and tokens, otherwise the values of the metric. `None` if one of them is NaN.
+        Returns two samples. If the mean of the first is larger, the variant called `better` is ahead. For
+        times and tokens, the samples contain logarithms. Returns `None` if a value is missing.
         """
         if test["metric"] in COUNTED:
             x, y = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
             return y, x
         if test["metric"] == "failed":
-            # Each run counts, not the mean over the grid.
+            # Count each run by itself, without averaging over the grid.
             x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
             return x, y
         values = [self.values(test[side], test["metric"]) for side in ("better", "worse")]
@@ -178,8 +179,8 @@ class Analysis:
 
     def effect(self, test: dict[str, Any], level: float = LEVEL) -> Effect:
         """
-        The result of one test, with an interval at this level. A run that never reached the loss would take
-        longer than it lasted, so the ratio is then a bound.
+        Returns the result of one test, with an interval at this confidence level. If a run never reached the
+        loss, it would have taken longer than it lasted, so the ratio is a bound.
         """
         if test["metric"] == "stable_learning_rate":
             return self.compare_stable_learning_rates(test, level)
@@ -195,7 +196,7 @@ class Analysis:
         at_least, at_most = (not all(arrival.has_arrived for arrival in side) for side in (worse, better))
         gain = Interval(*map(math.exp, gain))
         slow, fast = ([arrival.value for arrival in side] for side in (worse, better))
-        # The rule needs both ends of an interval to be wrong as seldom as one end of a bound.
+        # For the rule, a one-sided bound must be wrong as seldom as one end of a two-sided interval.
         bound_level = level if level == LEVEL else (1 + level) / 2
         if at_least:
             gain = Interval(gain.middle, ratio_lower_bound(slow, fast, bound_level), math.inf)
@@ -205,18 +206,18 @@ class Analysis:
         return Effect(gain, at_least, at_most)
 
     def primary(self) -> dict[str, Any]:
-        """The test that decides."""
+        """Returns the test that decides the claim."""
         return next(test for test in self.entry["tests"] if test["says"] == self.entry["primary"])
 
     def delta(self) -> float:
-        """The largest difference that doesn't matter. For a ratio, this is its logarithm."""
+        """Returns the difference below which an effect doesn't matter. For a ratio, returns the log."""
         delta = float(self.entry["delta"])
         return math.log(delta) if self.primary()["metric"] in RATIOS else delta
 
     def primary_interval(self) -> Interval | None:
         """
-        The interval that decides, at the level of the rule and in the unit of `delta()`. `None` if a loss is
-        NaN.
+        Returns the interval that decides, at the level of the rule and in the unit of `delta()`. Returns
+        `None` if a value is missing.
         """
         gain = self.effect(self.primary(), RULE_LEVEL).gain
         if gain is None or self.primary()["metric"] not in RATIOS:
@@ -224,7 +225,7 @@ class Analysis:
         return Interval(*(math.log(max(value, 1e-9)) for value in gain))
 
     def decision(self) -> str:
-        """What the rule says, once the claim is finished."""
+        """Returns what the rule says about these runs."""
         interval, effect = self.primary_interval(), self.effect(self.primary())
         if interval is None or effect.is_unknown:
             return "inconclusive"
@@ -232,8 +233,8 @@ class Analysis:
 
     def needed_seeds(self) -> int | None:
         """
-        Estimates how many fresh seeds would decide, those of this analysis included if they are fresh. `None`
-        if that is unknown or more than `MOST_SEEDS`.
+        Estimates how many fresh seeds per variant would decide the claim, including any fresh seeds among
+        these runs. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`.
         """
         test, effect = self.primary(), self.effect(self.primary())
         if test["metric"] in ("failed", "stable_learning_rate"):

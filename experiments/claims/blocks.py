@@ -1,9 +1,9 @@
 r"""
 # From BERT to ModernBERT, one change at a time
 
-What separates the blocks of `bert.py` from those of `modern.py`? Each function here makes one of the changes
-to a BERT, so that the ladder can measure them one by one. Positions are in `positions.py`; dropout, the mask
-rate and Muon are plain options.
+What separates the blocks of `bert.py` from those of `modern.py`? This file makes four of the changes to a
+BERT, so that the ladder can measure them one by one: pre-norm, GeGLU, no biases and local attention. The
+position encodings are in `positions.py`. Dropout, the mask rate and Muon are plain options.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `D` hidden size, `I` width of the
 feed-forward network.
@@ -19,7 +19,7 @@ from experiments.claims.positions import FullEncoder
 from labml_bert.bert import BertConfig, BertLayer, init_weights
 from labml_bert.models import BertForMaskedLM
 
-# Every third layer is global, as in ModernBERT. The first layer is layer 0.
+# With local attention, every third layer stays global, starting with the first, as in ModernBERT.
 GLOBAL_EVERY = 3
 
 
@@ -44,8 +44,9 @@ class PreNormLayer(nn.Module):
     """
     ## Pre-norm instead of post-norm
 
-    Takes the place of a `BertLayer` and uses its parts. The first block has no LayerNorm before its
-    attention, because the embeddings end in one. The last block ends in an additional LayerNorm.
+    Takes the place of a `BertLayer` and uses its parts, except for its LayerNorms. The first block has no
+    LayerNorm before its attention, because the embeddings end in one. The last block ends in an additional
+    LayerNorm.
     """
 
     def __init__(self, layer: BertLayer, config: BertConfig, is_first: bool, is_last: bool):
@@ -65,7 +66,7 @@ class PreNormLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Works like `BertLayer.forward`, but computes all positions."""
+        """Works like `BertLayer.forward`, but ignores `query_states` and computes all positions."""
         x = self.attention_norm(hidden_states)  # (B, T, D)
         context, weights = self.attention["self"](x, x, attention_mask, output_attentions)
         a = self.attention["output"](context, hidden_states)  # (B, T, D)
@@ -76,7 +77,7 @@ class LocalLayer(nn.Module):
     """
     ## Local attention
 
-    Wraps a block. Each token attends only to the tokens at most `window // 2` positions away.
+    Wraps a block. Each token attends only to itself and to tokens at most `window // 2` positions away.
     """
 
     def __init__(self, layer: nn.Module, window: int):
@@ -90,7 +91,7 @@ class LocalLayer(nn.Module):
         output_attentions: bool,
         query_states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Works like `BertLayer.forward`, but replaces the mask."""
+        """Works like the block's `forward`, but replaces `attention_mask` with the local mask."""
         indices = torch.arange(hidden_states.size(1), device=hidden_states.device)
         mask = (indices[:, None] - indices).abs() <= self.window // 2  # (T, T)
         return self.layer(hidden_states, mask[None, None], output_attentions, query_states)
@@ -103,8 +104,8 @@ def change_blocks(
     ## All changes
 
     Changes `model` in place. With `gated`, the feed-forward network gets two thirds of its width, rounded to
-    a multiple of 8, so that it keeps its number of parameters. Without `biases`, all biases of the encoder
-    stay at 0. With `local_attention`, only every third layer sees more than a window of so many tokens.
+    a multiple of 8, so that it has about as many parameters as before. Without `biases`, all biases in the
+    blocks stay at 0. With `local_attention`, a token in a local layer sees about so many tokens.
     """
     if not isinstance(model.bert.encoder, FullEncoder):
         model.bert.encoder = FullEncoder(model.bert.encoder)  # type: ignore[assignment]

@@ -10,15 +10,16 @@ changed after which runs.
     python experiments/claims/claims.py short-to-long
     python experiments/claims/claims.py short-to-long --arm "length 128" --seed 3
 
-The second command runs a claim, or continues it if it was stopped: each result is recorded as soon as it is
-known. The third command repeats a recorded run and records nothing. `--arm` takes several names, too.
+The second command runs a claim, or continues it if it was stopped, because we record each run as soon as it
+ends. The third command repeats a recorded run and records nothing. `--arm` also accepts several names.
 
-A study, an entry of `studies.toml`, is run in the same way. It has arms but no tests, so it gets no verdict.
+You can run a study, an entry of `studies.toml`, in the same way. It has arms but no tests, so it gets no
+verdict.
 
 An arm is one side of a comparison. `options.py` and `variants.py` define what an arm can change,
-`training.py` trains it, `scores.py` measures it afterwards, and `results.py` records the results. After the
-runs of a claim, we time a training step of each arm, all arms in turn. The time to reach a loss is then the
-number of steps times the seconds per step.
+`training.py` trains its models, `scores.py` measures them afterwards, and `results.py` records the results.
+After the first seeds of a claim, we time the training steps of all arms in turn. The time to reach a loss is
+then the number of steps times the seconds per step.
 """
 
 import sys
@@ -43,7 +44,7 @@ RECORDS = Path(__file__).parents[2] / "docs" / "runs"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parses the command line and lists claims, runs them, or repeats a row of one."""
+    """Parses the command line, and lists claims, runs them, or repeats recorded runs of one claim."""
     parser = OneLineParser(description="Test claims about masked language models.")
     parser.add_argument("claim", nargs="*", help="the claims or studies to run; see --list")
     parser.add_argument("--all", action="store_true", help="run all claims; recorded runs are not repeated")
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def list_claims(claims: list[Claim]) -> None:
-    """Prints the claims, and how long each of them takes."""
+    """Prints the claims, and about how long their first seeds and the search take."""
     for claim in claims:
         console.print(
             f"{claim.name}: {claim.title}\n  {len(claim.first_seeds())} seeds, {claim.count_runs()} runs, "
@@ -119,9 +120,9 @@ def list_claims(claims: list[Claim]) -> None:
 
 def run_experiments(claim: Claim, folder: Path, is_repeat: bool) -> None:
     """
-    Runs a claim whose record comes from other experiments, if the record doesn't exist.
+    Runs the experiments that write the record of `claim`, unless the record exists already.
 
-    Raises `ValueError` if you want to repeat only one row, and `SystemExit` if an experiment fails.
+    Raises `ValueError` if `is_repeat` is true, and `SystemExit` if an experiment fails.
     """
     path = folder / f"{claim.record}.json"
     if is_repeat:

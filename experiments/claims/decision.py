@@ -6,17 +6,17 @@ interval, and the interval decides:
 
 - there is *no difference larger than $\delta$* if the whole interval is between $-\delta$ and $\delta$. This
   is an equivalence test (two one-sided tests);
-- otherwise, the claim *holds* if the whole interval is on its side of zero;
-- it *fails* if the whole interval is on the other side;
-- otherwise, the claim is *inconclusive*, and we estimate how many seeds would decide it.
+- otherwise, the claim *holds* if the whole interval is on the claim's side of zero;
+- the claim *fails* if the whole interval is on the other side;
+- otherwise, the claim is *inconclusive*, and if possible, we estimate how many seeds would decide it.
 
 Seeds are expensive, so we look at the results after 3, 5, 8 and 12 of them, and stop at a decision. Every
 look is another chance to be wrong. So the intervals of the rule have a level of 98.2% instead of 95%. A test
-simulates the whole procedure with normal results and Welch's intervals: without an effect, at most 5% of the
-claims come out as *holds* or *fails*, or up to 7% if one variant varies much more than the other. The test
-doesn't cover rank bounds, stable learning rates or pilots.
+simulates the whole procedure with normally distributed results and Welch's intervals: without an effect, at
+most 5% of the claims come out as *holds* or *fails*, or up to 7% if one variant varies much more than the
+other. The test doesn't cover rank bounds, stable learning rates or pilots.
 
-Effects on times and numbers of tokens are ratios, and the rule uses their logarithms.
+Effects on times, numbers of tokens and stable learning rates are ratios. The rule uses their logarithms.
 """
 
 import math
@@ -28,12 +28,12 @@ from typing import NamedTuple
 from scipy import stats
 
 LOOKS = (3, 5, 8, 12)
-# The first of the seeds that decide. Those below it are pilots, whose results were known when the primary
-# endpoints were chosen.
+# The seeds that decide start here. Lower seeds are pilots: when we chose the primary endpoints, we knew the
+# results of the pilots.
 FIRST_SEED = 10
-# The confidence levels of the intervals that the page shows, and of those of the rule.
+# The tables of the claims page show intervals at `LEVEL`. The rule uses intervals at `RULE_LEVEL`.
 LEVEL, RULE_LEVEL = 0.95, 0.982
-# Above this many seeds, we give no estimate.
+# If a decision would need more seeds than this, we give no estimate.
 MOST_SEEDS = 100
 
 
@@ -43,7 +43,7 @@ def is_fresh(seed: int) -> bool:
 
 
 class Interval(NamedTuple):
-    """A mean, or the difference of two, and the ends of its confidence interval."""
+    """An estimate, such as the difference of two means, and the ends of its confidence interval."""
 
     middle: float
     low: float
@@ -51,12 +51,12 @@ class Interval(NamedTuple):
 
 
 def student(freedom: float, level: float = LEVEL) -> float:
-    """The quantile of Student's t for a two-sided interval."""
+    """Returns the quantile of Student's t with `freedom` degrees of freedom for a two-sided interval."""
     return float(stats.t.ppf((1 + level) / 2, freedom))
 
 
 def mean(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of one variant. With a single seed, its interval is infinite."""
+    """Returns the mean of `values` with its interval, which is infinite if there is only one value."""
     middle = statistics.mean(values)
     if len(values) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -65,7 +65,7 @@ def mean(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
-    """The difference of two means, with the degrees of freedom of Welch and Satterthwaite."""
+    """Returns the difference of two means, with Welch's interval, which is infinite for a single value."""
     middle = statistics.mean(x) - statistics.mean(y)
     if min(len(x), len(y)) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -79,15 +79,15 @@ def difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> 
 
 def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: float = LEVEL) -> float:
     """
-    A one-sided lower confidence bound for the ratio of the times in `worse` to those in `better`, or 0 if
-    there are too few runs for a bound.
+    Returns a one-sided lower confidence bound for the ratio of the times in `worse` to those in `better`, or
+    0 if there are too few runs for a bound.
 
     The bound is one of the observed ratios, and the Mann-Whitney rank test says which. At 95%, it's the
-    smallest of 3 x 3 and the fifth of 5 x 5. A run that never reached the loss counts with the time it
-    lasted. In `worse`, a longer run could only raise the bound.
+    smallest of 3 x 3 ratios, or the fifth smallest of 5 x 5. A run that never reached the loss counts with
+    the time that it lasted. If such a run is in `worse`, a longer run could only raise the bound.
     """
     n, m = len(worse), len(better)
-    # For every order in which the runs could have come: how many of the ratios are below one.
+    # For each possible order of the runs, from longest to shortest, this is the number of ratios below 1.
     below = [sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n)]
     rank = 0
     while sum(count <= rank for count in below) <= (1 - level) * len(below) * (1 + 1e-9):
@@ -98,8 +98,8 @@ def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: fl
 
 def proportion_difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
     """
-    The difference between two proportions; each run is 0 or 1. Newcombe's interval combines the two Wilson
-    intervals (Newcombe 1998, method 10). Its width isn't zero even if all runs of a variant ended alike.
+    Returns the difference between two proportions; each run is 0 or 1. Newcombe's interval combines the two
+    Wilson intervals (Newcombe 1998, method 10). Its width isn't zero even if all runs ended alike.
     """
     p, q = statistics.mean(x), statistics.mean(y)
     (p_low, p_high), (q_low, q_high) = (
@@ -113,8 +113,8 @@ def decide(effect: Interval, delta: float) -> str:
     """
     ## The rule
 
-    `effect` is an interval at `RULE_LEVEL`, positive if the claim is right. Returns `holds`, `fails`, `no
-    difference` or `inconclusive`.
+    `effect` has its interval at `RULE_LEVEL`. Positive values support the claim. Returns `holds`, `fails`,
+    `no difference` or `inconclusive`.
     """
     if -delta < effect.low and effect.high < delta:
         return "no difference"
@@ -125,8 +125,8 @@ def decide(effect: Interval, delta: float) -> str:
 
 def seeds_needed(x: Sequence[float], y: Sequence[float], delta: float) -> int | None:
     """
-    About how many seeds each variant needs for a decision, if the means and standard deviations stay as they
-    are in the samples `x` and `y`. `None` if it's more than `MOST_SEEDS`.
+    Estimates how many seeds each variant needs for a decision, if the means and standard deviations stay as
+    they are in the samples `x` and `y`. Returns `None` if the number is above `MOST_SEEDS`.
     """
     middle = statistics.mean(x) - statistics.mean(y)
     variance = statistics.variance(x) + statistics.variance(y)

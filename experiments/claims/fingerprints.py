@@ -2,8 +2,8 @@
 # Fingerprints of a claim
 
 Does the current code still reproduce the runs of a claim? The record of a claim has one
-[fingerprint](../../labml_bert/run/fingerprint.md) per arm: the losses of a few training steps with the arm's
-first seed.
+[fingerprint](../../labml_bert/run/fingerprint.md) per arm: the losses of a few training steps with seed 0 and
+the arm's options, and a held-out loss.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from labml_bert.run.fingerprint import (
 
 
 def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]:
-    """Returns one function per arm in the record of a claim, which computes its fingerprint."""
-    # The first seed leaves out the search for a learning rate. A run from another claim is checked with that
-    # claim.
+    """Returns, for each arm with a run of its own, a function that takes the arm's fingerprint."""
+    # Take the options from the lowest seed, which is never that of the search. Skip runs that another claim
+    # has recorded, because their fingerprints are in the record of that claim.
     first = min(row["seed"] for row in record["table"])
     own = [row for row in record["table"] if row["seed"] == first and "from" not in row]
     rows = {row["arm"]: row for row in reversed(own)}
@@ -41,7 +41,7 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 
 def take_arm_fingerprint(kind: str, values: OptionValues, steps: int = STEPS) -> Fingerprint:
-    """Runs a few steps in float32 on one thread. Takes the loss of each, and a held-out loss at the end."""
+    """Takes the losses of a few steps in float32 on one thread, and a held-out loss after the last step."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
     tokens = steps * read_options(kind, values).batch_tokens

@@ -2,9 +2,9 @@ r"""
 # What a head does on the plateau
 
 Early in training, the loss often stays on a plateau: the model doesn't use the neighbors of a mask yet. Does
-the plateau end when a head starts to attend to the neighbors? `neighbor_attention` and `order_gain` measure
-that during training. Is learning such a head what takes so long? To find out, `attend_to_neighbors` sets the
-weights of a head by hand.
+the plateau end when a head starts to attend to the neighbors? During training, `neighbor_attention` measures
+this attention, and `order_gain` how much the model uses the order of the tokens. Is learning such a head what
+takes so long? To find out, `attend_to_neighbors` sets the weights of one or two heads by hand.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `H` heads, `D` hidden size, `d` width
 of a head.
@@ -21,9 +21,9 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
-# Sequences to measure attention on.
+# We measure attention on at most this many sequences.
 SEQUENCES = 64
-# The score of the neighbor in a head that is set by hand. All other positions have a score near 0.
+# In a head that is set by hand, the neighbor's score is about this high. All other scores are much lower.
 SCORE = 9.0
 
 
@@ -32,8 +32,8 @@ def neighbor_attention(model: BertForMaskedLM, input_ids: Tensor) -> float:
     """
     ## How much a head attends to a neighbor
 
-    `input_ids` is `(B, T)`. Returns the attention weight of the left or of the right neighbor, averaged over
-    all positions, for the head in which it is largest.
+    For each head, averages the attention weights of all left neighbors and those of all right neighbors in
+    `input_ids`, `(B, T)`. Returns the largest of these means, and leaves the model in eval mode.
     """
     model.eval()
     ids = input_ids[:SEQUENCES].to(next(model.parameters()).device)  # (B, T)
@@ -48,8 +48,8 @@ def order_gain(trainer: Trainer, held_out: MaskedTokens, tokens: int) -> float:
     """
     ## How much the order of the tokens helps
 
-    Returns by how many nats the loss on the first `tokens` held-out tokens rises if each sequence is
-    shuffled. It is 0 as long as the model uses only which tokens are there.
+    Returns by how many nats the loss on the first `tokens` held-out tokens rises if all sequences are
+    shuffled in the same way. The gain is 0 as long as the model ignores the order of the tokens.
     """
     order = torch.randperm(held_out.input_ids.size(1), generator=torch.Generator().manual_seed(0))
     shuffled = MaskedTokens(held_out.input_ids[:, order], held_out.labels[:, order])
@@ -62,14 +62,15 @@ def attend_to_neighbors(model: BertForMaskedLM, heads: int) -> None:
     r"""
     ## Heads that are set by hand
 
-    Changes the first block of `model` in place. The first head attends to the left neighbor, the second to
-    the right. Everything else starts at random, and training may change all of it. With 0 `heads`, only the
-    embeddings change as described below. This is the control: do the heads matter, or only the embeddings?
+    Changes the embeddings and the first block of `model` in place. The first head attends to the left
+    neighbor and, with 2 `heads`, the second to the right. All other weights stay random, and training may
+    change any of them. With 0 `heads`, only the embeddings change, as a control for the effect of heads.
 
     The first $d$ dimensions of the embeddings hold only the position $p$, as $\sin \omega_k p$ and
     $\cos \omega_k p$ for $d/2$ frequencies from 0 to $\pi$. The query of a head selects these dimensions. Its
-    key selects them too and rotates them by one position, so the score of position $s$ for position $p$ is
-    proportional to $\sum_k \cos \omega_k (p - 1 - s)$, which is large only for $s = p - 1$.
+    key selects them too and rotates them by one position. So in the first head, the score of position $s$ for
+    position $p$ is roughly proportional to $\sum_k \cos \omega_k (p - 1 - s)$, which is largest for
+    $s = p - 1$.
 
     Raises `ValueError` unless `heads` is 0, 1 or 2.
     """
@@ -82,10 +83,10 @@ def attend_to_neighbors(model: BertForMaskedLM, heads: int) -> None:
     d = model.config.hidden_size // model.config.num_attention_heads
     k = d // 2
     table = embeddings.position_embeddings.weight  # (longest, D)
-    # With even steps between the frequencies, distances of 64 would score as high as a distance of 0.
+    # With even steps between d/2 = 16 frequencies, a distance of 64 would score as high as a distance of 0.
     omega = math.pi * ((torch.arange(k) + 0.5) / k) ** 1.3  # (d/2)
     angles = torch.arange(len(table))[:, None] * omega  # (longest, d/2)
-    # The root mean square of the random vectors, so that the LayerNorm treats all dimensions alike.
+    # Scale these dimensions to about the root mean square that the random position vectors have.
     table[:, :d] = model.config.initializer_range * math.sqrt(2) * torch.cat((angles.sin(), angles.cos()), 1)
     for other in (embeddings.word_embeddings, embeddings.token_type_embeddings):
         other.weight[:, :d] = 0

@@ -1,8 +1,8 @@
 """
 # The options of a claim's runs
 
-A run trains either on windows of a text or on pairs of texts, and each kind of run has its own class. The
-values here are the defaults. The entries in `claims.toml` list only what they change.
+A run trains either on windows of a text or on pairs of texts. Each kind of run has its own class of options,
+with defaults. The entries in `claims.toml` list only the options that they change.
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ from labml_bert.checks import check_config
 from labml_bert.training.device import Precision
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
-# Options by name, as in `claims.toml` and in the records.
+# This type maps the names of options to their values, as in `claims.toml` and in the records.
 OptionValues = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ class Options:
     ## Options of both kinds
     """
 
-    # The budget, in tokens. Padding is included.
+    # The budget of the run in tokens, padding included.
     tokens: int
     corpus: str = "python-docs"
     vocab_size: int = 8192
@@ -38,17 +38,18 @@ class Options:
     warmup_ratio: float = 0.05
     weight_decay: float = 0.05
     adam_beta2: float = 0.98
-    # Adam with its bias correction (`corrected`), as in PyTorch, or without it (`published`), as in the
-    # original.
+    # `corrected` is Adam with its bias correction, as in PyTorch. `published` is Adam without the correction,
+    # as in the original BERT code.
     adam: str = "corrected"
-    # `adamw`, or `muon` for the matrices of the blocks.
+    # `adamw`, or `muon` for the matrices of the blocks and AdamW for everything else.
     optimizer: OptimizerName = "adamw"
-    # `bfloat16`, `float16`, `float32`, or `auto`, the fastest on this machine.
+    # `bfloat16`, `float16`, `float32`, or `auto`, which depends on the hardware.
     precision: Precision = "auto"
 
     def model_config(self, vocab_size: int, max_position_embeddings: int) -> BertConfig:
         """
-        The sizes of the model. A small text may have a smaller vocabulary than the option says.
+        Returns the model's configuration. `vocab_size` is the size of the tokenizer's vocabulary, which can
+        differ from the option of the same name.
 
         Raises `ValueError` if no model can have these sizes.
         """
@@ -67,11 +68,11 @@ class Options:
         return config
 
     def mean_batch_tokens(self) -> float:
-        """Tokens per step, averaged over the run."""
+        """Returns the tokens per step, averaged over the run."""
         return self.batch_tokens
 
     def training_arguments(self) -> TrainingArguments:
-        """The training arguments. Raises `ValueError` if a value is out of range."""
+        """Returns the training arguments. Raises `ValueError` if a value is out of range."""
         return TrainingArguments(
             steps=max(1, int(self.tokens / self.mean_batch_tokens())),
             optimizer=self.optimizer,
@@ -97,46 +98,46 @@ class WindowOptions(Options):
     max_position_embeddings: int = 128
     # Whether the positions of a window start at a random offset, or always at 0.
     offsets: bool = True
-    # How the model knows positions: one of `POSITIONS` in `positions.py`. BERT's are `learned`.
+    # The position encoding: one of `POSITIONS` in `positions.py`. BERT uses `learned`.
     positions: str = "learned"
-    # How the sequence length grows: in the `stages` of the schedule, `linear`, or at each `plateau` of the
-    # loss.
+    # How the sequence length grows: in the `stages` of the schedule, evenly (`linear`), or to the next stage
+    # at each `plateau` of the loss.
     growth: str = "stages"
-    # Whether the model is left-to-right: each token sees only itself and those before it, and predicts the
-    # next.
+    # Whether the model is left-to-right: each position sees only itself and earlier positions, and predicts
+    # the next token.
     causal: bool = False
     # Whether the output matrix is tied to the token embedding.
     tied: bool = True
-    # Whether the head has its dense layer and its LayerNorm.
+    # Whether the head has its dense layer (with the GELU), and whether it has its LayerNorm.
     head_dense: bool = True
     head_norm: bool = True
-    # The initial standard deviation of the embeddings. `None` means that of all other weights.
+    # The initial standard deviation of the embeddings. With `None`, it's that of all other weights.
     embedding_std: float | None = None
-    # How many heads of the first block attend to a neighbor from the start, 0 to 2; see `heads.py`. `None`
-    # also leaves the embeddings as they are.
+    # How many heads of the first block, 0 to 2, are set by hand to attend to a neighbor; see `heads.py`. Any
+    # number, even 0, also changes the embeddings. With `None`, the whole model starts at random.
     neighbor_heads: int | None = None
-    # Whether each evaluation also measures the attention to neighbors and how much the order helps.
+    # Whether each evaluation also measures the attention to neighbors and how much the tokens' order helps.
     probe_order: bool = False
-    # Changes on the way from BERT to ModernBERT; see `blocks.py`.
+    # These four options are changes on the way from BERT to ModernBERT; see `blocks.py`.
     pre_norm: bool = False
     gated: bool = False
     biases: bool = True
     local_attention: int | None = None
-    # Whether the batch grows: a quarter of `batch_tokens` in the first third of the steps, and half in the
-    # second.
+    # Whether the batch grows: it has a quarter of `batch_tokens` in the first third of the steps, and half of
+    # `batch_tokens` in the second third.
     batch_ramp: bool = False
 
     def mean_batch_tokens(self) -> float:
-        """Tokens per step, averaged over the run."""
+        """Returns the tokens per step, averaged over the run."""
         return self.batch_tokens * 7 / 12 if self.batch_ramp else self.batch_tokens
 
     def mlm_probability_at(self, progress: float) -> float:
-        """The mask rate of a step, once the fraction `progress` of the steps is done."""
+        """Returns the mask rate of a step, once the fraction `progress` of the steps is done."""
         last = self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
         return self.mlm_probability + (last - self.mlm_probability) * progress
 
     def batch_tokens_at(self, progress: float) -> int:
-        """Tokens per step, once the fraction `progress` of the steps is done."""
+        """Returns the tokens of a step, once the fraction `progress` of the steps is done."""
         return self.batch_tokens // (4, 2, 1)[int(3 * progress)] if self.batch_ramp else self.batch_tokens
 
 
@@ -151,22 +152,23 @@ class PairOptions(Options):
     hidden_dropout_prob: float = 0.1
     learning_rate: float = 2e-3
     weight_decay: float = 0.01
-    # New masks for each batch (`dynamic`), masks that are drawn once (`static`), or masks of whole words
-    # (`whole-word`).
+    # New masks for each batch (`dynamic`), masks that are drawn once (`static`), or new masks of whole words
+    # for each batch (`whole-word`).
     masking: str = "dynamic"
     mlm_probability: float = 0.15
-    # What happens to a chosen token. With the remaining probability, it is kept.
+    # A chosen token becomes `[MASK]` or a random token with these probabilities. Otherwise, it's kept.
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
-    # Whether to train on next sentence prediction too.
+    # Whether the model also trains on next sentence prediction.
     next_sentence: bool = True
 
 
 def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions:
     """
-    `kind` is `masked` (windows) or `pairs`. `values` are options from `claims.toml` or from a record.
+    Returns the options of a run, with defaults for those that aren't in `values`. `kind` is `masked`
+    (windows) or `pairs`. `values` are options from `claims.toml` or from a record.
 
-    Raises `ValueError` if this kind of run doesn't have such an option.
+    Raises `ValueError` if this kind of run doesn't have one of the options.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
     names = {field.name for field in fields(options)}

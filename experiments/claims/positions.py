@@ -3,7 +3,8 @@ r"""
 
 BERT adds a learned vector for the position to the vector of the token. Is that why a small masked language
 model gets stuck on a plateau? To find out, the claim on positions trains the same BERT with five other
-position encodings and changes nothing else in the model. Learned positions get twice as many tokens:
+position encodings and changes nothing else in the model. The runs with learned positions get twice as many
+tokens as the others. These are the six encodings:
 
 | positions | score of token *j* for token *i* | added to the input |
 |---|---|---|
@@ -16,8 +17,8 @@ position encodings and changes nothing else in the model. Learned positions get 
 
 Here $q_i$ is a head's query for token $i$, $k_j$ is its key for token $j$, $d$ is the width of the head, and
 $p_i$ is the vector of position $i$. The matrices $U$ and $W$ are learned projections, $b_{i-j}$ is a bias for
-each distance, $m$ is a slope that differs from head to head, and $R_i$ is a rotation by angles proportional
-to $i$.
+each offset, $m$ is a slope that differs from head to head, and $R_i$ is a rotation by angles proportional to
+$i$.
 
 Sources: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.5, for sinusoidal positions;
 [TUPE](https://arxiv.org/abs/2006.15595) for untied ones; [T5](https://arxiv.org/abs/1910.10683), section 2.1,
@@ -42,7 +43,7 @@ THETA = 10_000.0
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Sines in the first half of each row and cosines in the second, `(length, width)`."""
+    """Returns a table, `(length, width)`, with sines in the first half of a row and cosines in the second."""
     inverse_wavelengths = THETA ** -(torch.arange(0, width, 2) / width)
     angles = torch.arange(length)[:, None] * inverse_wavelengths
     return torch.cat((angles.sin(), angles.cos()), dim=1)
@@ -69,13 +70,13 @@ class PositionBias(nn.Module):
             for layer in (self.embedding, self.query, self.key):
                 nn.init.normal_(layer.weight, std=config.initializer_range)
         elif positions == "relative":
-            # At first, the bias is zero for every distance.
+            # Before training, the bias is zero for every offset.
             self.embedding = nn.Embedding(2 * longest - 1, H)
             nn.init.zeros_(self.embedding.weight)
         self.register_buffer("slopes", 2.0 ** (-8 * torch.arange(1, H + 1) / H))
 
     def forward(self, T: int) -> Tensor | float:
-        """The bias for sequences of length `T`, `(H, T, T)`."""
+        """Returns the bias for sequences of length `T`, `(H, T, T)`, or 0 for rotary positions."""
         H, indices = len(self.slopes), torch.arange(T, device=self.slopes.device)
         distance = indices[:, None] - indices  # (T, T)
         if self.positions == "untied":
@@ -109,7 +110,7 @@ class PositionedSelfAttention(nn.Module):
         attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Works like `BertSelfAttention.forward`, but computes all queries."""
+        """Works like `BertSelfAttention.forward`, but computes the queries from `hidden_states`."""
         original, positions = self.original, self.bias.positions
         q, k, v = original.project(hidden_states, original.query, original.key, original.value)
         T, d = q.size(2), q.size(3)
@@ -118,7 +119,7 @@ class PositionedSelfAttention(nn.Module):
                 angles[0].to(q.dtype)
                 for angles in rotary_angles(
                     torch.arange(T, device=q.device)[None], d, THETA
-                )  # (1, 1, 1, T, d/2)
+                )  # (1, 1, 1, T, d)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # (B, H, T, d)
         scale = math.sqrt(2 * d if positions == "untied" else d)
@@ -135,8 +136,9 @@ class FullEncoder(nn.Module):
     ## An encoder that computes every position
 
     The last layer of a `BertEncoder` can skip positions whose output isn't needed. Here it can't: the
-    attention above and a causal mask both depend on the position of each query. So this encoder computes
-    every position and then selects. With `is_causal`, a position attends only to itself and to earlier ones.
+    attention above and a causal mask both depend on the position of each query. So this encoder computes all
+    positions and then selects those that are needed. With `is_causal`, a position attends only to itself and
+    to earlier positions.
     """
 
     def __init__(self, encoder: BertEncoder, is_causal: bool = False):
@@ -150,7 +152,7 @@ class FullEncoder(nn.Module):
         output_attentions: bool,
         output_positions: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Works like `BertEncoder.forward`, but doesn't support padding."""
+        """Works like `BertEncoder.forward`, but ignores `attention_mask`, so batches can't have padding."""
         mask, T = None, hidden_states.size(1)
         if self.is_causal:
             mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=hidden_states.device).tril()
@@ -171,7 +173,7 @@ def set_positions(model: BertForMaskedLM, positions: str) -> None:
     table = model.bert.embeddings.position_embeddings.weight
     table.requires_grad = False
     if positions == "sinusoidal":
-        # Scale the sinusoids to the root mean square that the learned vectors have before training.
+        # Scale the sinusoids to about the root mean square that learned vectors have before training.
         table.copy_(model.config.initializer_range * math.sqrt(2) * sinusoids(*table.shape))
         return
     table.zero_()

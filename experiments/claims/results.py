@@ -1,13 +1,13 @@
 """
 # A claim and its results
 
-A claim is an entry in `claims.toml`. Its results are in `FOLDER/claims/NAME.json`, which is rewritten after
-each run. So you can stop a claim and continue it later. A run that is in the file isn't repeated. A run whose
-options are no longer those of the claim is dropped.
+A claim is an entry in `claims.toml`. Its results are in `FOLDER/claims/NAME.json`, and we rewrite this file
+after each run. So you can stop a claim and continue it later: a run that is in the file isn't repeated. A run
+whose options are no longer those of the claim is dropped.
 
-The first seeds of a claim are pilots. Then come fresh seeds, for the two variants of the primary endpoint
-only: three of them, then five, eight and twelve, until [the rule](decision.py) decides. A claim whose primary
-endpoint was written before its first run needs no pilots.
+The first seeds of a claim are pilots. Then come fresh seeds, only for the two variants of the primary
+endpoint: three seeds at first, then five, eight and twelve in total, until [the rule](decision.py) decides. A
+claim whose primary endpoint was written before its first run needs no pilots.
 """
 
 import json
@@ -35,7 +35,7 @@ from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
 from labml_bert.training.trainer import Step
 
-# The seed of the hyperparameter search. No final run uses it, so no final run took part in the search.
+# The hyperparameter search uses this seed. All other runs use other seeds, so none of them took part in it.
 TUNING_SEED = 100
 
 
@@ -44,7 +44,7 @@ class Claim:
     """
     ## A claim
 
-    The fields of an entry in `claims.toml` that the script needs. The file explains them.
+    The fields of an entry in `claims.toml` or `studies.toml` that the script needs. These files explain them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Claim:
     evaluations: int = EVALUATIONS
 
     def first_seeds(self) -> range:
-        """Returns the seeds that all arms run: the pilots, or without pilots the first fresh seeds."""
+        """Returns the seeds that all arms run: the pilots or, without pilots, the first fresh seeds."""
         return range(self.seeds) if self.seeds else range(FIRST_SEED, FIRST_SEED + LOOKS[0])
 
     def grid_points(self) -> list[OptionValues]:
@@ -74,7 +74,7 @@ class Claim:
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
     def count_runs(self) -> int:
-        """Returns the number of runs of this claim, the search included."""
+        """Returns the number of runs with the first seeds, including the search."""
         points, seeds = len(self.grid_points()), len(self.first_seeds())
         searches = sum("rate_of" not in arm for arm in self.arms.values())
         if self.over_grid:
@@ -82,7 +82,7 @@ class Claim:
         return len(self.arms) * seeds + (searches * points if points > 1 else 0)
 
     def options_of(self, arm: str, point: OptionValues) -> OptionValues:
-        """Merges the options of the claim, of the grid point and of the arm."""
+        """Merges the options of the claim, the grid point and the arm. In a conflict, the last one wins."""
         arm_options = {key: value for key, value in self.arms[arm].items() if key != "rate_of"}
         return {**(self.options or {}), **point, **arm_options}
 
@@ -101,10 +101,10 @@ class Results:
     """
 
     def __init__(self, claim: Claim, folder: Path, device: torch.device):
-        """Raises `ValueError` if the file isn't a record of a claim, or can't be written."""
+        """Raises `ValueError` if the record is damaged, can't be read, or is in use by another process."""
         self.claim, self.device = claim, device
         self.path = folder / "claims" / f"{claim.name}.json"
-        # The rows that the claim needs, in the order of its runs.
+        # This dictionary contains the rows that the claim has needed so far, in that order.
         self.rows: dict[str, dict[str, Any]] = {}
         try:
             make_folder(self.path.parent)
@@ -127,7 +127,7 @@ class Results:
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        """Date, commit, versions and hardware of new runs. A record can have runs of several commits."""
+        """The date, commit, versions and hardware of new runs. A record can have runs of several commits."""
         source = describe_run("claims/claims", [self.claim.name], self.device)
         return {key: source[key] for key in ("date", "commit", "versions", "hardware")}
 
@@ -141,26 +141,26 @@ class Results:
         }
 
     def check(self) -> None:
-        """Raises an error if the record is damaged. Without this check, the error would come hours later."""
+        """Raises an error if the record is damaged. Without this check, an error could come hours later."""
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
         parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
         if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
             raise ValueError("something is missing")
         for row in self.recorded_rows.values():
-            # Raises `TypeError` if a value isn't a number.
+            # `isfinite` raises `TypeError` if a value isn't a number.
             for value in (row["result"]["loss"], row["core_seconds"]):
                 math.isfinite(0 if value is None else value)
             describe_result(row)
         self.record["step_seconds"].keys()
 
     def write(self) -> None:
-        """Writes the rows that are needed so far, and earlier rows that may still be needed."""
+        """Writes the record with the rows needed so far and the recorded rows that may still be needed."""
         table = [*{**self.rows, **self.recorded_rows}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
-        """Returns the result of a run. If it isn't recorded yet, runs it."""
+        """Returns the row of a run. Trains it if neither this claim nor another one has recorded it."""
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
         key = row_key(row)
@@ -178,8 +178,9 @@ class Results:
 
     def find_in_other_claims(self, new_row: dict[str, Any]) -> dict[str, Any] | None:
         """
-        Looks for the same run in the records of other claims, with the scores that this claim needs. Several
-        claims share a baseline, which then has to be trained only once. Skips records that can't be read.
+        Looks for the same run in the records of other claims: with the same options, seed, commit, versions
+        and hardware, and with the scores that this claim needs. So claims that share a baseline train it only
+        once. Returns `None` if there is no such run. Skips records that can't be read.
         """
         scores = set(self.claim.scores or ()) if new_row["seed"] != TUNING_SEED else set()
         for path in sorted(self.path.parent.glob("*.json")):
@@ -201,17 +202,17 @@ class Results:
         return None
 
     def run_once(self, options: OptionValues, seed: int) -> dict[str, Any]:
-        """Trains one run and measures its scores. A run of the search needs only the loss."""
+        """Trains one run. Measures its scores, unless it belongs to the search or its loss is NaN."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
         outcome = train(run, evaluations=self.claim.evaluations)
         if seed != TUNING_SEED and outcome["result"]["loss"] is not None:
             outcome["result"] |= measure_scores(run, self.claim.scores or [], seed)
-        # CPU time, summed over all cores, hardly depends on how busy the machine is.
+        # The CPU time, summed over all cores, depends less on other programs than the wall time does.
         return {**outcome, "core_seconds": time.process_time() - start}
 
     def best_point(self, arm: str) -> OptionValues:
-        """Returns the grid point with the lowest held-out loss."""
+        """Returns the grid point with the lowest loss in the search of the arm, or of its `rate_of`."""
         points = self.claim.grid_points()
         arm = self.claim.arms[arm].get("rate_of", arm)
         if len(points) == 1:
@@ -220,7 +221,7 @@ class Results:
         return points[min(range(len(points)), key=lambda i: math.inf if losses[i] is None else losses[i])]
 
     def complete(self) -> None:
-        """Runs the first seeds that aren't recorded yet, times the steps, and runs fresh seeds."""
+        """Does what isn't recorded yet: runs the search and first seeds, times steps, runs fresh seeds."""
         for arm in self.claim.arms:
             self.run_seeds(arm, self.claim.first_seeds())
         pilots = {key for key, row in self.recorded_rows.items() if not is_fresh(row["seed"])}
@@ -233,15 +234,15 @@ class Results:
             self.confirm(self.claim.primary)
 
     def run_seeds(self, arm: str, seeds: range) -> None:
-        """Runs an arm with these seeds: at its best grid point, or at all of them."""
+        """Runs an arm with these seeds at its best grid point or, with `over_grid`, at all grid points."""
         for point in self.claim.grid_points() if self.claim.over_grid else [self.best_point(arm)]:
             for seed in seeds:
                 self.get_row(arm, seed, point)
 
     def confirm(self, primary: str) -> None:
         """
-        Runs fresh seeds of the two arms of the primary endpoint until the rule decides or the last look is
-        taken. Then drops fresh runs whose options are no longer those of the claim.
+        Runs fresh seeds of the two arms of the primary endpoint, until the rule decides or we have taken the
+        last look. Then drops recorded runs that the claim no longer needs.
         """
         test = next(test for test in self.claim.tests or [] if test["says"] == primary)
         for look in LOOKS:
@@ -257,7 +258,7 @@ class Results:
             self.write()
 
     def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
-        """Times a step of each arm at each of its sequence lengths, all of them in turn."""
+        """Times a step of each arm at each of its sequence lengths, in turn, and records the medians."""
         steps: dict[str, Callable[[], object]] = {}
         first = self.claim.first_seeds()[0]
         for arm in self.claim.arms:
@@ -290,12 +291,12 @@ class Results:
 
 
 def timed_step(run: Run, length: int) -> None:
-    """Draws and masks a batch and takes a step, to be timed."""
+    """Draws a batch and takes a training step on it. `time_steps` times this function."""
     take_step(run, Step(run.trainer), length)
 
 
 def row_key(row: dict[str, Any]) -> str:
-    """Everything that determines the result of a run, as a string."""
+    """Returns a string that identifies a run within its claim: the arm, the seed and the options."""
     return json.dumps([row["arm"], row["seed"], row["options"]], sort_keys=True)
 
 

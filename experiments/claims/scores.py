@@ -2,11 +2,11 @@ r"""
 # What a pretrained model is good for
 
 The held-out loss says how well a model fills in masks. Some claims are about what the model is good for
-afterwards. So we measure three more things at the end of a run on pairs:
+afterwards. So at the end of a run on pairs, we measure the scores that the claim needs:
 
-- `seen_loss`: how well the model predicts a token that it can see;
-- `probe`: how much a linear layer can read from the frozen model;
-- `package` and `summary`: the accuracy after fine-tuning on 1,000 labeled examples of each task.
+- `seen_loss`: the loss of predicting tokens that the model can see;
+- `probe`: the test accuracy of a linear layer on the frozen model, in the task *package*;
+- `package` and `summary`: the test accuracy after fine-tuning on 1,000 labeled examples of the task.
 
 Letters for sizes: `N` texts, `B` of them in a batch, `T` tokens in the longest, `D` hidden size, `K` classes.
 """
@@ -27,17 +27,17 @@ from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.evaluation import evaluate_pretraining
 
-# Texts to fine-tune on.
+# Fine-tuning and the probe use this many labeled texts.
 LABELS = 1000
-# Four epochs of 1,000 texts would be only 128 steps.
+# Fine-tuning takes at least this many steps. Four epochs of 1,000 texts would be only 128.
 FEWEST_STEPS = 200
-# For each task, the learning rate that was best for a pretrained model in `finetune_docstrings.py`, and the
-# maximum number of tokens in a text.
+# Each task has a learning rate and a maximum number of tokens. With 1,000 labels, these learning rates were
+# the best for a pretrained model in the first record of `finetune_docstrings.py`.
 FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
 
 
 def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float]:
-    """Measures the scores of a claim, by name."""
+    """Measures the scores in `names`, and returns them by name."""
     scores = {}
     for name in names:
         if name == "seen_loss":
@@ -53,7 +53,7 @@ def seen_loss(run: Run) -> float:
     """
     ## Tokens that the model sees
 
-    The held-out loss if nothing is masked: at each labeled position, the model sees the true token.
+    Returns the held-out loss if nothing is masked: at each labeled position, the model sees the true token.
     """
     assert isinstance(run.text, PairedText), "only runs on pairs have this score"
     unmasked = [
@@ -76,7 +76,8 @@ def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
     """
     ## Fine-tuning
 
-    The accuracy on the test set of the task `name`, after training the whole model on `LABELS` of its texts.
+    Returns the test accuracy in the task `name`, after training the encoder and a new classifier on `LABELS`
+    of its texts.
     """
     assert isinstance(run.model, BertForPreTraining), "only runs on pairs have this score"
     config, tokenizer = run.model.config, run.text.tokenizer
@@ -95,10 +96,10 @@ def probe(run: Run, seed: int) -> float:
     r"""
     ## A linear probe
 
-    The accuracy on `package` of a linear layer on the frozen model. The layer is the solution of a ridge
-    regression on the one-hot classes $Y$: $(X^\top X + \lambda I)^{-1} X^\top Y$. The rows of $X$ are the
-    mean vectors of the texts, with each column scaled to mean 0 and standard deviation 1. $\lambda$ is a
-    hundredth of the number of texts.
+    Returns the test accuracy in the task *package* of a linear layer on the frozen model. The layer's weights
+    are the solution of a ridge regression on the one-hot classes $Y$: $(X^\top X + \lambda I)^{-1} X^\top Y$.
+    The rows of $X$ are the mean vectors of the training texts, with each column scaled to mean 0 and standard
+    deviation 1, and a 1 for the bias. $\lambda$ is a hundredth of the number of texts.
     """
     assert isinstance(run.model, BertForPreTraining), "only runs on pairs have this score"
     task = labeled_texts("package")
@@ -108,7 +109,7 @@ def probe(run: Run, seed: int) -> float:
         mean_vectors(run, encode_examples(run.text.tokenizer, e, length)) for e in (examples, task.test)
     )  # (N, D)
     mean, std = train.mean(0), train.std(0) + 1e-6  # (D)
-    # The column of ones is the bias.
+    # The column of ones adds a bias to the layer.
     train, test = (nn.functional.pad((x - mean) / std, (0, 1), value=1.0).double() for x in (train, test))
     classes = nn.functional.one_hot(torch.tensor([e.label for e in examples]), len(task.labels)).double()
     ridge = len(train) / 100 * torch.eye(train.size(1), dtype=torch.double)
@@ -118,7 +119,7 @@ def probe(run: Run, seed: int) -> float:
 
 @torch.no_grad()
 def mean_vectors(run: Run, rows: list[Row]) -> Tensor:
-    """Returns the mean of the encoder's output over the tokens of each text, `(N, D)`."""
+    """Returns the encoder's mean output over all tokens of each text, special tokens included, `(N, D)`."""
     run.model.eval()
     means = []
     for start in range(0, len(rows), 64):

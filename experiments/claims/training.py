@@ -1,8 +1,9 @@
 r"""
 # One run of a claim
 
-How is one variant of a claim trained? As in every experiment, but the loop records what claims are about: the
-held-out loss at forty evenly spaced steps, and the step at which each sequence length starts.
+How is one variant of a claim trained? As in the other experiments, but the loop records what claims are
+about: the held-out loss at evenly spaced steps, forty by default, and the step at which each sequence length
+starts.
 
     run = prepare("masked", {"tokens": 409_600, "schedule": "16"}, seed=0, device=torch.device("cpu"))
     results = train(run)
@@ -42,9 +43,9 @@ from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.training.evaluation import evaluate_masked_lm, evaluate_pretraining
 from labml_bert.training.trainer import NonFiniteLossError, Step, Trainer
 
-# Evaluations per run, evenly spaced.
+# By default, a run is evaluated this many times after its start, at regular intervals.
 EVALUATIONS = 40
-# An evaluation during the run uses only this much of the held-out text. The last one uses all of it.
+# The losses of the curve use only about this much of the held-out text. The final loss uses all of it.
 QUICK_TOKENS = 16_384
 QUICK_BATCHES = 4
 # A run has failed if its final loss isn't at least this much below the unigram baseline, in nats.
@@ -53,7 +54,7 @@ LEAST_GAIN = 0.1
 
 @dataclass
 class Run:
-    """The parts of one run. `held_out` is the held-out part of `text`, possibly with other labels."""
+    """The parts of one run. `held_out` is `text.held_out`, but unmasked if the model is left-to-right."""
 
     options: WindowOptions | PairOptions
     text: MaskedText | PairedText
@@ -67,8 +68,8 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
     """
     ## The parts of a run
 
-    `kind` is `masked` (windows of a text) or `pairs`. `values` are options from `claims.toml` or from a
-    record.
+    Prepares a run. `kind` is `masked` (windows of a text) or `pairs`. `values` are options from `claims.toml`
+    or from a record.
 
     Raises `ValueError` if an option is unknown or out of range, or if the text is too short.
     """
@@ -77,7 +78,7 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
     stages = parse_schedule(options.schedule)
     corpus = load_corpus(options.corpus)
     torch.manual_seed(seed)
-    # For windows, pairs and masks.
+    # This generator draws windows, pairs and masks.
     generator = torch.Generator().manual_seed(seed)
     text: MaskedText | PairedText
     held_out: MaskedTokens | list[dict[str, Tensor]]
@@ -96,7 +97,7 @@ def prepare(kind: str, values: OptionValues, seed: int, device: torch.device) ->
         text = read_pairs(options, corpus, [stage.length for stage in stages], generator)
         held_out = text.held_out
         model = BertForPreTraining(options.model_config(text.vocab_size, stages[-1].length))
-    # One arm has embeddings with a standard deviation of 1, and starts with a loss above the usual limit.
+    # An arm may be meant to go wrong, so a step fails only if its loss or its gradient isn't finite.
     trainer = Trainer(model, arguments, generator, device, options.precision, largest_loss=math.inf)
     return Run(options, text, held_out, stages, model, trainer)
 
@@ -129,7 +130,7 @@ def read_windows(
 def read_pairs(
     options: PairOptions, corpus: Corpus, lengths: list[int], generator: torch.Generator
 ) -> PairedText:
-    """Returns the text as pairs of these lengths. Only the training pairs have the masking of the arm."""
+    """Returns the text as pairs of these lengths. The masking options apply only to the training pairs."""
     tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size)
     text = PairedText(corpus, tokenizer, lengths, options.batch_tokens, options.masking, generator)
     for batches in text.batches.values():
@@ -141,12 +142,12 @@ def read_pairs(
 
 
 def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
-    """Draws a batch of sequences of this length, and returns the arguments of the model."""
+    """Draws a batch of sequences of this length, and returns it as the arguments of the model."""
     options, text = run.options, run.text
     if isinstance(options, PairOptions):
         batch = text.batch(length)
         if not options.next_sentence:
-            # Without these labels there is no second loss.
+            # Without these labels, the loss is only that of the masked tokens.
             del batch["next_sentence_label"]
         return batch
     assert isinstance(text, MaskedText)
@@ -157,7 +158,7 @@ def draw_batch(run: Run, length: int) -> dict[str, Tensor]:
 
 
 def held_out_loss(run: Run, is_quick: bool = False) -> float:
-    """Returns the loss in nats per masked token on the held-out text, or if `is_quick` on its first part."""
+    """Returns the held-out loss in nats per labeled token. If `is_quick`, uses only the first part."""
     if isinstance(run.held_out, MaskedTokens):
         result = evaluate_masked_lm(run.trainer, run.held_out, QUICK_TOKENS if is_quick else None)
     else:
@@ -167,8 +168,8 @@ def held_out_loss(run: Run, is_quick: bool = False) -> float:
 
 def probe_order(run: Run) -> list[float]:
     """
-    The attention to neighbors and the gain from the order of the tokens, if the run is to measure them.
-    Otherwise, an empty list.
+    Returns the results of `neighbor_attention` and `order_gain` if the option `probe_order` is set, and
+    otherwise an empty list.
     """
     if not (isinstance(run.options, WindowOptions) and run.options.probe_order):
         return []
@@ -183,11 +184,11 @@ def train(
     """
     ## The loop
 
-    Returns the held-out loss by step (`curve`) and the tokens up to each of these steps (`curve_tokens`), the
-    step at which each length starts (`lengths`), the results of `probe_order` (`probes`, if it measures
-    anything), and the final loss (`result`). If a loss isn't finite, the
-    run ends at the next evaluation. `on_step` is called after each step with its number and its loss, a
-    scalar on the device.
+    Returns the entries of a record. Among them are the held-out loss by step (`curve`), the tokens up to each
+    of these steps (`curve_tokens`), the results of `probe_order` (`probes`, if there are any), the step at
+    which each length starts (`lengths`), and the final loss and whether the run failed (`result`). If a loss
+    or a gradient isn't finite, the run ends at the next evaluation. `on_step` is called after each step with
+    its number and its loss, a scalar on the device.
     """
     trainer, options = run.trainer, run.options
     growth = options.growth if isinstance(options, WindowOptions) else "stages"
@@ -213,7 +214,7 @@ def train(
         if on_step is not None:
             on_step(step.number, step.loss)
         if step.number in evaluation_steps:
-            # After a failed step the weights no longer change, and their loss means nothing.
+            # After a failed step, the weights no longer change, so their loss would mean nothing.
             loss = math.nan if trainer.has_failed else held_out_loss(run, is_quick=True)
             curve.append([step.number, rounded(loss)])
             curve_tokens.append(tokens)
@@ -241,12 +242,12 @@ def take_step(run: Run, step: Step, length: int) -> None:
         with step.autocast():
             output = run.trainer.parallel(**part)
         step.backward(output.loss)
-    # The trainer checks about once a second, and raises an error if a loss wasn't finite. A record must not
-    # depend on the clock, so a failed run continues until its next evaluation. Its weights no longer change.
+    # About once a second, the trainer checks for failed steps and raises an error if there was one. A record
+    # must not depend on the clock, so a failed run continues until its next evaluation with fixed weights.
     with contextlib.suppress(NonFiniteLossError):
         step.update()
 
 
 def rounded(value: float) -> float | None:
-    """Rounds to six decimals. JSON has no NaN and no infinity, so they become `None`."""
+    """Rounds `value` to six decimals. JSON has no NaN and no infinity, so these become `None`."""
     return round(value, 6) if math.isfinite(value) else None

@@ -1,9 +1,9 @@
 """
 # The same run with one thing changed
 
-A test of a claim compares two variants of a run that differ in one thing. Mostly this is a plain option, such
-as a learning rate. The other changes are here. You wouldn't want them in your own training code: each one is
-what another kind of model does, or a bad idea that a claim warns against.
+A test of a claim compares two variants of a run that differ in one thing. Usually that's a plain option, such
+as the mask rate. The other changes are here, or in `blocks.py`, `heads.py` and `positions.py`. You wouldn't
+want most of them in your own BERT: they belong to other kinds of models, or a claim warns against them.
 
 Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` output positions in a sequence,
 `M` masked positions in the whole batch, `D` hidden size, `V` vocabulary.
@@ -32,8 +32,8 @@ from labml_bert.mlm import (
 )
 from labml_bert.models import BertForMaskedLM
 
-# The loss is on a plateau if its mean over 200 steps is less than 0.02 nats below the mean over the 200
-# before.
+# The loss is on a plateau if its mean over 200 steps is less than 0.02 nats below its mean over the 200 steps
+# before them.
 PLATEAU_STEPS = 200
 PLATEAU_GAIN = 0.02
 GROWTHS = ("stages", "linear", "plateau")
@@ -43,14 +43,14 @@ def sequence_length(growth: str, stages: list[Stage], progress: float, losses: S
     """
     ## How the length grows
 
-    Returns the sequence length of a step, given the fraction `progress` of the budget and the training losses
-    so far.
+    Returns the sequence length of a step, given the fraction `progress` of the budget that has been spent,
+    and the training losses so far. `growth` is one of:
 
     - `stages`: follow the schedule;
-    - `linear`: grow evenly, in increments of eight, until the schedule's last stage starts;
+    - `linear`: grow evenly, in increments of eight tokens, until the schedule's last stage starts;
     - `plateau`: go to the next stage whenever the training loss is on a plateau.
 
-    All three spend at least as large a fraction of the budget at full length as the schedule does.
+    All three reach the full length at the latest when the schedule's last stage starts.
     """
     last = stages[-1].length
     grows_until = 1 - stages[-1].fraction
@@ -87,8 +87,8 @@ def next_token_labels(
     """
     ## The task of a left-to-right model
 
-    Nothing is masked, and the label of a position is the next token. Only a random fraction `mlm_probability`
-    of the positions has a label, and the last position never has one.
+    Nothing is masked, and the label of a position is the next token. A position has a label with probability
+    `mlm_probability`, unless the next token is special. The last position never has a label.
     """
     labels = torch.full_like(input_ids, IGNORE)  # (B, T)
     next_ids = input_ids[:, 1:]  # (B, T - 1)
@@ -99,7 +99,7 @@ def next_token_labels(
 
 
 def next_token_batch(text: MaskedText, length: int, mlm_probability: float) -> dict[str, Tensor]:
-    """As `MaskedText.batch`, with the labels of `next_token_labels`."""
+    """Works like `MaskedText.batch`, but masks nothing and has the labels of `next_token_labels`."""
     B = text.batch_tokens // length
     windows = random_windows(text.train_ids, B, length, text.max_position_embeddings, text.generator)
     input_ids, labels = next_token_labels(
@@ -117,7 +117,7 @@ class UntiedMaskedLM(nn.Module):
     """
     ## An untied output matrix
 
-    The parts of `BertForMaskedLM`, but the output matrix, `(V, D)`, isn't the token embedding.
+    Has the parts of a `BertForMaskedLM`, but its output matrix, `(V, D)`, isn't the token embedding.
     """
 
     def __init__(self, config: BertConfig):
@@ -135,7 +135,7 @@ class UntiedMaskedLM(nn.Module):
         num_items_in_batch: Tensor | None = None,
         **inputs: Tensor,
     ) -> MaskedLMOutput:
-        """As `BertForMaskedLM.forward`."""
+        """Works like `BertForMaskedLM.forward`."""
         if labels is not None:
             positions = masked_lm_positions(labels)  # (B, P)
             inputs["output_positions"] = positions
@@ -167,7 +167,7 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     """
     model: BertForMaskedLM | UntiedMaskedLM = BertForMaskedLM(config)
     if not options.tied:
-        # Build the tied model first all the same: the recorded runs used its random numbers too.
+        # The tied model above has used random numbers too, as in the recorded runs. So keep this order.
         model = UntiedMaskedLM(config)
     if options.neighbor_heads is not None:
         assert isinstance(model, BertForMaskedLM)

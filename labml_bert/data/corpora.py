@@ -2,14 +2,14 @@ r"""
 # Where text comes from
 
 Which text can you train on without downloading anything? Every Python installation comes with a few megabytes
-of English: the language reference behind `help()` and the docstrings of the standard library. Together they
-are the default corpus, `python-docs`.
+of English: the language reference behind `help()` and the docstrings of the standard library. Together, and
+without repeated paragraphs, they are `python-docs`, the default corpus of our pretraining scripts.
 
 The corpus `python-source` is the code of the standard library's single-file modules, without docstrings or
-comments. Most of it consists of words that also occur in `python-docs`, but its grammar is different.
+comments. Most of the code consists of words that also occur in `python-docs`, but its grammar is different.
 
-A corpus has documents to train on and held-out documents. The model never trains on the held-out documents,
-and every loss that we quote is measured on them.
+A corpus has documents to train on and held-out documents. A model never trains on the held-out documents.
+Unless we say otherwise, we report the loss on held-out documents.
 """
 
 import ast
@@ -40,7 +40,7 @@ TINY_SHAKESPEARE_URL = (
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
-# This commit of the data set pins the contents of all of its files.
+# We always load WikiText as it was at this commit, so the text can't change.
 WIKITEXT_REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 # A folder with this file contains token ids instead of text. `prepare.py` writes such folders.
 BLOCKS = "blocks.jsonl"
@@ -51,8 +51,8 @@ NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 def absolute_path(name: str) -> str:
     """
-    Returns the absolute path of a file or folder, so that a run can be resumed from a different folder. Any
-    other name, such as one of `NAMES`, stays the same.
+    Returns the absolute path of a file or folder, so that a run can be resumed from a different working
+    directory. If `name` is one of `NAMES`, or if no such path exists, returns `name` unchanged.
     """
     return os.path.abspath(name) if name not in NAMES and os.path.exists(name) else name
 
@@ -67,17 +67,17 @@ class Corpus:
 
     @property
     def train_characters(self) -> int:
-        """The length of the training text."""
+        """The number of characters in the training documents."""
         return sum(map(len, self.train))
 
     @property
     def valid_characters(self) -> int:
-        """The length of the held-out text."""
+        """The number of characters in the held-out documents."""
         return sum(map(len, self.valid))
 
     @property
     def sha256(self) -> str:
-        """A hash of all the text. A run's record contains it, so you can tell which text a result is from."""
+        """A hash of all documents and their split. A run's record has it, so you know which text was used."""
         digest = hashlib.sha256()
         for text in (*self.train, "\0", *self.valid):
             digest.update(text.encode() + b"\0")
@@ -89,11 +89,12 @@ def load_corpus(name: str) -> Corpus:
     ## By name or by path
 
     `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
-    a UTF-8 file or of a folder of such files. Each file is a document. If you have a file called
-    `python-docs`, write `./python-docs` to load the file instead of the corpus.
+    a UTF-8 file or of a folder of such files. Each file is a document, but of files with equal text, only one
+    is kept. To load your own file called `python-docs` instead of the corpus, write `./python-docs`.
 
-    Raises `ValueError` if there is no such corpus or path, if it has no text, if a file isn't UTF-8, or if a
-    download fails or has the wrong sha256.
+    Raises `ValueError` if there is no such corpus or path, if it has no text or only token ids, if a file
+    can't be read or isn't UTF-8, or if a download fails or has the wrong sha256. Raises `OSError` if a folder
+    can't be read.
     """
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))
@@ -114,10 +115,10 @@ def load_corpus(name: str) -> Corpus:
         files = sorted(visible_files(path))
         if not files:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
-        # This fails at once if the files together don't fit in memory.
+        # If the system can't provide this much memory, fail here, before reading any file.
         bytearray(sum(file.stat().st_size for file in files))
         documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
-        # Keep each text once. Otherwise, a copy of a held-out document could end up in the training text.
+        # Keep each text only once. Otherwise, a copy of a held-out document could be in the training text.
         names: dict[str, str] = {}
         for document, text in documents.items():
             names.setdefault(text, document)
@@ -132,7 +133,7 @@ def load_corpus(name: str) -> Corpus:
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
-    # Tiny Shakespeare keeps its name even if you downloaded it yourself, because the text is the same.
+    # If the file is a copy of Tiny Shakespeare, the corpus gets that name, whatever the file is called.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
     display_name = "tiny-shakespeare" if is_known else decode_file_name(path.name)
     return split_documents(display_name, {display_name: text})
@@ -140,13 +141,13 @@ def load_corpus(name: str) -> Corpus:
 
 def visible_files(folder: Path) -> Iterator[Path]:
     """
-    Yields the files in a folder and its subfolders. Skips names that start with a dot. Also skips broken
-    links, special files such as pipes, and links to folders, which could form a cycle, and prints a line for
-    each of these.
+    Yields the files in a folder and its subfolders. Skips files and folders whose names start with a dot.
+    Also skips links to folders (because such links could form a cycle), broken links, and special files such
+    as pipes. Prints a line for each link or special file that it skips.
 
     Raises `OSError` if a folder can't be read.
     """
-    # `rglob` calls itself for each nested folder, and Python allows only about a thousand nested calls.
+    # In Python 3.11, `rglob` calls itself for each nested folder, so a thousand levels would be an error.
     folders = [folder]
     while folders:
         for path in folders.pop().iterdir():
@@ -163,17 +164,17 @@ def visible_files(folder: Path) -> Iterator[Path]:
 
 
 def decode_file_name(name: Path | str) -> str:
-    """Decodes a file name as UTF-8 in any locale. In an ASCII locale, Python escapes non-ASCII bytes."""
+    """Decodes a file name as UTF-8 in any locale. Bytes that aren't UTF-8 become escapes such as `\\xff`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
+    """Returns a file's text, with `\\n` at line ends. Raises `ValueError` if it can't be read as UTF-8."""
     try:
         if path.exists() and not path.is_file():
-            # A pipe could be endless, and would be empty when it's read a second time.
+            # A pipe could be endless, and a second reading would find it empty.
             raise ValueError(f"{path} is not a regular file; save the text in a file and use that")
-        # This encoding drops a byte order mark, which isn't part of the text.
+        # Unlike `utf-8`, this encoding drops a leading byte order mark, which isn't part of the text.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -187,9 +188,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     ## What is held out
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
-    random but hardly changes if you add documents. If these fill less than half of the tenth, holds out the
-    end of the longest document too, cut at a line end if one is near. Of a single document, that's the last
-    tenth. Empty documents are dropped.
+    random, and adding a document usually changes it little. If the chosen documents fill less than half of
+    the tenth, holds out the end of the longest document too, cut at a line end if one is near. A single
+    document is cut near nine tenths of its length. Drops documents that have no text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -199,12 +200,11 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         if len(documents[key]) <= room:
             valid.add(key)
             room -= len(documents[key])
-    # If whole documents fill less than half of the tenth, hold out the end of the longest document too.
     if room > total / 20:
         longest = max(documents, key=lambda key: len(documents[key]))
         text = documents[longest]
         split = max(0, len(text) - int(room))
-        # Cut at a line end only if one is near. A distant one would change how much text is held out.
+        # Cut at a line end only if one is near. With an earlier line end, far more text would be held out.
         split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split
         train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
         return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
@@ -219,9 +219,9 @@ def python_documents() -> Iterator[tuple[str, str]]:
     """
     ## The text that comes with Python
 
-    Yields `(name, text)`: the topics of `help()` first, then one document per module of the standard library.
-    A paragraph that has occurred before is left out. Otherwise, held-out documents could contain copies of
-    training text: `operator` and `_operator`, for example, share most of their docstrings.
+    Yields `(name, text)`: first a document for each topic of `help()`, then one for each module from
+    `module_docstrings`. Leaves out paragraphs that have occurred before. Otherwise, held-out documents could
+    contain copies of training text: most docstrings of `operator`, for example, are also in `_operator`.
     """
     from pydoc_data.topics import topics
 
@@ -242,14 +242,14 @@ def python_documents() -> Iterator[tuple[str, str]]:
 @cache
 def module_docstrings() -> list[tuple[str, list[str]]]:
     """
-    Returns the standard library's modules with their docstrings. Reading them is slow, so they are cached.
+    Returns the standard library's modules with their docstrings. Reading them takes seconds, so the result is
+    cached.
     """
     modules = []
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
-        # Skip third-party packages, the IDLE editor, and code with little prose: tests and tables of code
-        # points.
+        # Skip third-party packages, the IDLE editor, the tests, and `encodings`, which is mostly tables.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
             modules.append(("/".join(parts), [*source_docstrings(file)]))
     for name in sorted(sys.stdlib_module_names):
@@ -259,16 +259,17 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
 
 def source_docstrings(file: Path) -> Iterator[str]:
     """
-    Yields the docstrings of a file. Parses the file, because importing it could have side effects:
-    `antigravity` opens a browser.
+    Yields the docstrings of the module, classes and functions in a file, and an empty string for each missing
+    docstring. Parses the file instead of importing it, because an import can have side effects: `antigravity`
+    opens a browser.
     """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         # A file may be unreadable or have invalid syntax.
         return
-    # Go breadth first, like `ast.walk`, but skip expressions. Most nodes are expressions, and no expression
-    # contains a docstring.
+    # Go breadth first, like `ast.walk`, but skip expressions. They contain most of the nodes, but never a
+    # docstring.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:
         node = nodes.popleft()
@@ -279,13 +280,13 @@ def source_docstrings(file: Path) -> Iterator[str]:
 
 
 def compiled_docstrings(name: str) -> Iterator[str]:
-    """Imports a module written in C for its docstrings. It has no source to parse, and is safe to import."""
+    """Yields the docstrings of a module written in C. Imports it, because it has no Python code to parse."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is None or not (spec.origin == "built-in" or (spec.origin or "").endswith((".so", ".pyd"))):
             return
         with warnings.catch_warnings(action="ignore"):
-            # Some modules are deprecated, and warn when they are imported.
+            # Deprecated modules warn when they are imported.
             module = importlib.import_module(name)
     except (ImportError, ValueError):
         return
@@ -302,8 +303,8 @@ def compiled_docstrings(name: str) -> Iterator[str]:
 
 def compiled_members(owner: object) -> dict[str, object]:
     """
-    Returns the members that a module or a class has when Python starts. Test runners, debuggers and notebooks
-    put functions of their own into `sys` and `builtins`, but the text must not depend on those functions.
+    Returns the members of a module or a class, without what test runners, debuggers and notebooks change:
+    they replace hooks in `sys` and add functions to `builtins`. The text must not depend on these changes.
     """
     members = dict(vars(owner))
     if owner is sys:
@@ -321,8 +322,8 @@ def python_sources() -> dict[str, str]:
     ## Code without its documentation
 
     Returns the code of each module of the standard library that is a single file, such as `textwrap.py`. The
-    code is generated from its syntax tree, which has no comments. Docstrings are part of the tree, but they
-    belong to `python-docs`, so they are removed first. Generating the code is slow, so the result is cached.
+    code is generated from the module's syntax tree, which has no comments. The tree has docstrings, but they
+    belong to `python-docs`, so we remove them. Generating the code takes seconds, so the result is cached.
     """
     sources = {}
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -331,7 +332,7 @@ def python_sources() -> dict[str, str]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
                 ast.get_docstring(node) is not None
             ):
-                # A function needs a body, even if it had only a docstring.
+                # The body must not be empty, even if the docstring was all of it.
                 node.body = node.body[1:] or [ast.Pass()]
         sources[file.name] = ast.unparse(tree)
     return sources
@@ -341,7 +342,7 @@ def cache_folder() -> Path:
     """
     The folder for downloads: `$XDG_CACHE_HOME/labml_bert`, by default `~/.cache/labml_bert`.
 
-    Raises `ValueError` if the variable isn't set and there is no home folder.
+    Raises `ValueError` if `XDG_CACHE_HOME` isn't set and Python finds no home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labml_bert"
@@ -349,7 +350,7 @@ def cache_folder() -> Path:
         raise ValueError("there is no home folder; set XDG_CACHE_HOME to a folder for downloads") from None
 
 
-# These handlers support only https, so a redirect to plain http is an error.
+# Without a handler for plain http, a redirect from https to http is an error.
 HANDLERS: list[type[urllib.request.BaseHandler]] = [
     urllib.request.ProxyHandler,
     urllib.request.HTTPSHandler,
@@ -366,8 +367,7 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
     Returns the bytes at `url`, from the cache if they are there. Checks the bytes against `sha256` before
     caching or returning them, because a download might turn out to be the sign-in page of a hotel network.
-    `timeout` is the number of seconds that the server may be silent. The whole download may take twenty times
-    as long.
+    `timeout` is how many seconds the server may be silent. The whole download may take twenty times as long.
 
     Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
     `limit` bytes or has a different sha256.
@@ -391,7 +391,7 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
             f"{url} has sha256 {digest[:16]}…, expected {sha256[:16]}…; the file has changed, or something "
             "on the way has replaced it"
         )
-    # If the cache isn't writable, this run still has its text, and the next one downloads it again.
+    # If the cache isn't writable, this run still has its text, and the next run downloads it again.
     with contextlib.suppress(OSError, ValueError):
         cached_path = cache_folder() / sha256
         make_folder(cached_path.parent)
@@ -402,8 +402,8 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
 def fetch(url: str, limit: int, timeout: float) -> bytes:
     """
-    Downloads at most `limit` + 1 bytes from `url`. Raises whatever `urllib` raises, and `OSError` if the
-    download is cut off or too slow.
+    Downloads at most `limit + 1` bytes from `url`. Raises whatever `urllib` raises, and `OSError` if the
+    download is cut off or takes more than `20 * timeout` seconds.
     """
     opener = urllib.request.OpenerDirector()
     for handler in HANDLERS:
@@ -411,7 +411,7 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
     end = time.monotonic() + 20 * timeout
     data = bytearray()
     with opener.open(url, timeout=timeout) as response:
-        # Read in pieces, because the timeout of `urllib` starts over with each byte that arrives.
+        # Read in pieces to check the total time, because `urllib` only limits the wait for the next bytes.
         while len(data) <= limit and (piece := response.read1(min(limit + 1 - len(data), 2**16))):
             data += piece
             if time.monotonic() > end:
@@ -423,8 +423,8 @@ def fetch(url: str, limit: int, timeout: float) -> bytes:
 
 
 def wikitext(name: str) -> Corpus:
-    """Loads WikiText from Hugging Face `datasets`, with its original split. Each article is a document."""
-    # This import takes seconds, and no other corpus needs it.
+    """Loads WikiText with Hugging Face `datasets`. Holds out its validation split. Articles are documents."""
+    # This import takes seconds, and loading any other corpus doesn't need it.
     from datasets import load_dataset
 
     try:

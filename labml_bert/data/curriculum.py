@@ -2,13 +2,13 @@ r"""
 # Short sequences first
 
 Why does a masked language model stay at the loss of the unigram baseline for so long? It's a problem of
-credit assignment. In a sequence of 128 tokens, a masked token sees 127 others, and nothing says which of them
-predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. So we start with short
-sequences and make them longer during training. The number of tokens per step stays the same: with $N$ tokens
-per step and length $T$, a batch has $N / T$ sequences.
+credit assignment. In a sequence of 128 tokens, each masked token has 127 others around it, and nothing says
+which of them predict the masked one. In a sequence of 16 tokens, there are only 15 suspects. So we start with
+short sequences and make them longer during training. The number of tokens per step stays nearly the same:
+with $N$ tokens per step and length $T$, a batch has $\lfloor N / T \rfloor$ sequences.
 
-Short windows of text get a [random offset](windows.md), so all position embeddings are trained from the first
-step. Pairs of texts get no offset.
+The positions of a short window start at a [random offset](windows.md), so training reaches all position
+embeddings from the beginning. The positions of a pair of texts always start at 0.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True)
 class Stage:
-    """A sequence length and the fraction of the training budget that it gets."""
+    """A sequence length, and the fraction of the training budget to spend on it."""
 
     length: int
     fraction: float
@@ -29,7 +29,8 @@ def parse_schedule(text: str) -> list[Stage]:
 
     `"16,32,64,128"` splits the budget equally, and `"16:1,32:1,64:2,128:4"` gives each length a weight.
 
-    Raises `ValueError` if the lengths don't increase or a weight isn't positive.
+    Raises `ValueError` if the lengths aren't increasing integers of at least 2, or if a weight isn't positive
+    and finite.
     """
     lengths, weights = [], []
     for part in text.split(","):
@@ -49,11 +50,11 @@ def parse_schedule(text: str) -> list[Stage]:
 
 
 def length_at(stages: list[Stage], progress: float) -> int:
-    """The sequence length after a fraction `progress` of the budget, from 0 to 1."""
+    """Returns the sequence length once a fraction `progress`, from 0 to 1, of the budget has been spent."""
     ends = accumulate(stage.fraction for stage in stages)
     return next((s.length for s, end in zip(stages, ends, strict=True) if progress < end), stages[-1].length)
 
 
 def stage_ends(stages: list[Stage]) -> list[float]:
-    """The fractions of the budget, from 0 to 1, at which the stages end."""
+    """Returns the fractions of the budget, from 0 to 1, at which the stages end."""
     return [min(end, 1.0) for end in accumulate(stage.fraction for stage in stages)]

@@ -4,23 +4,23 @@
 Where can you get labels without a download? Every docstring of the standard library has an address: its
 package and its module. We make two tasks from these docstrings:
 
-- **package**: which of 20 packages is this docstring from? There is one text, and the 20 classes have
+- **package**: which of 20 packages is this docstring from? Each example is one text, and the 20 classes have
   different sizes.
-- **summary**: does this first paragraph summarize that description? There are two texts, and two classes of
-  nearly equal size. By convention, a docstring starts with a line that sums up the rest. A wrong description
-  is from the same package, so the topic gives little away, and the model has to compare the two texts. In
-  next sentence prediction, a wrong second text comes from another document, so its topic alone can give it
-  away.
+- **summary**: does this first paragraph summarize that description? Each example is two texts, and the two
+  classes have nearly equal sizes. By convention, a docstring starts with a line that sums up the rest. A
+  wrong description is from the same package, so the topic gives little away, and the model has to compare the
+  two texts. In next sentence prediction, a wrong second text comes from another document, so its topic alone
+  can give it away.
 
-Labels this cheap can leak. We take three precautions:
+The texts can give such labels away. We take three precautions:
 
-- **Package names become `_`.** A text that contains the name of its package gives the answer away. So we
-  replace the names of all 20 packages, both as words and at the start of names such as `XMLParser`.
+- **Package names become `_`.** A text that contains the name of its package gives the answer away. So in
+  **package**, we replace the names of all 20 packages, as words and at the start of names like `XMLParser`.
 - **Near copies are dropped.** We leave a docstring out if it and an earlier one have more than half of their
   text in common. So no test text has a near copy in the training texts, and no text belongs to two packages.
-- **Texts from pretraining are marked.** Pretraining on `python-docs` reads every document that isn't held
+- **Texts from pretraining are marked.** Pretraining on `python-docs` reads the documents that aren't held
   out, though without labels. All test texts of **summary** are from held-out documents. These texts are too
-  few for 20 packages, so **package** also has test texts that pretraining has seen, and marks them.
+  few for 20 packages, so **package** also has test texts that pretraining may have read, and marks them.
 """
 
 import random
@@ -47,8 +47,8 @@ class Docstring(NamedTuple):
     @property
     def package(self) -> str:
         """
-        The package, or the module if it isn't in a package. `_pydecimal` and `_decimal` both become
-        `decimal`.
+        The top-level package of the module, or the module itself if it isn't in a package. A leading `_`
+        or `_py` is dropped, so `_pydecimal` and `_decimal` both become `decimal`.
         """
         name = self.module.split("/")[0].removesuffix(".py").removeprefix("compiled ")
         return re.sub("^_(py)?", "", name)
@@ -77,7 +77,7 @@ class Task(NamedTuple):
         return [self.train[i] for i in order[:count].tolist()]
 
     def describe(self) -> dict[str, Any]:
-        """Returns what you need to judge a score: the numbers of texts, and the chance accuracy."""
+        """Returns what you need to judge a score: the numbers of examples, and the chance accuracy."""
         counts = Counter(example.label for example in self.train)
         return {
             "train": len(self.train),
@@ -92,14 +92,14 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     ## Each text once
 
-    Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy of
-    an earlier one if the two share more than half of all the three-word sequences that they contain.
+    Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy if
+    more than half of the distinct three-word sequences in it and an earlier docstring are in both of them.
     """
     corpus = load_corpus("python-docs")
     training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
     distinct: list[Docstring] = []
     sizes: list[int] = []
-    # Maps each trigram of words to the texts with it. Most trigrams are rare, so there's little to compare.
+    # Maps each trigram of words to the indices of the texts with it. Most of these lists are short.
     texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for module, docstrings in module_docstrings():
         for text in docstrings:
@@ -119,7 +119,7 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
 
 
 def without_names(text: str, names: Sequence[str]) -> str:
-    """Replaces each name with `_` where it's a word or starts one, as in `email.`, `Email` or `XMLParser`."""
+    """Replaces each name with `_` if it's a word, as in `xml.` or `Xml`, or starts one, as in `XMLParser`."""
     spellings = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
     longest_first = "|".join(sorted(map(re.escape, spellings), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
@@ -130,7 +130,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     ## Which package?
 
     Returns a task with the `classes` packages that have the most docstrings. A quarter of each package's
-    texts is for testing, unseen texts first. The order of the examples is random, but always the same.
+    texts, rounded down, is for testing. Unseen texts are chosen for it first. The examples are in a random
+    order, which is always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)
@@ -157,16 +158,16 @@ def summary_task(docstrings: Sequence[Docstring]) -> Task:
 
     Each example has a summary and a description: the first paragraph of a docstring, and the rest of that
     docstring or of a different one. In each package, a random half of the docstrings exchange their
-    descriptions. So each part occurs exactly once, and neither part alone says anything about the label. All
-    test examples are unseen.
+    descriptions. So each part occurs exactly once, and neither part alone says anything about the label. The
+    unseen docstrings exchange theirs among themselves, and become the test examples.
     """
     generator = random.Random(0)
     by_package: dict[tuple[str, bool], list[list[str]]] = defaultdict(list)
     seen_parts: set[str] = set()
     for docstring in docstrings:
         parts = docstring.text.strip().split("\n\n", 1)
-        # Skip a docstring if one of its parts has occurred before. A repeated line such as "Constructor." is
-        # no summary.
+        # Skip a docstring if one of its parts has occurred before. A repeated line such as "Constructor."
+        # fits more than one description.
         if len(parts) == 2 and parts[1].strip() and not seen_parts & {*parts}:
             seen_parts.update(parts)
             by_package[docstring.package, docstring.unseen].append(parts)

@@ -1,9 +1,9 @@
 """
 # Held-out text, masked once
 
-You can compare two results only if both were measured on the same masks. So held-out text is masked once, by
-the paper's rule and with a fixed seed. Two runs with the same held-out windows or pairs are evaluated on the
-same masks, whatever they do in training."""
+You can compare two results only if both were measured on the same masks. So each run masks its held-out text
+once, by the paper's rule and with a fixed seed. Two runs with the same held-out windows or pairs are
+evaluated on the same masks, whatever masks they use in training."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
-# In evaluations, a model predicts this fraction of the held-out tokens.
+# In evaluations, a model predicts about this fraction of the held-out tokens that aren't special.
 HELD_OUT_MLM_PROBABILITY = 0.15
 SEED = 1
 
 
 def held_out_generator() -> torch.Generator:
-    """A generator with a fixed seed, so that every run has the same held-out masks."""
+    """Returns a generator with a fixed seed, so that runs with the same held-out text use the same masks."""
     return torch.Generator().manual_seed(SEED)
 
 
@@ -28,7 +28,7 @@ def mask_held_out(
     """
     Masks windows `(N, T)` with the masker that `make_masker(generator, mlm_probability)` returns.
 
-    Raises `ValueError` if no token in the windows can be masked.
+    Raises `ValueError` if the masker chooses none of the tokens.
     """
     masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
     if (masked.labels == IGNORE).all():

@@ -1,9 +1,9 @@
 """
 # Text for a masked language model
 
-How does a corpus become masked batches? The text is encoded as one long row of token ids, and each batch
-consists of random windows of this row. Evaluations use a fixed set of windows from held-out documents, with
-the same masks in every run.
+How does a corpus become masked batches? The training text is encoded as one long row of token ids, and each
+batch consists of random windows of this row. Evaluations use a fixed set of windows from the held-out text,
+with the same masks in every run.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_to
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
-# The baselines are counted on at most this many tokens, because counting takes 200 bytes of memory per token.
+# The baselines are counted on about this many tokens at most, since counting takes over 100 bytes per token.
 BASELINE_TOKENS = 10_000_000
 
 
@@ -30,11 +30,12 @@ class MaskedText:
     ## Masked windows
 
     `longest` is the longest sequence length in training, in tokens, and the length of the held-out windows.
-    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. If you want to use a
-    model with these tokens, train it with them.
+    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. If you want to
+    use a model with these tokens, train it with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
-    `longest` tokens, or if `mlm_probability` is out of range.
+    `longest` tokens, if the corpus was tokenized with a different tokenizer or has no tokens to predict, or
+    if `mlm_probability` is out of range.
     """
 
     def __init__(
@@ -66,14 +67,15 @@ class MaskedText:
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         counted = spread_sample(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
-        # With a fixed number of masks per row, tensors keep their shapes. With a coin flip per token, almost
-        # every step would have new shapes, and on a CPU, PyTorch prepares its matmuls anew for each shape.
+        # With `max_predictions_per_seq`, rows without special tokens get the same number of masks, so most
+        # tensors keep their shapes. With a coin flip per token, most steps would have a new number of masks,
+        # and on a CPU, PyTorch prepares its matmuls anew for each shape.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
         self.held_out: MaskedTokens = mask_held_out(self.windows, self.make_masker)
-        # A run prints two held-out windows during training. In these windows, every chosen token becomes
-        # `[MASK]`.
+        # During training, a run prints its predictions for two held-out windows. In these windows, every
+        # chosen token becomes `[MASK]`.
         rule = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
         masker = self.make_masker(torch.Generator().manual_seed(2), **rule)
         rows = torch.linspace(0, len(self.windows) - 1, 4).long()[1:-1]
@@ -94,8 +96,8 @@ class MaskedText:
     def batch(self, length: int) -> dict[str, Tensor]:
         """
         Draws the next windows of `length` tokens and masks them. Returns the arguments of `BertForMaskedLM`:
-        `input_ids`, `labels` and `position_ids`, all `(B, T)`, and `num_items_in_batch`, the number of masked
-        positions.
+        `input_ids`, `labels` and `position_ids`, all `(B, T)`, and `num_items_in_batch`, the number of
+        labeled positions.
         """
         B = self.batch_tokens // length
         windows = random_windows(self.train_ids, B, length, self.max_position_embeddings, self.generator)
@@ -110,7 +112,7 @@ class MaskedText:
 
 def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
     """
-    Returns the ids as int64: all of them, or about `most` of them in evenly spaced runs of `run` tokens.
+    Returns the ids as int64. If there are more than `most`, keeps about `most`: evenly spaced runs of `run`.
     """
     if len(token_ids) <= most:
         return token_ids.long()

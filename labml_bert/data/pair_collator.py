@@ -1,8 +1,8 @@
 r"""
 # Batches of sentence pairs
 
-How do rows of a file become the input of a model? A batch is a random sample of rows. They are padded to the
-same length, and some of their tokens are masked.
+How do rows of a file become the input of a model? In training, a batch is a random sample of rows. The rows
+are padded to the same length, and some of their tokens are masked.
 
 Masking is *dynamic* if new masks are drawn for each batch, so that the model hardly ever sees a row twice
 with the same masks. It is *static* if the masks were drawn once and saved in the file. The original code
@@ -10,8 +10,8 @@ masks statically. [RoBERTa](https://arxiv.org/abs/1907.11692), section 4.1, foun
 to static masking or slightly better.
 
 The column `segment_ids` has the name that the original code uses. The tensor made from this column is called
-`token_type_ids`, like the model's argument here and in `transformers`. The column and the tensor hold the
-same numbers.
+`token_type_ids`, like the model's argument here and in `transformers`. The tensor holds the same numbers as
+the column, and 0 at padding.
 
 Letters for sizes: `B` rows in the batch, `T` tokens in the longest row, or `length` if you pass it.
 """
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class MaskingArguments:
     """
     How to choose the tokens to mask. The first two fields are arguments of `TokenMasker`. With
-    `whole_word_mask`, either all subwords of a word are masked, or none of them. The original code makes at
-    most 20 predictions per sequence of length 128.
+    `whole_word_mask`, either all subwords of a word are chosen, or none of them. For sequences of length 128,
+    the original code makes at most 20 predictions per sequence.
     """
 
     mlm_probability: float = 0.15
@@ -49,7 +49,7 @@ class MaskingArguments:
 
 
 def pad_lists(column: pa.ChunkedArray, T: int, fill_value: int) -> Tensor:
-    """Pads lists into one int64 tensor `(B, T)`, without creating a Python number for each token."""
+    """Pads lists of numbers to an int64 tensor, `(B, T)`, without creating a Python number for each token."""
     lists = column.combine_chunks()
     lengths = lists.value_lengths().to_numpy()
     result = np.full((len(lists), T), fill_value, dtype=np.int64)
@@ -71,9 +71,9 @@ class PairCollator:
         generator: torch.Generator | None = None,
     ):
         """
-        `tokenizer` is the one that the data set was built with. `masking` says how to mask rows that aren't
-        masked in the file; the default is the paper's rule. Rows are padded to `length`, by default to the
-        longest row of the batch. `generator` draws the masks.
+        `tokenizer` is the one that the data set was built with. `masking` says how to choose tokens in rows
+        that aren't masked in the file. By default, about 15% are chosen. Rows are padded to `length` tokens,
+        or by default to the longest row of the batch. `generator` draws the masks.
 
         Raises `ValueError` if you ask for whole-word masking without a WordPiece tokenizer, or if a value in
         `masking` is out of range.
@@ -99,7 +99,7 @@ class PairCollator:
         that aren't predicted), each `(B, T)`, and `next_sentence_label`, `(B)`. All are int64.
 
         Raises `ValueError` if there are no rows, if a row is longer than `length`, or if the rows are masked
-        in the file and you passed `masking` too.
+        in the file but the collator was created with `masking`.
         """
         if len(rows) == 0:
             raise ValueError("a batch needs at least one row")
@@ -107,7 +107,7 @@ class PairCollator:
         T = self.length or int(lengths.max())
         if int(lengths.max()) > T:
             raise ValueError(f"a row has {int(lengths.max())} tokens and length is {T}; raise length")
-        # The id of padding is 0, as in `BertConfig.pad_token_id` and `SPECIAL_TOKENS`.
+        # The id of padding is 0, which is the default of `BertConfig.pad_token_id` and the index of `[PAD]`.
         input_ids = pad_lists(rows["tokens"], T, 0)  # (B, T)
         attention_mask = (torch.arange(T) < lengths[:, None]).long()  # (B, T)
         if "masked_positions" in rows.column_names:
@@ -127,12 +127,12 @@ class PairCollator:
 
     def word_ids(self, input_ids: Tensor) -> Tensor:
         """Maps ids, `(B, T)`, to the numbers of their words, `(B, T)`: `un ##usual word` becomes 0 0 1."""
-        # If truncation removed the start of a word, the rest follows [CLS] or [SEP] and gets the number of
-        # that token. Special tokens are never masked, so the rest is still treated as a word of its own.
+        # If the start of a word was cut off, the rest follows [CLS] or [SEP] and gets the number of that
+        # token. Special tokens are never chosen, so the rest is still treated as a word of its own.
         return ((~self.is_continuation[input_ids]).cumsum(1) - 1).clamp(min=0)  # (B, T)
 
     def read_labels(self, rows: pa.Table, T: int) -> Tensor:
-        """The labels `(B, T)` of rows that are masked in the file."""
+        """Returns the labels, `(B, T)`, of rows that are masked in the file."""
         positions = rows["masked_positions"].combine_chunks()
         row = np.repeat(np.arange(len(rows)), positions.value_lengths().to_numpy())
         labels = np.full((len(rows), T), IGNORE, dtype=np.int64)
@@ -146,13 +146,14 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     ## Endless batches
 
     Each batch has `batch_size` rows drawn with replacement, as `random_windows` draws windows. So the state
-    of `generator` determines which rows come next, and `Trainer` saves this state in its checkpoints. If the
-    collator uses the same generator, a resumed run continues with the same rows and masks.
+    of `generator` determines which rows come next. If you give `Trainer` the same generator, it saves
+    this state in its checkpoints. If the collator uses this generator too, a resumed run continues with the
+    same rows and masks.
 
     You might expect epochs, in which every row comes once before any row comes twice. But to resume within an
-    epoch, you would also have to save the order of its rows and the position in this order. Drawing with
+    epoch, you would also have to restore the order of its rows and the position in this order. Drawing with
     replacement has a price: after as many draws as there are rows, about $1/e$ of the rows, or 37%, haven't
-    been drawn. After four times as many draws, about 2% haven't.
+    been drawn yet. After four times as many draws, about 2% of the rows haven't.
     """
 
     def __init__(
@@ -161,8 +162,8 @@ class PairBatches(Iterator[dict[str, Tensor]]):
         """Raises `ValueError` if the data set or the batch would be empty."""
         if len(dataset) == 0 or batch_size < 1:
             raise ValueError(f"{len(dataset)} rows and batch_size {batch_size}; both must be at least 1")
-        # Arrow tables don't create a Python number for each token, so they are tens of times faster than
-        # lists.
+        # Reading rows as Arrow tables creates no Python number for each token, so it's several times faster
+        # than reading them as lists.
         self.dataset = dataset.with_format("arrow")
         self.collator = collator
         self.batch_size = batch_size

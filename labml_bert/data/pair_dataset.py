@@ -2,14 +2,14 @@ r"""
 # Sentence pairs on disk
 
 How does text that is larger than memory become training pairs? We divide the text into shards. A shard is a
-group of documents with a million characters or more. Only the last shard may be shorter. `pair_shards.py`
-turns each shard into one Parquet file, and worker processes write several files at the same time. A file
-depends only on its text, its number, the tokenizer and the arguments, so the result doesn't depend on the
-number of processes.
+group of two or more documents, together a million characters or more. Only the last shard may have less
+text. `pair_shards.py` turns each shard into one Parquet file, and worker processes write several files at the
+same time. The rows of a file depend only on its text, its number, the tokenizer and the arguments, and not on
+the number of processes.
 
-You can kill a build at any moment. A file gets its final name only when it is complete. It contains a
-fingerprint of its text and settings, so the next build reuses the files whose fingerprints match.
-`manifest.json` is written last, and a folder without this file isn't a data set.
+You can kill a build at any moment. A file gets its final name only when it is complete. Each file contains a
+fingerprint of its text and settings, so the next build reuses the files whose fingerprints match. A build
+writes `manifest.json` last, and a folder without this file isn't a finished data set.
 """
 
 import collections
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Increase this when a code change gives different files for the same input. Version 2 adds page checksums.
+# Increase this when a code change makes different files from the same input. Version 2 adds page checksums.
 FORMAT = 2
-# A shard has at least this many characters. A worker holds a whole shard in memory to draw random second
-# texts.
+# Each shard except for the last one has at least this many characters. A worker holds a whole shard in
+# memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
-# Starting the worker processes takes about as long as writing this many shards.
+# If there are fewer shards to write, no worker processes are started, because starting them takes seconds.
 FEW_SHARDS = 8
 
 
@@ -78,19 +78,19 @@ def build_dataset(
     """
     ## From text to Parquet
 
-    `documents` may be a generator: only a few shards are in memory at a time. A document is never split
-    between shards. Making its pairs takes about thirty times its size in memory. `text_files.read_documents`
-    reads files of any size as documents of at most a million characters. The number of `processes`, by
-    default one per core, doesn't change the result. With one process, or if there are few shards to write,
-    everything runs in this process. Otherwise your script needs `if __name__ == "__main__":`, because the
-    workers import it.
+    `documents` may be a generator: memory never holds many more shards than there are processes.
+    A document is never split between shards. Making the pairs of a shard takes tens of times its size in
+    memory. `text_files.read_documents` reads files of any size as documents of at most a million characters.
+    The number of `processes`, by default one per core, doesn't change the result. With one process, or with
+    fewer than eight shards to write, the calling process does all the work. Otherwise your script needs
+    `if __name__ == "__main__":`, because the workers import it.
 
     Files from an earlier build are reused if their text, tokenizer and arguments are the same, and otherwise
     replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
-    Raises `ValueError` if there are fewer than two documents, if each document is a single sentence, or if
-    the tokenizer lacks a special token. Raises `OSError` if the folder isn't writable, or if its lock or its
-    Arrow folder is a link.
+    Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
+    tokenizer lacks a special token, or if an argument is out of range. Raises `OSError` if the folder isn't
+    writable, or if its lock or its Arrow folder is a link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -99,7 +99,7 @@ def build_dataset(
         raise ValueError(f"the tokenizer has no {', '.join(missing)}; train it with wordpiece_tokenizer")
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it must be at least 1")
-    # If the tokenizer can't mask whole words, raise the error here and not in a worker.
+    # If rows can't be masked in the requested way, raise the error here and not in a worker.
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
     make_folder(folder)
@@ -113,9 +113,9 @@ def build_dataset(
 def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
-    """Does the work of `build_dataset`. This process must hold the lock of `folder`."""
+    """Does the work of `build_dataset`. The caller must hold the lock of `folder`."""
     remove_partial_files(folder)
-    # The contents of this folder are deleted below, so it must not be a link.
+    # Folders in this folder are deleted below, so it must not be a link.
     check_own(folder / "arrow", stat.S_ISDIR)
     tokenizer_json = tokenizer.to_str()
     settings = json.dumps({"format": FORMAT, "tokenizer": tokenizer_json, **asdict(arguments)})
@@ -152,9 +152,9 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
     """
     ### Grouping documents into shards
 
-    Yields the documents in order, in groups of at least two documents and `SHARD_CHARACTERS` characters. Only
-    the last group may have fewer characters. A single document at the end joins the group before it, so each
-    group is yielded only when the next group is complete.
+    Yields the documents with text in order, in groups of at least two documents and `SHARD_CHARACTERS`
+    characters. Only the last group may have fewer characters. A single document at the end joins the group
+    before it, so a group is yielded only when the next group is complete or the documents end.
 
     Raises `ValueError` if there are fewer than two documents with text.
     """
@@ -182,7 +182,7 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
 def write_shards(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
 ) -> Iterator[dict[str, Any]]:
-    """Writes the shards. Yields the metadata of each, in order, as soon as its file is complete."""
+    """Writes the shards. Yields the metadata of each shard, in order, after its file is complete."""
     # An earlier build may have completed the first shards.
     for shard in shards:
         metadata = read_finished(shard)
@@ -202,7 +202,7 @@ def write_shards(
     futures: collections.deque[Future[dict[str, Any]]] = collections.deque()
     try:
         for shard in itertools.chain(first, shards):
-            # Submit one more shard than there are workers, so no worker waits for text.
+            # Keep one more shard submitted than there are workers, so that workers rarely wait for text.
             if len(futures) > processes:
                 yield futures.popleft().result()
             futures.append(pool.submit(write_in_worker, shard))
@@ -215,8 +215,8 @@ def write_shards(
 @contextlib.contextmanager
 def progress_line() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     """
-    Shows progress. In a terminal, one line is updated. Elsewhere, a new line appears at most every ten
-    seconds. The line can't say how much text is left, because `documents` may be a generator.
+    Yields a function that shows progress. In a terminal, it updates one line. Elsewhere, it prints a new line
+    at most every ten seconds. It can't say how much text is left, because `documents` may be a generator.
     """
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -241,8 +241,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     ## From Parquet to rows
 
     Returns a memory-mapped `datasets.Dataset`, which may be larger than memory. The first call unpacks the
-    files into `folder/arrow`. Later calls check that copy, which takes about half a second for each gigabyte.
-    Nothing is downloaded. If you pass a `fingerprint`, the manifest must have the same one.
+    files into `folder/arrow`. Each call checks the sha256 of the files, and later calls also check that of
+    the unpacked copy. Checking a gigabyte takes half a second to two seconds. Nothing is downloaded.
+    If you pass a `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
     or if the data set has a different fingerprint.
@@ -271,7 +272,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     # Progress bars would interrupt the output of a run.
     disable_progress_bars()
-    # A shard may have no pairs if each of its documents is a single sentence.
+    # Without `lone_sentence_is_random`, a shard has no pairs if each of its documents is a single sentence.
     files = [str(folder / part["name"]) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
     # Another process may be unpacking the same files.
@@ -285,12 +286,12 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
             raise ValueError(
                 f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
             ) from None
-        # `datasets` unpacks the files again if the folder has been copied.
+        # If the folder has been copied, `datasets` has unpacked the files again, next to the old copy.
         if not is_intact or len(unpacked_files(arrow)) != len(read_sums(arrow)):
             list_files(arrow, unpacked_files(arrow))
     return dataset
 
 
 def unpacked_files(folder: Path) -> list[Path]:
-    """The files that `datasets` has unpacked below `folder`."""
+    """Returns the Arrow and JSON files that `datasets` has written below `folder`."""
     return sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json"))

@@ -1,8 +1,8 @@
 r"""
 # One shard of sentence pairs
 
-How does a group of documents become a Parquet file of training pairs? We split its text into sentences and
-tokenize them. `nsp.PairMaker` makes pairs of these sentences, and each pair becomes a row:
+How does a group of documents become a Parquet file of training pairs? We split the documents into sentences
+and tokenize them. `nsp.PairMaker` makes pairs from these sentences, and each pair becomes a row:
 
 | column | type | contents |
 |---|---|---|
@@ -12,8 +12,8 @@ tokenize them. `nsp.PairMaker` makes pairs of these sentences, and each pair bec
 | `masked_positions` | list of uint16 | with static masking only: the positions to predict |
 | `masked_labels` | as `tokens` | the original tokens at those positions |
 
-A shard depends only on its text, its number, the tokenizer and the arguments, so shards can be written in any
-order and by any number of processes. `pair_dataset.py` distributes the shards.
+The rows of a shard depend only on its text, its number, the tokenizer and the arguments. So any number of
+processes can write the shards, in any order. `pair_dataset.py` distributes the shards.
 """
 
 import hashlib
@@ -47,10 +47,10 @@ from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
 class DatasetArguments:
     """
     How to make pairs. `max_length` includes the special tokens. `short_seq_prob` and
-    `lone_sentence_is_random` are arguments of `PairMaker`. The text is read `dupe_factor` times, with
-    different pairs each time. With `static_masking`, the rows in the file are masked. Otherwise, rows are
-    masked when they are batched. The original code masks statically and makes 10 passes, so the model sees
-    each text with several masks.
+    `lone_sentence_is_random` are arguments of `PairMaker`. It goes through the text `dupe_factor` times, and
+    makes different pairs each time. With `static_masking`, the rows in the file are masked. Otherwise, rows
+    are masked when they are batched. The original code masks statically and by default makes 10 passes, so
+    the model sees each text with several masks.
 
     Raises `ValueError` if a value is out of range.
     """
@@ -82,7 +82,8 @@ class Shard(NamedTuple):
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
     """
-    Returns the sha256 of all arguments. The number counts too, because the shard's random seed depends on it.
+    Returns the sha256 of all arguments. They include the number, because the shard's random seed depends on
+    it.
     """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:
@@ -108,7 +109,7 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
 
 
 def has_valid_checksums(path: Path) -> bool:
-    """Whether all pages of a file match their checksums. Reading a file is far faster than building it."""
+    """Whether all pages of a file match their checksums. Checking a file is far faster than building it."""
     try:
         pq.ParquetFile(path, page_checksum_verification=True).read()
     except (OSError, ValueError):
@@ -117,7 +118,7 @@ def has_valid_checksums(path: Path) -> bool:
 
 
 def read_finished(shard: Shard) -> dict[str, Any] | None:
-    """Like `read_metadata`, for a shard from an earlier build. Also returns `None` if the file is damaged."""
+    """Like `read_metadata`, for a file from an earlier build. Also returns `None` if the file is damaged."""
     metadata = read_metadata(shard)
     return metadata if metadata and has_valid_checksums(shard.path) else None
 
@@ -140,7 +141,7 @@ class ShardWriter:
         self.collator = PairCollator(self.tokenizer, arguments.static_masking, generator=self.generator)
 
     def write(self, shard: Shard) -> dict[str, Any]:
-        """Writes the file, unless an earlier build has written it. Returns its metadata."""
+        """Writes the shard's file, unless an earlier build has written it. Returns the file's metadata."""
         if metadata := read_finished(shard):
             return metadata
         a, rng = self.arguments, random.Random(f"{self.arguments.seed} {shard.number}")
@@ -175,7 +176,7 @@ class ShardWriter:
 
     def encode(self, sentences: list[str], batch_size: int = 256) -> Iterator[Sentence]:
         """
-        Yields the ids of each sentence. An `array` needs four bytes per token, and a list needs up to 36.
+        Yields the ids of each sentence. An `array` takes four bytes per token. A list would take up to 36.
         """
         for start in range(0, len(sentences), batch_size):
             texts = sentences[start : start + batch_size]
@@ -185,7 +186,7 @@ class ShardWriter:
     def split_long(self, ids: Sentence) -> Iterator[Sentence]:
         """
         Splits a sentence that is too long for a pair, such as a table or a listing, into parts short enough
-        that two of them fit. Otherwise `PairMaker` would truncate it, token by token, and lose the rest.
+        that two of them fit. Otherwise, `PairMaker` would drop tokens at its ends until the pair fits.
         """
         room = self.arguments.max_length - 3
         size = len(ids) if len(ids) <= room else room // 2
@@ -211,7 +212,7 @@ class ShardWriter:
         )
 
     def mask_rows(self, rows: pa.Table) -> pa.Table:
-        """Masks tokens, and adds two columns with their positions and the original tokens."""
+        """Masks tokens, and adds two columns: the positions to predict, and the original tokens there."""
         batch = self.collator(rows)
         input_ids, labels = batch["input_ids"], batch["labels"]  # (B, T)
         is_masked = labels != IGNORE  # (B, T)
@@ -233,9 +234,9 @@ def end_with_parent() -> None:
 
     Makes a worker process end when its parent process ends. Each worker calls this function first.
     """
-    # Ctrl-C in a terminal reaches all processes. Ignore it here: the parent ends its workers.
+    # Ctrl-C in a terminal interrupts all processes. Ignore it here, because the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # If the parent is killed, it can't tell its workers, and they would wait for work forever.
+    # A killed parent can't stop its workers, so they would wait for work forever.
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -247,7 +248,7 @@ def end_with_parent() -> None:
 
 
 def start_worker(tokenizer: str, arguments: DatasetArguments) -> None:
-    """Runs once in each worker process."""
+    """Prepares a worker process. Each worker runs this function once, before it writes a shard."""
     global writer
     end_with_parent()
     # The worker processes already share the cores, so each one uses a single thread.

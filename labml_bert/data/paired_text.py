@@ -1,8 +1,9 @@
 """
 # Text for both tasks of BERT
 
-How does a corpus become batches of sentence pairs? The documents are turned into pairs on disk, once for each
-length. Evaluations use a fixed set of pairs from held-out documents, with the same masks in every run."""
+How does a corpus become batches of sentence pairs? For each sequence length, we make pairs from the training
+documents and save them on disk. Evaluations use a fixed set of pairs from held-out documents, with the same
+masks in every run."""
 
 import hashlib
 import json
@@ -34,10 +35,10 @@ class PairedText:
     """
     ## Masked pairs of texts
 
-    `lengths` are the sequence lengths of the training in tokens, shortest first. The held-out pairs have the
-    longest of these lengths. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn once, as in
-    the original) or `whole-word` (dynamic, with all subwords of a word masked together). The text is made
-    into pairs `dupe_factor` times, with different pairs each time.
+    `lengths` are the sequence lengths of the training in tokens, shortest first. The held-out pairs are made
+    for the longest of these lengths. `masking` is `dynamic` (masks drawn for each batch), `static` (drawn
+    once, as in the original) or `whole-word` (dynamic, with all subwords of a word chosen together). We go
+    through the training text `dupe_factor` times and make different pairs each time.
 
     Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
     """
@@ -71,14 +72,14 @@ class PairedText:
 
     def training_pairs(self, length: int, masking: str) -> PairBatches:
         """
-        Returns batches of training pairs of one length. The files with the pairs are built once and kept in
-        the folder for downloads, where the next run with the same text, tokenizer and options finds these
-        files.
+        Returns batches of training pairs for one sequence length. The files with the pairs are built once and
+        kept in the folder for downloads, where the next run with the same text, tokenizer and options finds
+        them.
         """
         recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
-        # By default, a chunk of one sentence always gets a random second text, which would make about 60% of
-        # all pairs random.
+        # By default, a chunk of one sentence always gets a random second text. That would make about 56% of
+        # the pairs from `python-docs` random.
         arguments = DatasetArguments(
             length,
             dupe_factor=self.dupe_factor,
@@ -99,7 +100,7 @@ class PairedText:
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """
         Builds the pairs, or finds them in their folder. Runs with different texts, arguments or tokenizers
-        use different folders, so such runs can train at the same time.
+        use different folders, so such runs don't replace each other's files.
         """
         recipe = json.dumps([self.tokenizer.to_str(), asdict(arguments)])
         digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
@@ -121,7 +122,7 @@ class PairedText:
 
 
 def check_pairs(corpus: Corpus) -> None:
-    """Raises `ValueError` if the text can't be made into pairs, before any file is written."""
+    """Raises `ValueError` if the training text or the held-out text can't be made into pairs."""
     if min(len(corpus.train), len(corpus.valid)) < 2:
         raise ValueError(
             "pairs need at least two documents for training and two held out, and this text has "
@@ -137,9 +138,9 @@ def check_pairs(corpus: Corpus) -> None:
 
 def pairs_folder(name: str) -> Path:
     """
-    Creates a folder for pairs in the folder for downloads.
+    Creates a folder for pairs in the folder for downloads, and returns its path.
 
-    Raises `ValueError` if the folder isn't writable.
+    Raises `ValueError` if the folder can't be created.
     """
     folder = cache_folder() / "pairs" / name
     try:

@@ -2,8 +2,8 @@ r"""
 # Text files of any size
 
 How do you read text that is larger than memory? You read it in chunks. Each chunk comes with the position of
-the next one, so a program that was stopped can continue there. The text is in UTF-8 files, which may be
-compressed, or in a streamed data set.
+the next chunk, so a program that was stopped can continue there. The text can be in UTF-8 files, compressed
+or not, or in a streamed data set.
 """
 
 import bz2
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from labml_bert.data.corpora import visible_files
 from labml_bert.files import encoding_error
 
-# A chunk of a file has at most this many bytes.
+# A chunk of a file has at most this many bytes of decompressed text.
 CHUNK_SIZE = 4_000_000
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -29,12 +29,12 @@ class Chunk(NamedTuple):
 
     text: str
     next: tuple[int, int]
-    """For files, the number of the file and the offset in bytes. For a data set, 0 and the number of the
-    row."""
+    """For files, the index of the file and the byte offset in its decompressed text. For a data set, 0 and
+    the index of the row."""
 
 
-# This is the type of a function that yields the text from a given position on. The position is the beginning
-# or, to resume, the end of the last block.
+# This is the type of a function that yields the text from a given position on. That position is (0, 0) or,
+# to resume, the `next` of the last chunk that has been processed.
 ReadChunks = Callable[[tuple[int, int]], Iterable[Chunk]]
 
 
@@ -42,10 +42,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """
     ## Reading files
 
-    Returns the files in `paths`. Each folder is replaced by the files below it, sorted by name. Names in
-    a folder that start with a dot are skipped.
+    Returns the files in `paths`. In place of each folder, returns the files that `corpora.visible_files`
+    finds in it, sorted by path.
 
-    Raises `ValueError` if a path doesn't exist, or if a folder has no files.
+    Raises `ValueError` if a path isn't a file or folder, or if a folder has no such files.
     """
     files: list[Path] = []
     for path in paths:
@@ -63,7 +63,7 @@ def open_file(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def explain_unreadable(path: Path) -> Iterator[None]:
-    """Raises `ValueError` if the code in the `with` block can't read the file."""
+    """Raises `ValueError`, with the reason, if the code in the `with` block can't read the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -74,7 +74,7 @@ def explain_unreadable(path: Path) -> Iterator[None]:
 def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
     """
     Yields the text of the files from `position` on, in chunks that end at a line end or at the end of a file.
-    A line longer than a chunk is cut. Line ends become `\\n`.
+    Cuts a line that is longer than a chunk. Line ends become `\\n`, and an empty line follows each file.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.
     """
@@ -85,7 +85,7 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
             file.seek(offset)
             rest = b""
             while True:
-                # A chunk depends only on where it begins, so a resumed program gets the same chunks.
+                # A file's chunk depends only on where it begins, so a resumed program gets the same chunks.
                 data = rest + file.read(CHUNK_SIZE - len(rest))
                 is_last = len(data) < CHUNK_SIZE
                 end = len(data) if is_last else data.rfind(b"\n") + 1 or last_character(data)
@@ -100,8 +100,8 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
 def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[str]:
     """
     Yields the text of the files as documents for `pair_dataset.build_dataset`, without holding a large file
-    in memory. A file with more than `longest` characters becomes several documents, cut at empty lines if
-    there are any.
+    in memory. A file with more than `longest` characters becomes several documents of at most that length,
+    each as long as possible. The file is cut at empty lines, or anywhere if there is no empty line.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.
     """
@@ -118,14 +118,14 @@ def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[
 
 
 def last_character(data: bytes) -> int:
-    """Returns the index of the first byte of the last character, which may be incomplete. `data` is UTF-8."""
+    """Returns where the last character in UTF-8 `data` begins. This last character may be incomplete."""
     return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
 def decode(data: bytes, path: Path, offset: int, is_last: bool = True) -> str:
     """
-    Decodes `data`, which starts at byte `offset` of the file. If more follows, leaves out an incomplete
-    character at the end. Raises `ValueError` if `data` isn't UTF-8.
+    Decodes `data`, which starts at byte `offset` of the file. Unless `is_last` is set, leaves out an
+    incomplete character at the end. Line ends become `\\n`. Raises `ValueError` if `data` isn't UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8" if offset else "utf-8-sig")()
     try:
@@ -140,7 +140,8 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
     """
     ## Reading a data set
 
-    Yields the texts of a `datasets.IterableDataset`, which is what `load_dataset(…, streaming=True)` returns.
+    Yields the text of each row from `position` on, followed by an empty line. `dataset` is a
+    `datasets.IterableDataset`, which `load_dataset(…, split=…, streaming=True)` returns.
     """
     number = position[1]
     for row in dataset.skip(number):
@@ -148,7 +149,7 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
         yield Chunk(row[column] + "\n\n", (0, number))
 
 
-# A sample takes pieces of this many bytes from a large file.
+# A sample takes pieces of this many bytes from files of this size or more.
 SAMPLE_PIECE = 100_000
 
 
@@ -156,9 +157,9 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     """
     ## A sample for the vocabulary
 
-    Returns evenly spaced pieces of the text, about `most` bytes in total. A short text is returned in full.
-    Small files are either taken whole or left out. Of a compressed file, we know only the compressed size, so
-    the pieces come from its beginning.
+    Returns evenly spaced pieces of the text, about `most` bytes in total, or all of a text of at most `most`
+    bytes. A file smaller than a piece is taken whole or left out. Of a compressed file, we know only the
+    compressed size, so we take text only from its beginning.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.
     """
@@ -166,7 +167,7 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
     pieces, owed = [], 0.0
     for path in files:
         length = path.stat().st_size
-        # This is the number of bytes that the sample still lacks at the end of this file.
+        # The sample still needs this many bytes from the files up to and including this one.
         owed += length * ratio
         is_whole = ratio == 1 or length < SAMPLE_PIECE
         size = length if is_whole else SAMPLE_PIECE
@@ -177,14 +178,14 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
         with explain_unreadable(path), open_file(path) as file:
             for offset in (i * length // count for i in range(count)):
                 file.seek(offset)
-                # The offset may be inside a line, or even inside a character, so skip to the next line.
+                # The offset may be inside a line, so skip to the next line, but at most 1,000 bytes.
                 if offset:
                     file.readline(1000)
-                # The text of a compressed file can be longer than the file, so read at least one piece of it.
+                # A compressed file can have more text than bytes, so read at least one piece of its text.
                 most_of_it = max(size, SAMPLE_PIECE) if is_whole else size
                 offset = file.tell()
                 data = file.read(most_of_it)
-                # A piece may begin and end inside a character.
+                # A piece may begin or end inside a character.
                 first = (
                     next((i for i in range(min(4, len(data))) if data[i] & 0xC0 != 0x80), 0) if offset else 0
                 )

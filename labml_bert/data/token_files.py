@@ -2,8 +2,8 @@ r"""
 # Text larger than memory
 
 How do you train on more text than fits in memory? Tokenize it once and write the token ids to a file.
-Training then maps this file into memory, and the operating system reads only the parts that a batch needs.
-[`prepare.py`](../prepare.md) tokenizes the text and writes a folder:
+Training then maps this file into memory, and for each batch, the operating system reads only the parts that
+the batch needs. [`prepare.py`](../prepare.md) tokenizes the text and writes a folder:
 
 | file | contents |
 |---|---|
@@ -11,10 +11,10 @@ Training then maps this file into memory, and the operating system reads only th
 | `tokenizer.json` | the tokenizer |
 | `blocks.jsonl` | a line with the settings, a line for each block of text, and a final line |
 
-The text is read only once, in blocks of at least four million characters. The line about a block is written
-after its ids have reached the disk. So if the program is killed, the next run continues after the last block
-that has a line. The line also holds the sha256 of the block's ids. Whenever the folder is opened, we check
-this hash, the hash of the tokenizer, and a checksum of each line.
+The text is tokenized in blocks. Each block except for the last one has at least four million characters. The
+line about a block is written after the block's ids have reached the disk. So if the program is killed, the
+next run continues after the last block that has a line. The line also holds the sha256 of the block's ids.
+Whenever the folder is opened, we check this hash, the hash of the tokenizer, and a checksum of each line.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ from labml_bert.files import (
 )
 
 TRAIN, VALID = "train.bin", "valid.bin"
-# Each block except for the last one has at least this many characters. Tokenizing a block takes about fifty
-# times the block's size in memory.
+# Each block except for the last one has at least this many characters. Tokenizing a block takes tens of times
+# the block's size in memory.
 BLOCK_SIZE = 4_000_000
-# About this many bytes of the files are held out. With many more, every evaluation would take minutes.
+# About this many bytes of large files are held out. With many more, an evaluation could take minutes.
 HELD_OUT_SIZE = 4_000_000
 
 
@@ -64,16 +64,17 @@ class Block(NamedTuple):
     sha256: str
     """A hash of the block's ids in both files."""
     next: tuple[int, int]
-    """Where the next block begins."""
+    """Where the next block begins, as in `text_files.Chunk`."""
 
 
 def is_held_out(text: str, fraction: float) -> bool:
     """
     ## What is held out
 
-    Whether a piece of text is held out. A hash of the piece decides, so an exact copy of a held-out piece is
-    held out too. A piece has about 10,000 characters, and the rest of its document is mostly training text.
-    For a small text, it's better to hold out whole documents, as `corpora.split_documents` does.
+    Whether a piece of text is held out. A hash of the piece decides, so about `fraction` of all pieces are
+    held out, and so are exact copies of these pieces. A piece has about 10,000 characters. The rest of its
+    document is mostly training text. For a small text, it's better to hold out whole documents, as
+    `corpora.split_documents` does.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -83,8 +84,8 @@ def encode_block(
     tokenizer: Tokenizer, texts: Sequence[str], fraction: float
 ) -> tuple[bytes, bytes, int, int]:
     """
-    Tokenizes the texts. Returns the ids of the training pieces and of the held-out pieces, as bytes, and the
-    numbers of characters in each. The `tokenizers` library uses all cores.
+    Tokenizes the texts. Returns the ids of the training pieces and of the held-out pieces, as bytes, and then
+    the numbers of characters in the two groups. The `tokenizers` library uses all cores.
     """
     typecode = id_type(tokenizer)[0]
     parts: tuple[list[str], list[str]] = ([], [])
@@ -109,15 +110,15 @@ class Progress(NamedTuple):
     blocks: list[Block]
     is_finished: bool
     size: int
-    """Bytes up to the end of the last whole line. A killed process may have written half a line after it."""
+    """The length of the whole lines in bytes. A killed process may have written half a line after them."""
 
 
-# In a finished folder, the last line of `blocks.jsonl` has this key, with the number of blocks as its value.
+# In a finished folder, the last line of `blocks.jsonl` has this key. Its value is the number of blocks.
 FINISHED = "finished"
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a file is foreign: a process killed before it wrote `blocks.jsonl` can't have left it."""
+    """Whether a file can't be the remnant of a process that was killed before it wrote `blocks.jsonl`."""
     return name not in (".lock", "tokenizer.json") and not name.endswith(PART)
 
 
@@ -125,7 +126,7 @@ def read_progress(folder: Path) -> Progress | None:
     """
     Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if that file doesn't exist yet.
 
-    Raises `ValueError` if `folder` has other files but no `blocks.jsonl`, or if `blocks.jsonl` is damaged.
+    Raises `ValueError` if `folder` has foreign files but no `blocks.jsonl`, or if `blocks.jsonl` is damaged.
     """
     path = folder / BLOCKS
     if not path.is_file():
@@ -158,10 +159,11 @@ def write_token_files(
     ## Writing the ids
 
     Tokenizes a text and writes the ids to `folder`, or continues where an earlier call stopped. `settings`
-    identify the text; `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
+    identify the text. `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
 
-    Raises `ValueError` if `folder` has unrelated files, damaged files or the tokens of a different text, or
-    if the text can't be read. Raises `OSError` if the disk is full or another process is using `folder`.
+    Raises `ValueError` if `folder` has foreign files but no `blocks.jsonl`, damaged files, or the tokens of a
+    different text or tokenizer, or if the text can't be read. Raises `OSError` if the disk is full or another
+    process is using `folder`.
     """
     make_folder(folder)
     with lock(folder):
@@ -175,7 +177,7 @@ def write_token_files(
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
         if progress.settings != settings:
             raise ValueError(f"{folder} has the tokens of another text or tokenizer; choose another folder")
-        # Write the tokenizer again, in case its file is damaged or gone.
+        # Write the tokenizer even if an earlier call has written it, in case its file is damaged or gone.
         write_whole(folder / "tokenizer.json", json_text)
         itemsize = id_type(tokenizer)[1].itemsize
         if progress.blocks:
@@ -186,7 +188,7 @@ def write_token_files(
             train, valid, lines = (
                 stack.enter_context(open_to_append(folder / name)) for name in (TRAIN, VALID, BLOCKS)
             )
-            # A killed process may have written ids without their line, or half a line.
+            # A killed process may have written ids without a line about them, or half a line. Remove these.
             train.truncate(itemsize * sum(block.train_tokens for block in progress.blocks))
             valid.truncate(itemsize * sum(block.valid_tokens for block in progress.blocks))
             lines.truncate(progress.size)
@@ -207,7 +209,7 @@ def write_token_files(
 
 
 def group_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], tuple[int, int]]]:
-    """Groups chunks into blocks. Yields the texts of each block, and where the next one begins."""
+    """Groups chunks into blocks. Yields the texts of each block, and where the next block begins."""
     texts: list[str] = []
     size = 0
     position = None
@@ -227,8 +229,8 @@ class TokenizedCorpus:
     """
     ## Reading the ids
 
-    The counterpart of `Corpus` for a folder of token files. The training ids are memory-mapped, so they take
-    almost no memory, however long the text is.
+    The counterpart of `Corpus` for a folder of token files. The training ids are memory-mapped, so they don't
+    have to fit in memory.
     """
 
     name: str
@@ -240,12 +242,12 @@ class TokenizedCorpus:
     train_characters: int
     valid_characters: int
     valid: list[str]
-    """The beginning of the held-out text, 16 tokens in each string. Line ends and some spaces are lost."""
+    """The first 8,192 held-out tokens, decoded, 16 in each string. Decoding can lose line ends and spaces."""
     sha256: str
     """A hash of the ids and of the tokenizer."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises `ValueError` if `tokenizer` would produce different ids."""
+        """Raises `ValueError` if `tokenizer` could produce different ids for the same text."""
         a, b = (json.loads(t.to_str()) for t in (tokenizer, self.tokenizer))
         for parts in (a, b):
             # How special tokens are matched doesn't matter, because they are never matched in a corpus.
@@ -260,7 +262,7 @@ class TokenizedCorpus:
 
 def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
     """
-    Opens a folder of token files, or loads a corpus.
+    Opens a folder of token files, or otherwise loads a corpus by its name or path.
 
     Raises `ValueError` if `read_token_files` or `load_corpus` does.
     """
@@ -286,8 +288,8 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     """
     Opens a folder that `write_token_files` has finished.
 
-    Raises `ValueError` if it isn't finished, if a file is damaged, or if the text is too short to hold out
-    any of it.
+    Raises `ValueError` if the folder isn't finished, if a file is damaged, or if the text is so short that
+    there are no held-out tokens or no training tokens.
     """
     progress = read_progress(folder)
     if progress is None or not progress.is_finished:

@@ -6,8 +6,9 @@ characters, the vocabulary of an English text has about a hundred tokens, and se
 the vocabulary has thousands of tokens and sequences are short, but a new word has no id of its own. Subwords
 are in between, and BERT uses them.
 
-Each function here trains a `Tokenizer` of Hugging Face [tokenizers](https://huggingface.co/docs/tokenizers)
-on a text. A tokenizer is saved as one JSON file, `tokenizer.json`, which `transformers` can read too.
+For each choice, a function here makes a `Tokenizer` of Hugging Face
+[tokenizers](https://huggingface.co/docs/tokenizers) from a text. `save_tokenizer` writes any of these
+tokenizers to files that `transformers` can read too.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from labml_bert.files import make_folder
 
 # These names are from the original code. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# A word with more characters than this is split before a vocabulary is learned.
+# A word with more characters than this is split before a subword vocabulary is learned.
 LONGEST_WORD = 1000
 
 
@@ -34,7 +35,7 @@ def character_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """
     ## Characters
 
-    Every character of `texts` is a token, spaces and line ends included, so decoding restores the text
+    Every character of `texts` is a token, spaces and line ends included, so decoding restores these texts
     exactly. A character that isn't in `texts` becomes `[UNK]`.
     """
     characters = sorted(set().union(*texts))
@@ -53,7 +54,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
     A token is a lower-case word or a run of punctuation. The vocabulary has at most `vocab_size` tokens: the
     special tokens, and the most frequent of the other tokens that occur at least twice. Everything else
-    becomes `[UNK]`. Spaces are lost, so decoding puts a space between any two tokens.
+    becomes `[UNK]`. Spaces and line ends are lost. Decoding puts a space between any two tokens.
 
     Raises `ValueError` if `vocab_size` leaves no room for a word.
     """
@@ -76,25 +77,25 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     ## Subwords
 
     A frequent word is one token, and a rare word is several: `un`, `##usual`. The `##` marks a subword that
-    continues a word. Each single character is a subword too, with or without the `##`, depending on where it
-    occurs in the text. So `[UNK]` is rare.
+    continues a word. Each single character of the text is a subword too: without `##` if it starts a word
+    anywhere, and with `##` if it continues one. So `[UNK]` is rare.
 
     `lowercase` also strips accents, as the uncased BERT does. It turns `für` into `fur`, and damages scripts
-    that write vowels as marks. Without it, all marks are kept. In both cases, as in the original code, each
-    Chinese character is a word of its own. Zero-width joiners and non-joiners, which Persian and some Indic
-    scripts use, are dropped. All of `texts` is held in memory, so pass a sample of a large corpus.
+    that write vowels as marks. Without `lowercase`, all marks are kept. In both cases, as in the original
+    code, each Chinese character is a word of its own. Zero-width joiners and non-joiners, which Persian and
+    some Indic scripts use, are dropped. All of `texts` is held in memory, so pass a sample of a large corpus.
 
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
 
-    Raises `ValueError` if there is no text, or if `vocab_size` is too small for the alphabet: the special
-    tokens, each character that starts a word and, with its `##`, each character that continues one.
+    Raises `ValueError` if there is no text, or if `vocab_size` is too small for the special tokens and the
+    alphabet: each character that starts a word and, with its `##`, each character that continues one.
 
     Source: [Japanese and Korean voice search](https://research.google/pubs/japanese-and-korean-voice-search/)
-    for the method; `BasicTokenizer` in `tokenization.py` of
+    for the idea; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
-    # The library's running time grows with the square of the longest word's length.
+    # The library's training time grows with the square of the longest word's length.
     long_word = re.compile(rf"\S{{{LONGEST_WORD}}}")
     texts = [
         long_word.sub(r"\g<0> ", text) if max(map(len, text.split()), default=0) > LONGEST_WORD else text
@@ -103,7 +104,7 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     specials = list(SPECIAL_TOKENS)
     pieces = train_wordpiece(texts, 0, lowercase, specials)
     # The library numbers the `##` characters in a different order in each run, and breaks ties between merges
-    # by these numbers. So learn the alphabet first, sort it, and give it fixed numbers.
+    # by these numbers. So we learn the alphabet first, sort it, and give each character a fixed number.
     alphabet = sorted(pieces.keys() - {*specials})
     if not alphabet:
         raise ValueError("there is no text to train a tokenizer on; use a file with text")
@@ -151,7 +152,7 @@ def train_wordpiece(texts: list[str], vocab_size: int, lowercase: bool, first: l
 
 
 def special_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids of `SPECIAL_TOKENS`, in that order."""
+    """Returns the ids of those `SPECIAL_TOKENS` that the tokenizer has, in that order."""
     ids = (tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
     return [i for i in ids if i is not None]
 
@@ -160,10 +161,10 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     """
     ## A corpus as one row of ids
 
-    Concatenates the documents, with an empty line after each. Returns a one-dimensional int64 tensor.
+    Concatenates the documents, with an empty line after each. Returns their ids, one-dimensional int64.
     """
-    # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping of offsets
-    # small. Each piece ends at a line end or at a space if one is near, so words are hardly ever cut.
+    # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping small.
+    # Each piece ends at a line end or before a space if one is near, so words are hardly ever cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
@@ -182,8 +183,8 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
     """
-    Splits `text` at line ends into pieces of about `size` characters. A line that is too long is split at a
-    space if it has one. Joined, the pieces give `text` again.
+    Splits `text` into pieces of about `size` characters, and at most twice as many. Cuts at a line end, at a
+    space if no line end is near, or else anywhere. Joined, the pieces give `text` again.
     """
     pieces, start = [], 0
     while start < len(text):
@@ -200,7 +201,7 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
 
 @contextlib.contextmanager
 def silent_panics() -> Iterator[None]:
-    """Hides stack traces: the library's Rust code prints one before it turns a panic into an exception."""
+    """Hides stderr. The library's Rust code prints a message before it turns a panic into an exception."""
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -213,10 +214,10 @@ def silent_panics() -> Iterator[None]:
 
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
-    Reads a `tokenizer.json`. `vocab_size` is the vocabulary size of the model that uses the tokenizer.
+    Reads a `tokenizer.json`. `vocab_size`, if set, is the vocabulary size of the model to use it with.
 
-    Raises `ValueError` if the file is missing or damaged, isn't a tokenizer, lacks one of `SPECIAL_TOKENS`,
-    or doesn't have `vocab_size` tokens.
+    Raises `ValueError` if the file is missing or damaged, if it isn't a tokenizer or lacks one of
+    `SPECIAL_TOKENS`, if the ids have gaps, or if there aren't `vocab_size` tokens.
     """
     try:
         data = read_checked(path)
@@ -227,7 +228,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     try:
         with silent_panics():
             tokenizer = Tokenizer.from_buffer(data)
-            # `transformers` saves how it last truncated and padded. We never want either.
+            # `transformers` saves how it last truncated and padded. We never want the tokenizer to do either.
             tokenizer.no_truncation()
             tokenizer.no_padding()
             # Some defects show up only when the tokenizer encodes an unknown character or word, or a pair.
@@ -239,7 +240,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             )
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # The library raises bare `Exception`, and a panic isn't even one.
+    except BaseException as error:  # The library raises `Exception`, and for a panic, `BaseException`.
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
@@ -256,9 +257,9 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
-    Raises `ValueError` if the run in `folder` was started with a different tokenizer, because the rows of its
-    embeddings would belong to the wrong tokens. Accepts a damaged or missing file, because the file will be
-    written again.
+    Raises `ValueError` if the run in `folder` was started with a different tokenizer, because the model's
+    embeddings would belong to the wrong tokens. Accepts a damaged or missing `tokenizer.json`, because the
+    file will be written again.
     """
     try:
         before = parse_json(read_checked(folder / "tokenizer.json"))
@@ -275,10 +276,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     """
     ## For `transformers` too
 
-    Writes `tokenizer.json` and `tokenizer_config.json`, and for WordPiece also `vocab.txt`, with one subword
-    per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids as `tokenizer`. It loads a
-    WordPiece tokenizer as `BertTokenizer`, which is rebuilt from the vocabulary and from the settings in
-    `tokenizer_config.json`. `settings` are added to `tokenizer_config.json`.
+    Writes `tokenizer.json` and `tokenizer_config.json`. For BERT's WordPiece, also writes `vocab.txt`, with
+    one token per line. `AutoTokenizer.from_pretrained(folder)` then gives the same ids as `tokenizer`. For
+    BERT's WordPiece, it returns a `BertTokenizer`, rebuilt from the vocabulary and from the settings in
+    `tokenizer_config.json`. The arguments in `settings` are added to this file.
     """
     make_folder(folder)
     write_checked(folder / "tokenizer.json", tokenizer.to_str(pretty=True))

@@ -5,8 +5,8 @@ Where do the rows of a batch come from? The text is one long row of tokens, and 
 window of it that starts at a random token.
 
 The position embeddings are easy to forget. If sequences of 16 tokens always used positions 0 to 15, the
-embeddings of the other positions would still be random when the sequences get longer. So each window also
-gets a random offset $o$, and all positions are trained from the first step:
+embeddings of the other positions would still be untrained when the sequences get longer. So each window also
+gets a random offset $o$, and training reaches all positions from the beginning:
 
 $$p_t = o + t, \qquad o \sim \operatorname{Uniform}\{0, \dots, T_{\text{max}} - T\}$$
 

@@ -2,9 +2,10 @@
 # What surrounds an experiment
 
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
-Everything else is here: the run's folder, the header, the progress line and tracking. At the end, a run
-prints its result and saves a model that `fill_mask` and `transformers` can load. With `--record`, it also
-writes a record. Bad input is rejected before anything is written."""
+The class `Run` does what these scripts share: it creates the run's folder, prints the header and the
+progress, and tracks the metrics. At the end, a run prints its result and saves a model that `fill_mask` and
+`transformers` can load. With `--record`, the run also writes a record. A run rejects bad input before it
+saves anything in its folder."""
 
 import contextlib
 import json
@@ -69,7 +70,7 @@ from labml_bert.training.trainer import Report, Step, Trainer
 
 
 class PreparedText(Protocol):
-    """The attributes and methods that `MaskedText` and `PairedText` share."""
+    """The attributes and methods of `MaskedText` and `PairedText` that a `Run` or its script uses."""
 
     tokenizer: Tokenizer
     generator: torch.Generator
@@ -78,10 +79,10 @@ class PreparedText(Protocol):
 
     @property
     def corpus(self) -> Corpus | TokenizedCorpus:
-        """The text, or its token ids."""
+        """The corpus, as text or as token ids."""
 
     def batch(self, length: int) -> dict[str, Tensor]:
-        """The next batch, with `length` tokens per row."""
+        """Returns the next batch, with `length` tokens per row."""
 
 
 class Run:
@@ -89,15 +90,15 @@ class Run:
     ## One run
 
     The script draws its batches with the random `generator` and trains on `device`. The options determine the
-    seed and the device. If `is_alone` is true, the run ignores the other processes that `torchrun` has
-    started.
+    generator's seed and the device. If `is_alone` is true, the run doesn't connect to the other processes
+    that `torchrun` has started.
 
-    Raises `ValueError` if a value is out of range, if the device isn't available, or if the record can't be
-    written.
+    Raises `ValueError` if the seed or the number of threads isn't valid, if the device isn't available, or if
+    the record can't be written.
     """
 
     def __init__(self, options: RunOptions, experiment: str, is_alone: bool = False):
-        # `user_options` keeps the user's options. A script may fill in missing values in `options`.
+        # A script may replace `options` to fill in missing values. `user_options` stays as the user set it.
         self.user_options = self.options = options
         self.experiment = experiment
         self.start_time = time.monotonic()
@@ -114,7 +115,7 @@ class Run:
         self.path: Path | None = None
         self.is_resumable = True
         self.default_threads = torch.get_num_threads()
-        # A program that runs an experiment can set listeners. They replace tracking and the progress line.
+        # Other code can set these listeners. `on_report` then replaces tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
@@ -122,7 +123,7 @@ class Run:
 
     @contextlib.contextmanager
     def reading_text(self) -> Iterator[None]:
-        """Runs the block in rank zero first, so that the others find what rank zero has written to disk."""
+        """Runs the block in rank zero first. The other processes find on disk what rank zero has written."""
         with console.status("reading the text"), rank_zero_first():
             yield
 
@@ -140,13 +141,13 @@ class Run:
         the header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the
         sha256 of each text, other than the corpus, that the result depends on.
 
-        Raises `ValueError` if a step has fewer rows than micro-batches, if the run's folder isn't writable,
-        or if the run can't be resumed.
+        Raises `ValueError` if an option is out of range, if a step has fewer rows than micro-batches, if the
+        run's folder isn't writable or is in use, or if the run can't be resumed.
         """
         options = self.options
         arguments = arguments or options.training_arguments()
         if self.on_step:
-            # A listener that looks at every step needs only the last evaluation.
+            # A listener of every step, such as a fingerprint, needs no regular evaluations before the last.
             arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
         self.model, self.text, self.processes = model, text, world_size()
@@ -166,11 +167,11 @@ class Run:
         if options.resume:
             trainer.resume()
             check_same_tokenizer(text.tokenizer, path)
-            # The run's time includes the training before this resume.
+            # Count the training time before this resume as part of the run's wall time.
             self.start_time -= trainer.seconds
         self.set_threads(trainer)
         self.path = path
-        # From now on, the loop saves and stops the run if nobody reads the output.
+        # From now on, the console doesn't end the program if it can't print. `report` stops the run instead.
         console.keeps_running = True
         if rank() == 0:
             write_checked(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
@@ -179,7 +180,7 @@ class Run:
         trainer.on_step = self.on_step or trainer.on_step
         if rank() == 0:
             if options.resume:
-                # After this line of metrics, `read_metrics` ignores older values of the steps to be repeated.
+                # This line makes `read_metrics` ignore the older values of steps that the run will repeat.
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
         self.resources.enter_context(self.progress.live())
@@ -189,8 +190,8 @@ class Run:
     def set_threads(self, trainer: Trainer) -> None:
         """
         Sets the number of threads until the end of the run. A number in `--threads` takes precedence.
-        Otherwise, a resumed run uses as many threads as before. A new run with `auto` on a CPU times several
-        numbers of threads and uses the fastest.
+        Otherwise, a resumed run uses the number in its checkpoint, if `Trainer.resume` restored it. A new run
+        with `auto` on a CPU times several numbers and uses the fastest. Other runs use PyTorch's default.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}
@@ -203,12 +204,12 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Set the number even if it doesn't change, because PyTorch's default may behave differently.
+        # Set the number even if it's PyTorch's default, because an explicit number may behave differently.
         torch.set_num_threads(count)
         self.threads = count
 
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
-        """Prints what the run will do, and the baselines."""
+        """Prints the header, which says what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} minutes"
         processes = world_size()
@@ -231,7 +232,7 @@ class Run:
         results_table(text.baselines)
 
     def describe_threads(self) -> dict[str, str]:
-        """Returns the header's row with the result of `--threads auto`, or no row without `auto`."""
+        """Returns a header row with the speeds that `set_threads` measured, or no row if it measured none."""
         speeds = [f"{n}: {self.text.batch_tokens / s:,.0f}" for n, s in self.seconds_per_step.items()]
         return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
@@ -247,11 +248,11 @@ class Run:
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
         self.progress.show(report, tokens_per_second)
         if console.quiet:
-            # Nobody reads the output anymore. Stop the loop as Ctrl-C does, so that the run is saved.
+            # The output can't be written anymore. Stop the loop as Ctrl-C does, so that the run is saved.
             self.current_trainer.stop_signal = signal.SIGINT
 
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
-        """Records the result of an evaluation during training, and prints the result at a milestone."""
+        """Stores `evaluation` in `step` for the next report, and prints it at a milestone."""
         step.evaluation = evaluation
         if step.at_milestone:
             console.print(
@@ -271,7 +272,7 @@ class Run:
     def print_filled(
         self, input_ids: Tensor, labels: Tensor, predictions: Tensor, notes: Sequence[str] = ()
     ) -> None:
-        """Prints each row with its predictions and, if there are `notes`, its note."""
+        """Prints each row with its predictions and, if `notes` has a note for each row, its note."""
         console.print()
         for row in range(len(predictions)):
             for line in filled_lines(self.text.tokenizer, input_ids[row], labels[row], predictions[row]):
@@ -286,9 +287,9 @@ class Run:
         conclusion: Callable[[dict[str, float]], str] | None = None,
     ) -> None:
         """
-        Evaluates the model and saves it, with the tokenizer, in the format of `transformers`. Prints the
-        result and how to use the model, and writes a record if the options ask for one. Only rank zero does
-        this work. The other processes disconnect and return.
+        Disconnects the processes from each other. Then rank zero evaluates the model and saves it, with the
+        tokenizer, in the format of `transformers`. Rank zero also prints the result and how to use the model,
+        and writes a record if the options ask for one. The other processes return without doing any of this.
         """
         trainer, text, options = self.current_trainer, self.text, self.options
         trainer.parallel = trainer.model
@@ -304,7 +305,7 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
         write_pretraining_card(self.path / "model", script, self.describe(result))
-        # The evaluations during the run used only part of the held-out text, so track this one too.
+        # The evaluations during training may have used only part of the held-out text, so track this one too.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})
         self.resources.close()
 
@@ -317,7 +318,7 @@ class Run:
             console.print(f"  record      {display_path(options.record)}")
         console.print(f"  run         {display_path(self.path)}")
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
-        # By default, `fill_mask` takes the newest run under logs/. If this run is elsewhere, name it.
+        # By default, `fill_mask` uses the newest run under logs/. If this run isn't there, name its folder.
         is_default = self.path.parent.parent == Path("logs")
         options_of_run = [] if is_default else [f"--run {quote(display_path(self.path))}"]
         example = masked_line(text.corpus.valid, text.tokenizer, self.model.config.max_position_embeddings)
@@ -328,7 +329,7 @@ class Run:
         """
         ## The record
 
-        Returns the result, with what you need to check or repeat it. Pages and charts use these records.
+        Returns the result, with what you need to check or repeat the run. Our pages and charts use records.
         """
         assert self.path is not None
         precision = self.current_trainer.precision
@@ -341,7 +342,7 @@ class Run:
         return record | self.describe(result) | {"history": history}
 
     def arguments(self) -> list[str]:
-        """The options that change the result and differ from their defaults, as command-line arguments."""
+        """Returns, as command-line arguments, the non-default options that change the result."""
         user_options, text = self.user_options, self.text
         # Record the text's name and not its path, because another machine may not have that path.
         non_defaults = {
@@ -379,9 +380,9 @@ class Run:
 
 def new_run_path(runs: Path, experiment: str) -> Path:
     """
-    Creates the folder `runs/experiment/time`.
+    Creates and returns the folder `runs/experiment/time`. If the name is taken, adds `-2`, `-3` and so on.
 
-    Raises `ValueError` if the folder can't be created.
+    Raises `ValueError` if the folder can't be created or its name isn't UTF-8.
     """
     base = runs / experiment / time.strftime("%Y%m%d-%H%M%S")
     path, n = base, 1
@@ -404,10 +405,10 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder for this process until the end of the `with` block. Also deletes partial files.
+    Locks the run's folder and deletes partial files. A `with` block on the returned lock releases it.
 
     Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
-    `OSError` if a file that the run would write to is a link.
+    `OSError` if the lock file, the metrics or the model's folder is a link or has the wrong type.
     """
     for name in (".lock", METRICS):
         check_own(run_path / name)
@@ -426,7 +427,7 @@ def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
-    """Raises `ValueError` if a step has fewer rows than micro-batches."""
+    """Raises `ValueError` if a step at the longest length has too few rows for its micro-batches."""
     schedule: str = options.schedule  # type: ignore[attr-defined]
     longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
     rows, parts = batch_tokens // longest, world_size() * count

@@ -2,8 +2,8 @@
 # From the command line to the end of a run
 
 Each pretraining script ends with `launch(main, Options)`. This call parses the options and calls `main(run,
-options)`. If the run ends early, `launch` prints the reason in one line. If the run writes a record, `launch`
-adds a fingerprint, so that you can check the record later."""
+options)`. If you stop the run or an expected error ends it, `launch` prints a short message instead of a
+traceback. If the run writes a record, `launch` adds a fingerprint, so that you can check the record later."""
 
 import inspect
 import json
@@ -25,10 +25,10 @@ def launch(
     main: Callable[[Run, OptionsType], None], options_type: type[OptionsType], argv: list[str] | None = None
 ) -> None:
     """
-    Calls `main(run, options)`. On bad input, prints one line and exits with code 2. If you stop the run,
-    prints how to resume it.
+    Parses the options from `argv`, by default the command line, and calls `main(run, options)`. On bad input,
+    prints one line and exits with code 2. If you stop the run, prints how to resume it or start over.
     """
-    # In a notebook, `inspect` would find a temporary file here, so use `__file__`.
+    # In a notebook, `inspect` would return the name of a temporary file, so use `__file__`.
     experiment = Path(main.__globals__["__file__"]).stem
     description = inspect.cleandoc(main.__doc__ or "")
     with exit_on_bad_input():
@@ -39,20 +39,20 @@ def launch(
             main(run, options)
         if options.record is not None and rank() == 0:
             record = json.loads(options.record.read_text("utf-8"))
-            # A script that puts several runs into one record defines how to take their fingerprints.
+            # For a record of several runs, the script's function `fingerprints` returns a taker for each run.
             several = main.__globals__.get("fingerprints")
-            # The record has only the name of the text, but a fingerprint needs the path.
+            # The record has only the name of the text, but taking a fingerprint may need the path.
             configuration = {**record["configuration"], "corpus": options.corpus}
             single = {"": partial(take_fingerprint, main, options, experiment)}
             takers = several({**record, "configuration": configuration}) if several else single
             with console.status("taking the fingerprint of the record"):
-                # A run whose fingerprint is already in the record keeps it.
+                # If the record already has the fingerprint of a run, keep that fingerprint.
                 taken = record.setdefault("fingerprints", {})
                 for name, take in takers.items():
                     if name not in taken:
                         try:
                             taken[name] = take() | {"checked": origin()}
                         except ValueError as error:
-                            # The text can no longer be read. `exit_cleanly` says how to continue.
+                            # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
                             raise OSError(str(error)) from None
             write_whole(options.record, json.dumps(record, indent=1))

@@ -1,9 +1,10 @@
 """
 # Before PyTorch is loaded
 
-What if a package is missing? Every experiment imports this module first. The module tells you in one line
-which packages are missing and how to install them. The module itself needs only Python. Loading PyTorch takes
-seconds, and Ctrl-C during that time also prints one line instead of a traceback.
+What if a package is missing? Every experiment imports this module before it loads PyTorch. If packages are
+missing, the module ends the program with one line that names them and tells you how to install them. The
+module itself needs only Python. Loading PyTorch takes seconds. If you press Ctrl-C during that time, the
+module prints one line instead of a traceback.
 """
 
 import os
@@ -13,7 +14,8 @@ import tempfile
 from importlib.util import find_spec
 from types import FrameType
 
-# pyproject.toml lists the same packages, but a clone that isn't installed has no metadata to read.
+# pyproject.toml lists the same packages. But an installed package doesn't contain that file, and a clone that
+# isn't installed has no metadata, so this module needs its own list.
 REQUIRED = (
     "torch",
     "labml",
@@ -29,7 +31,7 @@ REQUIRED = (
 )
 
 
-# If stdout or stderr is closed, the next opened file gets its number, and C code would print to that file.
+# If a standard stream is closed, the next opened file gets its number, and C code could print to that file.
 for number in (0, 1, 2):
     try:
         os.fstat(number)
@@ -38,25 +40,25 @@ for number in (0, 1, 2):
 if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
-# Some programs set a width of 0. With fewer than 20 columns, rich prints nothing or wraps forever. Rich also
+# Some programs set COLUMNS to 0. With too few columns, Rich can print nothing or wrap forever. Rich also
 # accepts a character such as ² as a digit, and then raises an error.
 columns = os.environ.get("COLUMNS", "")
 if not columns.isdecimal() or int(columns) < 20:
     os.environ.pop("COLUMNS", None)
 
-# A shell started by a `torchrun` job may have inherited `TORCHELASTIC_RUN_ID`, but not `RANK`.
+# `torchrun` sets both variables. A process without `RANK` has only inherited `TORCHELASTIC_RUN_ID`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
 
 try:
-    # Without a current folder, PyTorch's libraries don't load.
+    # PyTorch's libraries don't load if the current folder no longer exists.
     os.getcwd()
 except OSError:
     print("error: the current folder no longer exists; change to another one", file=sys.stderr)
     raise SystemExit(2) from None
 
 try:
-    # PyTorch asks for the temporary folder when it's imported.
+    # Importing PyTorch calls `gettempdir` too, which raises `OSError` if no temporary folder is writable.
     tempfile.gettempdir()
 except OSError as error:
     print(f"error: {error.strerror}; free some space on the disk", file=sys.stderr)
@@ -64,7 +66,7 @@ except OSError as error:
 
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:
-    """Ends the process with one line. Nothing has been written yet."""
+    """Handles Ctrl-C: prints one line and ends the process, which hasn't written any file yet."""
     os.write(2, b"\nstopped before it began\n")
     os._exit(130)
 
@@ -73,7 +75,7 @@ try:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop_before_it_began)
 except ValueError:
-    # Only the main thread may set a signal handler.
+    # Only the main thread can set a signal handler.
     pass
 
 if missing := [name for name in REQUIRED if find_spec(name) is None]:

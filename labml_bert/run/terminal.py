@@ -45,7 +45,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
 
-# The message of an `OSError` ends with the remedy for its `errno`.
+# If the `errno` of an `OSError` is in this table, the error message ends with its remedy.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -67,10 +67,11 @@ def exit_on_bad_input() -> Iterator[None]:
     """
     ## Bad input
 
-    Bad input raises `ValueError` before anything is written. An operating system error raises `OSError`. In
-    this block, either error prints one line and ends the program with exit code 2.
+    Our code raises `ValueError` for bad input. Python raises `OSError` for an error of the operating system.
+    In this block, these errors print one line and end the program with exit code 2. A loss that isn't finite
+    and a lack of memory do the same.
     """
-    # Don't import `preflight` here, because that would change what Ctrl-C does in other programs.
+    # Don't import `preflight` here, because the import can change what Ctrl-C does in your own program.
     preflight = sys.modules.get("labml_bert.run.preflight")
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
@@ -84,7 +85,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
-        # A tokenizer from elsewhere raises `Exception` or `PanicException` if it can't encode a text.
+        # A tokenizer that can't encode a text raises a bare `Exception` or a `PanicException`.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         fail(f"the program or a library failed: {error}")
@@ -97,10 +98,10 @@ def exit_cleanly(
     """
     ## When a run ends early
 
-    As long as `find_path` returns `None`, nothing has been written, and bad input ends the program as above.
-    After that, if you stop a run that has a checkpoint, and `is_resumable` returns true, the block prints how
-    to resume the run with `resume_options`. A loss that isn't finite or a full disk prints one line.
-    Everything saved so far is kept."""
+    As long as `find_path` returns `None`, the run has saved nothing, and bad input ends the program as above.
+    If you stop the run after that, the block prints how to resume the run with `resume_options`, or that you
+    can only start over. An `OSError` such as a full disk, a lack of memory or a loss that isn't finite ends
+    the program with one line. Everything saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
@@ -126,7 +127,7 @@ def exit_cleanly(
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
         if has_lost_another(error):
-            # `torchrun` is about to end this process too.
+            # `torchrun` is about to send SIGTERM to this process too. Ignore it, so that the line is printed.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             path, remedy = find_path(), "run the same command again"
             if path is not None and has_checkpoint(path):
@@ -137,7 +138,7 @@ def exit_cleanly(
 
 @contextlib.contextmanager
 def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
-    """Until `find_path` returns a folder, treats a `ValueError` or an `OSError` as bad input."""
+    """Until `find_path` returns a path, ends the program with one line on errors that bad input can raise."""
     try:
         yield
     except (ValueError, OSError, OverflowError) as error:
@@ -147,16 +148,16 @@ def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
 
 
 def print_last(text: str) -> None:
-    """Prints how a run ended. If nobody reads the output, the text goes to stderr as one line."""
+    """Prints how a run ended. If the console can't print, the text goes to stderr as one line."""
     console.print(text)
     if console.quiet or sys.stdout is None:
-        # Don't use `print`, because text that stays in its buffer would change the exit code.
+        # Don't use `print`. If Python couldn't write the buffer at exit, the exit code would change.
         with contextlib.suppress(OSError):
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
 
 
 def path_with_name(name: str) -> Path:
-    """The path with this name. Raises `ArgumentTypeError` if the name is empty."""
+    """Returns the path with this name. Raises `ArgumentTypeError` if the name is empty."""
     if not name:
         raise argparse.ArgumentTypeError("the name is empty")
     return Path(name)
@@ -167,7 +168,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, **options)
-        # `Path("")` would be the current folder.
+        # `Path("")` is the current folder, so reject an empty name.
         self.register("type", Path, path_with_name)
 
     def error(self, message: str) -> NoReturn:
@@ -186,7 +187,7 @@ def fail(reason: object) -> NoReturn:
 
 
 def explain(reason: object) -> str:
-    """Describes an error in one line. The line for an `OSError` includes its file name."""
+    """Describes an error in one line. For an `OSError` with a file name, the line includes that name."""
     if isinstance(reason, OSError) and reason.strerror and reason.filename:
         return f"{reason.strerror} ({reason.filename})"
     return " ".join(str(reason).splitlines())
@@ -194,9 +195,9 @@ def explain(reason: object) -> str:
 
 def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
     """
-    Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have more than
-    2^63 bytes. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. Any other
-    `RuntimeError` comes from a bug in our code, or says only that another process has ended.
+    Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have 2^63 bytes
+    or more. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. If another
+    `RuntimeError` occurs, the first process that fails raises it again, and the others end silently.
     """
     if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
@@ -211,23 +212,23 @@ def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
 
 
 def command(*words: str) -> str:
-    """Returns a command line for this Python that you can paste into a shell."""
-    # Don't resolve links: the interpreter of a virtual environment is a link to another interpreter.
+    """Returns a command line, to paste into a shell, that runs Python with `words` as arguments."""
+    # Don't resolve links, because the interpreter of a virtual environment is often a link to one outside it.
     name = "python" if IS_WINDOWS else "python3"
     python = sys.executable if sys.prefix != sys.base_prefix else name
-    # On Windows, Python may be on a different drive, and then there is no relative path.
+    # On Windows, Python may be on a different drive, and then `relpath` raises `ValueError`.
     with contextlib.suppress(ValueError):
         python = min(python, os.path.relpath(python), key=len)
     return " ".join(map(quote, (python, *words)))
 
 
 def quote(word: str) -> str:
-    """Quotes a word for the shell. The Windows shell knows only double quotes."""
+    """Quotes a word for the shell. On Windows, `cmd.exe` knows only double quotes."""
     return subprocess.list2cmdline([word]) if IS_WINDOWS else shlex.quote(word)
 
 
 def header(title: str, rows: dict[str, str]) -> None:
-    """Prints the title of a run, and its properties as a table of names and values."""
+    """Prints a title in bold, and `rows` as a table of names and values."""
     console.print(Text(f"\n{title}\n", style="bold"))
     for name, value in rows.items():
         console.print(Text(f"  {name:<11}", style="dim").append(value, style="default not dim"))
@@ -235,7 +236,7 @@ def header(title: str, rows: dict[str, str]) -> None:
 
 
 def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> None:
-    """Prints the baselines and, if the model has a result, that result below them."""
+    """Prints the baselines and, if `ours` is set, the model's result below them."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("held-out text" if ours else "baselines to beat", min_width=30)
     table.add_column("loss (nats)", justify="right")
@@ -250,12 +251,12 @@ def results_table(baselines: list[Baseline], ours: Baseline | None = None) -> No
 
 class Bar(Progress):
     """
-    A progress bar that leaves a few columns free. On Ctrl-C, terminals print `^C` there. If the bar filled
-    the line, `^C` would make the line wrap, and the bar would be drawn twice.
+    A progress bar that leaves a few columns at its right end free. On Ctrl-C, terminals print `^C` there. If
+    the bar filled the line, `^C` would make the line wrap, and the bar would be drawn twice.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yields the bar, eight columns narrower than the terminal."""
+        """Yields the bar, eight columns narrower than the terminal but at least 20 columns wide."""
         yield Constrain(self.make_tasks_table(self.tasks), max(20, console.width - 8))
 
 
@@ -263,7 +264,7 @@ class ProgressLine:
     """
     ## Progress
 
-    Shows progress as a bar in a terminal, and otherwise as a line every ten seconds.
+    Shows progress as a bar in a terminal, and otherwise as a line about every ten seconds.
     """
 
     def __init__(self, minutes: float | None):
@@ -285,13 +286,13 @@ class ProgressLine:
             yield
 
     def tokens_per_second(self, report: Report, batch_tokens: int) -> float:
-        """The speed since the last report that was shown. `batch_tokens` is the number of tokens per step."""
+        """Returns the speed since the last `show`, or since step 0. Each step has `batch_tokens` tokens."""
         before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
         elapsed = report.seconds - before.seconds
         return (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
 
     def show(self, report: Report, tokens_per_second: float) -> None:
-        """Shows a report of the trainer."""
+        """Updates the bar with a report from the trainer, or prints a line if one is due."""
         progress = max(report.progress, 1e-9)
         left = (
             self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress
@@ -316,10 +317,11 @@ def filled_lines(
 
     Returns three lines for one row of tokens: the text with gaps at the masked tokens, the model's
     predictions below the gaps, and a symbol below each prediction. Right and wrong predictions differ in
-    symbol and color. `input_ids`, `labels` and `guesses` are `(T,)`.
+    symbol and color. The lines end before a token that would make them longer than `width` characters.
+    `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
-    # A character tokenizer keeps the spaces of the text. Other tokenizers lose them.
+    # Our character tokenizer keeps the spaces of the text. Our other tokenizers lose them.
     loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
@@ -346,8 +348,8 @@ def filled_lines(
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
     Returns a line of `texts` with its middle word masked. For a character model, or if the line has fewer
-    than four words, only one character is masked. The line is short enough for `longest` positions,
-    because every token has at least one character. If the text is blank, the line is only `[MASK]`.
+    than four words, masks only one character near the middle. The line is cut off to fit into `longest`
+    positions if each token has at least one character. If all texts are blank, returns only `[MASK]`.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"
@@ -357,13 +359,13 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
         return "[MASK]"
     # Leave room for [CLS] and [SEP], and keep the text short enough for one line of the terminal.
     most = min(60, longest - 2)
-    # Prefer a line without digits or punctuation. The shell would interpret some punctuation.
+    # Prefer a line without digits or punctuation. Quoted for a shell, some punctuation is hard to read.
     special = {*string.punctuation, *string.digits}
     candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
     line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
     words = line.split(" ")
     middle = len(words) // 2
     if is_character_model or len(words) < 4:
-        index = len(" ".join(words[:middle])) + len(words[middle]) // 2
+        index = len(line) - len(" ".join(words[middle:])) + max(0, len(words[middle]) // 2 - 1)
         return f"{line[:index]}[MASK]{line[index + 1 :]}"
     return " ".join([*words[:middle], "[MASK]", *words[middle + 1 :]])

@@ -4,8 +4,8 @@
 You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
 everything that training changes: the weights, the optimizers' moments, the state of every random generator,
 the gradient scale of float16, the step number and the training time. A checkpoint is one safetensors file. We
-write it under a temporary name and then rename it, so a file with the final name is always complete. If the
-file system supports hard links, the previous checkpoint is kept too.
+write the file under a temporary name and then rename it, so a file with the final name is always complete. If
+the file system supports hard links, we keep the previous checkpoint too.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from labml_bert.training.distributed import all_gather, rank
 CHECKPOINT = "checkpoint.safetensors"
 # We keep the previous checkpoint in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
-# This file contains a failed step's batch, the weights before the step and the random states.
+# This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
 
 
 class PendingStep(NamedTuple):
-    """The batch and the random states of a step whose loss hasn't been checked yet."""
+    """The batch of a step whose loss hasn't been checked yet, and the random states from before the step."""
 
     batch: dict[str, Tensor]
     random: dict[str, Tensor]
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers by name. (A `state_dict` would list a tied tensor twice.)"""
+    """Returns the parameters and buffers by name. (A `state_dict` would list tied tensors twice.)"""
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
@@ -46,13 +46,14 @@ def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
     Copies the tensors that `named_weights` returned into a model with the same names and shapes.
 
-    Raises `KeyError` if names differ, and `RuntimeError` if shapes or number kinds (float or integer) differ.
+    Raises `KeyError` if the names differ. Raises `RuntimeError` if a shape differs, or if only one of two
+    tensors with the same name is a floating-point tensor.
     """
     weights = named_weights(model)
     if different := weights.keys() ^ tensors.keys():
         raise KeyError(min(different))
     for name, weight in weights.items():
-        # `copy_` would broadcast a tensor that is too small, and convert floats to integers.
+        # `copy_` would broadcast some tensors with a wrong shape, and convert between floats and integers.
         own, other = ((tuple(t.shape), t.is_floating_point()) for t in (weight, tensors[name]))
         if own != other:
             raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, {tensors[name].dtype}, not {own[0]}")
@@ -62,7 +63,7 @@ def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout uses: the CPU's and, if `device` is a GPU, the GPU's."""
+    """The states of the generators for dropout: the CPU's and, if `device` is a GPU, the GPU's."""
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -77,7 +78,7 @@ def random_name(kind: str, number: int) -> str:
 
 
 def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], number: int) -> None:
-    """Restores the state of the GPU's generator, if `device` is a GPU and `tensors` has that state."""
+    """Restores a GPU's random state, if `device` is a GPU and `tensors` has the state of rank `number`."""
     name = random_name(device.type, number)
     if device.type == "cuda" and name in tensors:
         torch.cuda.set_rng_state(tensors[name], device)
@@ -86,14 +87,14 @@ def set_device_random_state(device: torch.device, tensors: dict[str, Tensor], nu
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, which is removed from their names."""
+    """Returns the tensors whose names start with `prefix`, and removes `prefix` from these names."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Yields each optimizer with the number of its first parameter, counted across all optimizers."""
+    """Yields the index of each optimizer's first parameter, among all optimizers', and the optimizer."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer
@@ -112,7 +113,7 @@ def save_checkpoint(
     ## Saving
 
     All processes must call this function. The processes have the same weights, but each one draws its own
-    dropout masks. So this function gathers the states of all dropout generators. Rank zero writes the file,
+    dropout masks. So this function gathers the random states of all processes. Rank zero writes the file,
     with `metadata` as JSON.
 
     Raises `OSError` if the file can't be written.
@@ -131,8 +132,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the current checkpoint. A rename would leave no current checkpoint
-        # for a moment. If the file system doesn't support hard links, only one checkpoint is kept.
+        # Make `previous` a hard link to the current checkpoint. Renaming the current checkpoint
+        # would leave none for a moment. If the file system has no hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
@@ -151,10 +152,10 @@ def restore(
     ## Restoring
 
     Restores the weights, moments and random states from the `tensors` that `load_checkpoint` returned. The
-    checkpoint may be from a run with a different number of processes. A process whose random state isn't in
-    the checkpoint keeps its current state.
+    checkpoint may be from a run with a different number of processes. If a process other than rank
+    zero has no random state in the checkpoint, the process keeps its current state.
 
-    Raises `ValueError` if a tensor is missing or has the wrong shape.
+    Raises `ValueError` if a required tensor is missing, or if one has the wrong shape or type.
     """
     moments = with_prefix(tensors, "optimizer.")
     try:
@@ -189,10 +190,11 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     ## Loading
 
-    Returns the metadata and the named tensors. The metadata includes `step`, `seconds` and `configuration`.
+    Returns the checkpoint's metadata and its tensors by name. The metadata includes `step`, `seconds` and
+    `configuration`.
 
     Raises `ValueError` if the checkpoint is missing, unreadable or damaged. If the checkpoint is damaged but
-    the previous one is intact, the message says how to resume from the latter.
+    the previous one is intact, the message says how to resume from the previous one.
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     check_utf8(path)
@@ -240,7 +242,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def save_failed_step(
     run_path: Path, model: nn.Module, pending: PendingStep, metadata: dict[str, Any]
 ) -> None:
-    """Saves the weights, the batch and the random states of a failed step, for `replay`."""
+    """Saves a failed step's batch, and the weights and random states from before the step, for `replay`."""
     tensors = {f"batch.{key}": value for key, value in pending.batch.items()}
     tensors |= {f"model.{key}": value for key, value in named_weights(model).items()}
     tensors |= {random_name(kind, 0): state for kind, state in pending.random.items()}
@@ -251,17 +253,17 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     """
     ## Replaying a failed step
 
-    Loads the weights of the failed step into `model`, restores the random states, and repeats the forward and
-    backward passes on the step's batch. The weights aren't updated. Returns the loss and each parameter's
-    gradient norm. Norms that aren't finite show which parameters are affected. `model` can be on any device,
-    but must have the class and sizes of the run's model:
+    Loads the weights from before the failed step into `model`, restores the random states, and repeats the
+    forward and backward passes on the step's batch. Doesn't update the weights. Returns the loss and each
+    parameter's gradient norm. Norms that aren't finite show which parameters are affected. `model` can be on
+    any device, but must have the class and sizes of the run's model:
 
         configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))
 
-    If the run had one process and one micro-batch per step, a replay on the same device with the same number
-    of threads gives exactly the same loss. With several processes or micro-batches, the whole batch is
-    replayed in one pass, with different dropout masks.
+    If the run had one process and one micro-batch per step, and didn't compile the model, a replay on the
+    same device with the same number of threads gives exactly the same loss. If there were several processes
+    or micro-batches, the replay takes the whole batch in one pass, so the dropout masks are different.
 
     Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """

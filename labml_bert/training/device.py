@@ -18,10 +18,10 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     ## The device
 
-    `auto` is the GPU if there is one (`cuda`, or Apple's `mps`), and otherwise the CPU. With several GPUs,
-    each process that `torchrun` starts gets its own GPU.
+    `auto` is the GPU if there is one (`cuda`, or Apple's `mps`), and otherwise the CPU. With `cuda`, each
+    process that `torchrun` starts gets its own GPU.
 
-    Raises `ValueError` if PyTorch or the machine doesn't have the device, or if processes would share a GPU.
+    Raises `ValueError` if PyTorch can't use the device on this machine, or if processes would share a GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu"
@@ -32,7 +32,7 @@ def choose_device(name: str = "auto") -> torch.device:
             device = torch.device(name)
             # This line also raises an error for "meta", a device whose tensors have shapes but no values.
             torch.zeros(1, device=device).item()
-    except Exception:  # Each missing backend raises a different error.
+    except Exception:  # The type of the error depends on the backend that is missing.
         raise ValueError(f"device {name!r} is not available here; use --device cpu or auto") from None
     return device
 
@@ -41,8 +41,9 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     """
     ## The precision
 
-    bfloat16 has the range of float32 and 8 bits of precision. With hardware instructions, bfloat16 matmuls
-    can be several times faster than float32 ones. In emulation, they're far slower. So we check the hardware.
+    Whether `device` is a CUDA GPU or an x86 CPU with instructions for bfloat16. bfloat16 has nearly the range
+    of float32, but only 8 bits of precision. With such instructions, bfloat16 matmuls can be several times
+    faster than float32 ones. If PyTorch emulates them, they can be far slower than float32 ones.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -52,12 +53,13 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 def choose_precision(device: torch.device, precision: Precision = "auto") -> Precision:
     """
-    Older GPUs, such as the T4 in free notebooks, have fast instructions for float16 but not for bfloat16.
-    float16 has 11 bits of precision, but small gradients underflow to zero. So float16 needs a gradient
-    scaler (see `Trainer`).
+    Some GPUs, such as the T4 in free notebooks, have fast instructions for float16 but not for bfloat16.
+    float16 has 11 bits of precision, but gradients below 3e-8 underflow to zero. So training in float16 needs
+    a gradient scaler (see `Trainer`).
 
-    Returns `precision` unless it's `auto`. For `auto`, returns bfloat16 if `has_fast_bfloat16`, float16 on
-    other CUDA GPUs with tensor cores, and otherwise float32.
+    Returns `precision` unless it's `auto`. For `auto`, returns bfloat16 if `has_fast_bfloat16` is true, and
+    float16 on other CUDA GPUs of compute capability 7.0 or higher, nearly all of which have tensor cores. On
+    all other devices, `auto` gives float32.
     """
     if precision != "auto":
         return precision
@@ -68,6 +70,6 @@ def choose_precision(device: torch.device, precision: Precision = "auto") -> Pre
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Runs matmuls in `precision`, which must not be `auto`. PyTorch chooses the precision of other ops."""
+    """In the block, matmuls run in `precision` (not `auto`). PyTorch chooses the precision of other ops."""
     dtype = torch.float16 if precision == "float16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "float32")

@@ -8,25 +8,26 @@ combines the gradients. `torchrun` starts the processes and gives each one a num
 
     torchrun --nproc_per_node 2 experiments/mlm_tiny.py
 
-Apart from rounding and dropout, the number of processes shouldn't change the result. Three rules ensure this:
+Apart from rounding and dropout, a step shouldn't depend on the number of processes. Three rules ensure this:
 
 - **Every process draws the whole batch** and keeps its own rows. Drawing costs little compared with training.
   The data generators of all processes stay in the same state, so a checkpoint needs only one of these states.
-  You can also resume the run with a different number of processes.
-- **Means are over the whole batch.** Masked tokens aren't distributed evenly over the rows. If one half of
-  the batch has 10 masked tokens and the other half has 30, averaging the two means gives each of the 10 three
-  times the weight of each of the 30. So each process divides the *sum* of its losses by $M$, the number of
-  masked tokens in the whole batch. Every process knows $M$ because it has all the labels. The results add
-  up to the mean loss of the batch:
+  This is also why you can resume the run with a different number of processes.
+- **Means are over the whole batch.** The rows of a batch can have different numbers of masked tokens. If one
+  half of the batch has 10 masked tokens and the other half has 30, averaging the two means gives each of the
+  10 three times the weight of each of the 30. So each process divides the *sum* of its losses by $M$, the
+  number of masked tokens in the whole batch. Every process knows $M$ because it has all the labels. The
+  quotients add up to the mean loss of the batch:
   $$\mathcal L = \frac{1}{M} \sum_{r} \sum_{i \in \text{rows of } r} -\log p_i$$
   `transformers` calls $M$ `num_items_in_batch`.
 - **Gradients are summed.** `DistributedDataParallel` computes their mean: the sum divided by the number of
   processes, the *world size*. So each process first multiplies its loss by the world size.
 
-To save memory, set `gradient_accumulation_steps`. It divides the rows of each process again, into
+To save memory, set `gradient_accumulation_steps`. Each process then divides its rows again, into that many
 micro-batches. The losses and gradients of the micro-batches add up like those of the processes.
 
-Only rank zero prints, evaluates and writes files. The other processes wait for it.
+Only rank zero evaluates, saves the run and prints, but any process can print the error that ends a run.
+During training, the other processes wait while rank zero evaluates, saves or prints.
 """
 
 import contextlib
@@ -48,13 +49,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
-# After `torchrun` is killed, a process has this many seconds to save the run.
+# After `torchrun` has ended, a process has this many seconds to save the run and exit.
 SECONDS_TO_SAVE = 600
 
-# A process is killed after this many seconds without a heartbeat.
+# After this many seconds without a heartbeat, a process is killed by the process that watches it.
 SECONDS_WITHOUT_HEARTBEAT = 600
 
-# This event is set once this process no longer needs the others.
+# `destroy_process_group` sets this event, because this process then no longer needs the others.
 is_done = threading.Event()
 
 
@@ -69,7 +70,7 @@ def world_size() -> int:
 
 
 def launcher() -> list[str]:
-    """Returns the arguments after `python` that start `torchrun` again, or none without `torchrun`."""
+    """Returns the arguments of `python` that start `torchrun` again, or an empty list without `torchrun`."""
     if not dist.is_torchelastic_launched():
         return []
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
@@ -82,7 +83,7 @@ def local_gpu(name: str) -> str:
     Returns the name of this process's GPU. Under `torchrun`, `cuda` becomes `cuda:N`, where N is the local
     rank of the process. Otherwise, the name stays the same.
 
-    Raises `ValueError` if processes would share a GPU.
+    Raises `ValueError` if there are more processes than GPUs, or if `name` is one GPU for several processes.
     """
     if not dist.is_torchelastic_launched():
         return name
@@ -97,7 +98,7 @@ def local_gpu(name: str) -> str:
 
 
 def backend_for(device: torch.device) -> str:
-    """Chooses NCCL for tensors on GPUs, and Gloo for tensors on the CPU, such as the training time."""
+    """Chooses Gloo for CPU tensors, such as the training time, and on CUDA also NCCL for GPU tensors."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -108,10 +109,10 @@ def init_process_group(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rank() > 0:
-        # Until training begins, Ctrl-C ends all ranks but zero without a traceback.
+        # Outside the training loop, Ctrl-C ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The other processes may wait for a long time while rank zero prepares a large text or evaluates. So the
-    # timeout is long. If a process dies, `torchrun` ends the others.
+    # The other processes may wait for a long time while rank zero prepares a large text or evaluates. So we
+    # set a long timeout. It does no harm, because `torchrun` ends the other processes if one dies.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
     threading.Thread(target=stop_after_launcher, args=[os.getppid()], daemon=True).start()
     store = launcher_store()
@@ -121,15 +122,15 @@ def init_process_group(device: torch.device) -> None:
 
 def kill_stopped_neighbor(store: Any) -> None:
     """
-    Kills the next process on this machine if that process has had no heartbeat for
-    `SECONDS_WITHOUT_HEARTBEAT` seconds. SIGSTOP or a debugger can stop a process, and all others would then
-    wait for it. After the kill, `torchrun` ends the run. The loop counts only seconds in which this process
-    itself runs, so you can suspend all processes for as long as you like.
+    Watches this process's neighbor, the process with the next local rank. Kills the neighbor after
+    `SECONDS_WITHOUT_HEARTBEAT` seconds without a heartbeat. SIGSTOP or a debugger can stop a process, and all
+    others would then wait for it. After the kill, `torchrun` ends the run. The loop counts only seconds in
+    which this process itself runs, so you can suspend all processes for as long as you like.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     neighbor = rank() - local_rank + (local_rank + 1) % local_size
     beats, seconds_without = 0, 0
-    # If the store is gone, the launcher that hosts it has ended too.
+    # After the launcher has ended, its store raises `RuntimeError`, and `stop_after_launcher` takes over.
     with contextlib.suppress(RuntimeError):
         process_id = int(store.get(f"process id {neighbor}"))
         while neighbor != rank() and not is_done.wait(1):
@@ -143,8 +144,8 @@ def kill_stopped_neighbor(store: Any) -> None:
 def stop_after_launcher(launcher_id: int) -> None:
     """
     Waits until `torchrun` ends. A killed `torchrun` can't stop the processes that it started. So each process
-    sends itself SIGTERM, which saves and ends the run. A process that is stuck waiting for another one can't
-    react to SIGTERM, so it exits after `SECONDS_TO_SAVE` seconds.
+    sends itself SIGTERM. During training, this signal saves and ends the run. A process that is stuck waiting
+    for another one can't react to SIGTERM, so after `SECONDS_TO_SAVE` seconds, it exits without saving.
     """
     while os.getppid() == launcher_id:
         time.sleep(1)
@@ -154,20 +155,20 @@ def stop_after_launcher(launcher_id: int) -> None:
 
 
 def has_lost_another(error: BaseException) -> bool:
-    """Whether the error says only that another process has ended."""
-    # Gloo has no exception type of its own, so look at the message.
+    """Whether the error comes from the connection to another process, which has then probably ended."""
+    # Gloo raises a plain `RuntimeError`, so look at the message.
     return isinstance(error, dist.DistError) or any(
         words in str(error) for words in ("Connection closed by peer", "Connection reset by peer")
     )
 
 
 def destroy_process_group() -> None:
-    """Disconnects from the other processes. Before the call, delete the model that `wrap_in_ddp` returned."""
+    """Waits for the other processes and disconnects. First delete the model that `wrap_in_ddp` returned."""
     if dist.is_initialized():
         dist.barrier()
         is_done.set()
         dist.destroy_process_group()
-        # Any reference to the group would keep its thread alive, and the thread would abort Python at exit.
+        # An uncollected reference to the group would keep its thread alive, which would abort Python at exit.
         gc.collect()
 
 
@@ -177,7 +178,7 @@ def rank_zero_first() -> Iterator[None]:
     ## Rank zero first
 
     Runs the block in rank zero first, and then in all other processes. The others find on disk what rank zero
-    has downloaded or built. All processes leave the block together.
+    has downloaded or built. Then each process waits until all of them have finished the block.
     """
     if world_size() == 1:
         yield
@@ -191,7 +192,7 @@ def rank_zero_first() -> Iterator[None]:
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Calls `function` in rank zero only. All processes return its result, which must not be `None`."""
+    """Calls `function` in rank zero only. Returns the result, which must not be `None`, in all processes."""
     results = [function() if rank() == 0 else None]
     if world_size() > 1:
         dist.broadcast_object_list(results)
@@ -201,7 +202,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def only_rank_zero_prints() -> Iterator[None]:
-    """Silences all processes except rank zero, for a block that prints the same text in all of them."""
+    """Silences all processes except rank zero in a block that would print the same text in all of them."""
     if rank() == 0:
         yield
         return
@@ -210,15 +211,15 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 
 def launcher_store() -> Any:
-    """The key-value store that all processes share. It belongs to the launcher, which outlives them all."""
+    """Connects to the launcher's key-value store, which all processes share."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
 
 
 def is_first_to_fail() -> bool:
     """
-    Whether this process is the first to call this function. When one process fails, its failure makes the
-    others fail too. Only the first process knows the reason.
+    Whether no process of the run has called this function before. Always true without `torchrun`. When one
+    process fails, its failure usually makes the others fail too, but only the first process knows the reason.
     """
     return not dist.is_torchelastic_launched() or launcher_store().add("failed", 1) == 1
 
@@ -227,20 +228,21 @@ def wrap_in_ddp(model: nn.Module) -> nn.Module:
     """
     ## Dividing a step
 
-    With several processes, wraps `model` so that the backward pass averages the gradients of all processes.
+    If there are several processes, wraps `model` so that the backward pass averages their gradients.
+    Otherwise, returns `model` itself.
     """
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """Delays the exchange of gradients. Use it for all micro-batches of a step except the last."""
+    """Delays the exchange of gradients. Use this block for all micro-batches of a step except the last."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """
-    Divides this process's rows of `batch` into `count` micro-batches. Their sizes differ by at most one row.
-    A scalar tensor describes the whole batch, so every micro-batch contains it.
+    Returns this process's rows of `batch`, divided into `count` micro-batches. The numbers of rows differ by
+    at most one. A scalar tensor describes the whole batch, so every micro-batch contains that tensor.
     """
     total, first = world_size() * count, rank() * count
     parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
@@ -248,17 +250,17 @@ def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[
 
 
 def all_reduce_sum(values: list[float]) -> list[float]:
-    """The sum of each number over all processes."""
+    """Returns, for each position in `values`, the sum over all processes."""
     return all_reduce(values, dist.ReduceOp.SUM)
 
 
 def all_reduce_max(values: list[float]) -> list[float]:
-    """The maximum of each number over all processes."""
+    """Returns, for each position in `values`, the maximum over all processes."""
     return all_reduce(values, dist.ReduceOp.MAX)
 
 
 def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-    """Combines each number over all processes with `operation`. All processes get the result."""
+    """Returns, for each position in `values`, the numbers of all processes combined with `operation`."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64)
@@ -267,13 +269,13 @@ def all_reduce(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[
 
 
 def all_reduce_flag(flag: Tensor) -> None:
-    """Replaces a flag, 0 or 1, with its maximum over all processes, in place and on its device."""
+    """Replaces `flag`, a tensor with 0 or 1, in place with its maximum over all processes."""
     if world_size() > 1:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes, in the order of the ranks. All must have the same shape."""
+    """Returns the tensors of all processes by rank. All tensors must have the same shape and dtype."""
     if world_size() == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor) for _ in range(world_size())]

@@ -2,8 +2,8 @@
 # Evaluation
 
 How good is the model on text that it never trained on? Both functions in this file run the model in eval mode
-on held-out batches. Their masks never change, so you can compare evaluations of the same batches. We average
-over masked tokens, not over batches, because batches have different numbers of masked tokens."""
+on held-out text. The masks of this text never change, so you can compare evaluations of the same text. We
+average over masked tokens, not over batches, because batches can have different numbers of masked tokens."""
 
 import math
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ def evaluate_masked_lm(
     ## A masked language model
 
     Returns the `loss`, in nats per masked token, and the `accuracy`. `held_out` contains `N` windows of `T`
-    tokens. With `tokens`, only the first windows are used, about that many tokens in total. Afterwards,
-    the model is in train mode."""
+    tokens. If `tokens` is set, uses only the first `tokens // T` windows, but at least one. Afterwards, the
+    model is in train mode."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
@@ -55,8 +55,8 @@ def evaluate_pretraining(
 
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
     sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
-    class (`next_sentence_chance`), and the standard error of an accuracy at that level. `batches` limits how
-    many batches are used."""
+    class (`next_sentence_chance`), and the standard error that an accuracy at that level has with this number
+    of pairs. If `batches` is set, uses at most that many batches. Afterwards, the model is in train mode."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0

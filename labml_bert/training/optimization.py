@@ -2,8 +2,8 @@ r"""
 # The optimizer and its learning rate
 
 How far should each step move the weights? The learning rate depends on $\tau$, the fraction of the budget
-that has been spent. The learning rate rises linearly to its peak at $\tau = w$, and then decays linearly to
-zero:
+that has been spent. The learning rate rises linearly to its peak at $\tau = w$, the `warmup_ratio`, and then
+decays linearly to zero:
 
 $$\eta(\tau) = \eta_{\text{max}} \cdot \min\!\left(\frac{\tau}{w}, \frac{1 - \tau}{1 - w}\right)$$
 
@@ -28,10 +28,10 @@ class TrainingArguments:
     """
     ## How to train
 
-    Most fields are named as in `transformers.TrainingArguments`. Set either `steps` or `minutes`. `minutes`
-    counts everything between the first step and the last, evaluations included.
+    Most fields are named as in `transformers.TrainingArguments`. Set either `steps` or `minutes`. The budget
+    of minutes includes evaluations and checkpoints between the first step and the last.
 
-    Raises `ValueError` if a value is out of range.
+    Raises `ValueError` if `steps` and `minutes` are both set or both missing, or if a value is out of range.
     """
 
     steps: int | None = None
@@ -43,18 +43,18 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
-    # The original BERT has no bias correction, so its first steps are several times as large as with one.
+    # The original BERT has no bias correction, which makes its first steps several times as large.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
-    # The number of micro-batches per process and step. More of them need less memory, and change only
-    # rounding and dropout.
+    # The number of micro-batches per process and step. A larger number needs less memory, and changes only
+    # rounding and dropout masks.
     gradient_accumulation_steps: int = 1
-    # Compiling may pay off on a GPU, but we haven't measured that. On a CPU, it needs a C++ compiler, and in
-    # an informal test, training wasn't faster.
+    # Compiling the model may pay off on a GPU, but we haven't measured that. On a CPU, compiling needs a C++
+    # compiler. In an informal test on a CPU, training wasn't faster.
     torch_compile: bool = False
-    # The run is evaluated this many times, at regular intervals.
+    # The number of evaluations at regular intervals. `Trainer.steps` accepts additional points.
     evaluations: int = 20
-    # A checkpoint is saved every so many seconds, so a killed run loses about that much training at most.
+    # The approximate time between two checkpoints. A killed run loses about this much training at most.
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate after a fraction `progress` of the budget. At the end of the budget, it's 0."""
+        """The learning rate after a fraction `progress` of the budget. After the whole budget, it's 0."""
         decay = (1 - progress) / (1 - self.warmup_ratio)
         warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
         return self.learning_rate * max(0.0, min(warmup, decay))
@@ -95,9 +95,9 @@ def parameter_groups(
     """
     ## What decays
 
-    Weight decay pulls parameters toward zero, which makes sense for matrices. The original BERT exempts
-    biases and LayerNorms. In BERT, these are exactly the parameters with one dimension. Some old ports looked
-    for the exempt parameters by names that matched nothing, so all parameters decayed. A different optimizer
+    Weight decay pulls parameters toward zero. The original BERT exempts biases and the parameters of
+    LayerNorms. In BERT, these are exactly the parameters with one dimension. Some old ports looked for the
+    exempt parameters by names that matched none of them, so all parameters decayed. A different optimizer
     trains the parameters in `exclude`. Every other trainable parameter must be in exactly one group.
 
     Returns the group of matrices and the group of vectors. Besides `params` and `weight_decay`, each group
@@ -119,7 +119,7 @@ def parameter_groups(
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable matrices of the model's blocks, which are the modules in an `nn.ModuleList`."""
+    """The trainable matrices in the model's blocks. A block is a module in an `nn.ModuleList`."""
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [p for block in blocks for p in block.parameters() if p.dim() == 2 and p.requires_grad]
 
@@ -128,14 +128,14 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
     r"""
     ## AdamW or Muon
 
-    AdamW scales each element of a gradient by that element's history. Its fused kernel updates each parameter
-    in one pass over memory.
+    AdamW scales the update of each element of a parameter by the history of that element's gradient. The
+    fused kernel updates each parameter in one pass over memory.
 
     Muon treats a matrix as a whole. It replaces the momentum $M = U \Sigma V^\top$ by $U V^\top$, which it
-    approximates with five iterations of matmuls. So rare directions get as large an update as frequent ones.
-    Such updates suit matrices that map one hidden state to another. AdamW still trains embeddings, biases,
-    LayerNorms and heads. Muon's update is scaled to the size of AdamW's, so both optimizers use the same
-    learning rate.
+    approximates with five iterations of matmuls. So all singular directions of $M$ get updates of about the
+    same size. Muon was designed for the matrices of hidden layers. AdamW still trains embeddings, biases,
+    LayerNorms and heads. We scale Muon's updates to the typical size of AdamW's, so both optimizers use the
+    same learning rate.
 
     Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
     2025](https://arxiv.org/abs/2502.16982), section 2.2.
@@ -169,12 +169,12 @@ def set_learning_rate(
     ## The learning rate of a step
 
     `step` counts from 1, and `progress` is the fraction of the budget spent before this step. `optimizers`
-    contains AdamW and, if the run uses it, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay`,
-    which is 0 without `has_decay`. Muon's `lr` is set to the learning rate itself.
+    contains AdamW and, if the run uses it, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay`.
+    If `has_decay` is false, the `weight_decay` is 0. Muon's `lr` is set to the learning rate itself.
 
-    Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because both means
-    start at zero. The original BERT leaves this correction out, but PyTorch always applies it. So without
-    `adam_bias_correction`, we pass a learning rate, an $\epsilon$ and a decay that undo the correction:
+    In step $t$, Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because
+    both means start at zero. The original BERT leaves this correction out, but PyTorch always applies it. So
+    without `adam_bias_correction`, we set a learning rate, $\epsilon$ and decay that undo the correction:
 
     $$\eta\, \frac{m}{\sqrt v + \epsilon} =
       \eta\, \frac{1 - \beta_1^t}{c} \cdot \frac{m / (1 - \beta_1^t)}{\sqrt v / c + \epsilon / c},
@@ -192,7 +192,7 @@ def set_learning_rate(
     for group in adamw.param_groups:
         decay = arguments.weight_decay if group["has_decay"] else 0.0
         group["lr"], group["eps"] = learning_rate * scale, epsilon
-        group["learning_rate"] = learning_rate  # Reports show this value, without `scale`.
+        group["learning_rate"] = learning_rate  # Reports show this value, which leaves out `scale`.
         # AdamW multiplies the decay by `lr`, which contains `scale`, so divide the decay by `scale`.
         group["weight_decay"] = decay / scale
     for optimizer in muon:

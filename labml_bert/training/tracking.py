@@ -1,22 +1,23 @@
 """
 # Tracking a run
 
-How did the loss get to where it is? The learning curves show how. A run writes them to `metrics.jsonl` in the
-run's folder, with one line of JSON for each report:
+How did the loss get to where it is? The learning curves show how. A run writes the points of these curves to
+`metrics.jsonl` in the run's folder, as one line of JSON for each report:
 
     {"crc32": 1671186818, "step": 390, "seconds": 11.2, "loss": 2.913, "accuracy": 0.214}
     {"crc32": 2087523592, "step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
-Each line is written immediately, so a kill can damage only the last one. A line's `crc32` shows whether the
-line is intact. Tools that read JSON lines, such as `pandas.read_json(path, lines=True)`, can load the file.
+Each line is written to disk immediately, so a kill can damage only the last one. A line's `crc32` shows
+whether the line is intact. If all lines are intact, tools that read JSON lines can load the file, such as
+`pandas.read_json(path, lines=True)`.
 
-You can also watch a run in a browser, from any computer, with a [labml
-server](https://github.com/labmlai/labml) of your own. Set the server's address as `app_url` in the file
+You can also watch a run in a browser, from any computer that can reach a [labml
+server](https://github.com/labmlai/labml) of yours. Set the server's address as `app_url` in the file
 `.labml.yaml`, or in the environment variable `labml_app_url`:
 
     labml_app_url=http://localhost:5005/api/v1/default python experiments/mlm_tiny.py
 
-If you set neither of them, labml isn't started and nothing is sent anywhere.
+If you set neither of them, this package starts no labml run and sends nothing anywhere.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
     with open_to_append(run_path / METRICS) as file:
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
-            # A kill or a full disk can leave half a line. If we appended to it, both lines would be lost.
+            # A kill or a full disk can leave half a line. A line appended to that would be lost too.
             if file.read(1) != b"\n":
                 line = b"\n" + line
         append(file, line)
@@ -64,11 +65,11 @@ def read_metrics(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     """
     ## Reading
 
-    Returns all metrics of a run by name, each as a list of `(step, value)` in order of the steps. A resumed
-    run repeats the steps after its last checkpoint. The values that these steps had before the resume don't
-    count. If a step was reported twice, the later value counts. Damaged lines are skipped. Lines from earlier
-    versions of this package have no `crc32`, so they can't be checked. If the folder has no metrics, the
-    dictionary is empty.
+    Returns all metrics of a run by name, each as a list of `(step, value)`, ordered by step. A resumed run
+    repeats the steps after its last checkpoint. For these steps, the values from before the resume are left
+    out. If a step was reported twice, the later value counts. Damaged lines and values of `null` are skipped.
+    Lines from earlier versions of this package have no `crc32`, so these lines aren't checked. If the folder
+    has no metrics, the dictionary is empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
@@ -100,17 +101,17 @@ class Tracker:
         with Tracker(run_path, configuration) as tracker:
             tracker.save(400, {"seconds": 11.5, "loss": 2.902, "valid.loss": 2.884})
 
-    The server shows `configuration` beside the curves. A resumed run continues its curves there.
+    The server shows `configuration` beside the curves. A resumed run continues its curves on the server.
 
     Training doesn't depend on the server. If labml fails, one line on stderr says so, and the run continues
-    without labml. For example, labml fails if the server doesn't answer. It also fails if the home folder
-    isn't writable, because labml saves an id for this computer there.
+    without labml. For example, labml fails if the server doesn't answer. labml also fails if the home folder
+    isn't writable, because it saves an id for this computer there.
     """
 
     def __init__(self, run_path: Path, configuration: dict[str, Any]):
         self.run_path = run_path
         self.configuration = configuration
-        # Closing this stack ends labml's run and removes its files. The stack is empty without a server.
+        # Closing this stack ends labml's run and removes labml's files. Without a server, the stack is empty.
         self.server = contextlib.ExitStack()
         self.is_connected = False
 
@@ -130,7 +131,8 @@ class Tracker:
 
     def save(self, step: int, values: dict[str, float]) -> None:
         """
-        Reports the metrics of a step, by name. The names of metrics on held-out text start with `valid.`.
+        Writes the metrics of a step, by name, and sends them to the server if it's connected. The names of
+        held-out metrics start with `valid.` during the run, and with `result.` at its end.
 
         Raises `OSError` if the metrics can't be written to disk.
         """
@@ -143,7 +145,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def without_server_on_error(self) -> Iterator[None]:
-        """Continues without the server if labml raises any exception."""
+        """If labml raises an `Exception` in the block, prints it and continues without the server."""
         try:
             yield
         except Exception as error:
@@ -155,8 +157,8 @@ class Tracker:
 
 def server_url() -> str | None:
     """
-    The address of the labml server that the user configured, or `None`. labml reads `.labml.yaml` in the
-    folder of this file and in all folders above it.
+    The address of the labml server that the user configured, or `None`. labml reads each `.labml.yaml` in the
+    folder of `tracking.py` and in all folders above that folder.
 
     Raises `RuntimeError` if `.labml.yaml` has a setting that labml doesn't know.
     """
@@ -177,7 +179,7 @@ def server_url() -> str | None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Drops what labml prints. The experiments print their own header and results."""
+    """Discards what labml prints in the block. The experiments print their own header and results."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -188,20 +190,20 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
 
     Raises `OSError` if the server doesn't answer or the home folder isn't writable.
     """
-    # Check the server first. Otherwise, labml's thread would retry forever and keep the process from ending.
+    # Check that the server answers. Otherwise, labml's thread could retry forever, and the process never end.
     try:
         urllib.request.urlopen(url, timeout=10).close()
     except urllib.error.HTTPError as answer:
         answer.close()
     from labml import experiment, lab
 
-    # labml writes the commit, the configuration and a process id to files. The process id of a killed run
-    # would prevent you from resuming that run, so the files are temporary.
+    # labml writes the commit, the configuration and a process id to files. If the process id of a killed run
+    # stayed there, labml couldn't resume the run, so the files are temporary.
     files = on_exit.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
     with silence():
         lab.configure({"app_url": url, "experiments_path": files})
         experiment.create(
-            # The id stays the same after a resume, and depends on the host name and the run's folder.
+            # The id depends only on the host name and the run's folder, so it's the same after a resume.
             uuid=uuid.uuid5(uuid.NAMESPACE_URL, f"{socket.gethostname()}{run_path.resolve()}").hex,
             name=run_path.resolve().parent.name,
             python_file=os.path.abspath(sys.argv[0]) if os.path.isfile(sys.argv[0]) else None,

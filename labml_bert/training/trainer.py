@@ -2,8 +2,8 @@ r"""
 # The training loop
 
 What does training need besides a model? It needs an optimizer, a precision that is fast on the machine, a
-budget, and a way to stop and resume as if nothing had happened. Each script has its own loop. This file
-supplies the methods that the loop calls:
+budget, and a way to stop and resume as if nothing had happened. Each script has its own training loop.
+This file provides the methods that the loop calls:
 
     for step in trainer.steps():                      # budget, clock, Ctrl-C, checkpoints
         batch = ...                                   # the script's data
@@ -14,18 +14,19 @@ supplies the methods that the loop calls:
         step.update()                                 # clip, check, optimizer
 
 The budget is a number of steps or of minutes. With a number of steps, a run on the CPU of one machine is
-reproducible: the same seed gives the same bits. With any of the following, the last bits can change, and
-after a while the result too:
+reproducible: the same seed gives the same bits. Each of the following can change the result, because even a
+difference in the last bits can grow over many steps:
 
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
-- a different number of threads, processes or micro-batches, because numbers are added in a different order;
-- a different processor, version of PyTorch or precision, because matmuls round differently;
-- a GPU, because some sums, such as the gradient of an embedding, add numbers in the order in which
+- a different number of threads, because numbers are then added in a different order;
+- a different number of processes or micro-batches, because each one draws its own dropout masks;
+- a different processor, version of PyTorch or precision, because numbers are then rounded differently;
+- a GPU, because some sums, such as those in the gradient of attention, add numbers in the order in which
   threads finish;
 - three or more processes, because the order in which their gradients are added isn't fixed.
 
-See `distributed.py` for how a batch is divided between processes, `optimization.py` for the learning rate,
-and `checkpoint.py` for what is saved.
+See `distributed.py` for how the processes divide a batch, `optimization.py` for the learning rate, and
+`checkpoint.py` for what a checkpoint contains.
 """
 
 import contextlib
@@ -64,39 +65,39 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
-# A step with a larger loss, in nats, fails. A uniform prediction over 400,000 tokens has a loss below 13.
+# The default of `largest_loss`, in nats. A uniform prediction over 400,000 tokens has a loss of 12.9 nats.
 LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """The loop makes this report about once a second and after each evaluation."""
+    """The loop makes a report after each evaluation, and between evaluations at most one per second."""
 
     step: int
-    """The number of steps taken."""
+    """The number of steps taken so far, including those before a resume."""
     progress: float
-    """The fraction of the budget spent, 0 to 1."""
+    """The fraction of the budget spent, from 0 to 1."""
     seconds: float
-    """The seconds spent training, including those before a resume."""
+    """The seconds spent in the loop, including evaluations and the time before a resume."""
     metrics: dict[str, float]
     """The mean of each metric, such as `loss`, over the steps since the last report."""
     evaluation: dict[str, float] | None
-    """The result of an evaluation, if there was one."""
+    """The result of the evaluation after this step, or `None` if there was none."""
     length: int
-    """Tokens per sequence in the last batch."""
+    """The length of the last batch's sequences, in tokens, including padding."""
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss or its gradient was NaN or infinite, or the loss was too large. The step was skipped."""
+    """The loss or its gradient was NaN or infinite, or the loss was too large. The weights didn't change."""
 
 
 class Trainer:
     """
     ## The trainer
 
-    The script draws batches with `generator`, so the generator's state is the position in the data. If
-    `precision` is `auto`, it depends on the hardware. `configuration` describes the model and the run. Each
-    checkpoint contains it, so a resumed run can use the same values. Without a `run_path`, the trainer writes
-    no files, which suits a minute of fine-tuning."""
+    The script draws its batches with `generator`, so the generator's state determines the next batches. If
+    `precision` is `auto`, the hardware determines the precision. `configuration` describes the model and the
+    run. Each checkpoint contains it, and `resume` rejects checkpoints with a different configuration. Without
+    a `run_path`, the trainer writes no files, which suits a few minutes of fine-tuning."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Trainer:
         configuration: dict[str, Any] | None = None,
         largest_loss: float = LARGEST_LOSS,
     ):
-        # A model that was loaded from a folder is in eval mode.
+        # A model that was loaded from a folder is in eval mode, so switch it to train mode.
         self.model = model.to(device).train()
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
         module: Any = torch.compile(self.model) if arguments.torch_compile else self.model
@@ -118,16 +119,16 @@ class Trainer:
         self.generator = generator
         self.device = device
         self.precision = choose_precision(device, precision)
-        # In float16, the smallest gradients would underflow to zero. So the loss is multiplied by a scale,
-        # and the gradients are divided by the same scale. In the other precisions, the scaler does nothing.
+        # In float16, small gradients would underflow to zero. So the scaler multiplies the loss by a scale,
+        # and later divides the gradients by the same scale. In the other precisions, the scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
         # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
-        # The first failed step sets this flag to 1. The fused AdamW reads the flag on the device and skips
-        # the update if it's set, which needs no synchronization.
+        # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
+        # flag on the device and skips its update if the flag is 1. So the loop needn't wait for the GPU.
         self.has_failed = torch.zeros((), device=device)
         self.reads_flag = device.type in ("cpu", "cuda")
         if self.reads_flag:
@@ -145,8 +146,8 @@ class Trainer:
         self.metric_steps = 0
         self.stop_signal: int | None = None
         self.is_stopping = False
-        # The loop calls the listener `on_report` with each report, and `on_step` after every step. A listener
-        # that reads the loss of a step has to wait for the device.
+        # In rank zero, the loop calls the listener `on_report` with each report. In all processes, it calls
+        # the listener `on_step` after each step. On a GPU, reading a step's loss means waiting for the GPU.
         self.on_report: Callable[[Report], None] = lambda report: None
         self.on_step: Callable[[Step], None] = lambda step: None
         if rank() > 0:
@@ -155,38 +156,38 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """The fraction of the budget spent, 0 to 1."""
+        """The fraction of the budget spent, from 0 to 1."""
         if self.arguments.steps is not None:
             return min(1.0, self.step / self.arguments.steps)
         assert self.arguments.minutes is not None
         return min(1.0, self.seconds / (60 * self.arguments.minutes))
 
     def autocast(self) -> torch.autocast:
-        """Runs matmuls in the precision of this run. PyTorch chooses the precision of other ops."""
+        """In a `with` block, runs matmuls in this run's precision. PyTorch chooses that of the other ops."""
         return autocast(self.device, self.precision)
 
     def steps(self, evaluate_at: Sequence[float] = ()) -> Iterator["Step"]:
         """
         ## The steps of a run
 
-        Yields a `Step` until the budget is spent. Evaluations are due at regular intervals, and at each
-        fraction of the budget in `evaluate_at`. With several processes, all of them run this loop in lockstep
-        and must draw the same batches.
+        Yields one `Step` after another until the budget is spent. Evaluations are due at regular intervals,
+        and at each fraction of the budget in `evaluate_at`. If there are several processes, they run this
+        loop in lockstep, and all of them must draw the same batches.
 
         On Ctrl-C, SIGTERM or SIGHUP, finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
-        Raises `NonFiniteLossError` if a loss or a gradient isn't finite, or if a loss is above
-        `largest_loss`.
+        Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for overflows in float16), or
+        if a loss reaches `largest_loss`.
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
-        # The points are rounded to six decimals, so compare with a tolerance.
+        # The points are rounded to six decimals, so compare them with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
         self.milestones = [point for point in evaluate_at if point > self.progress]
         self.save()
         self.start_time = time.monotonic() - self.seconds
         self.last_report = last_save = self.seconds
         with self.stoppable():
-            # A report takes time. If it uses up the remaining budget, the loop evaluates after one more step.
+            # If an evaluation or a report uses up the minutes, the last evaluation follows one step later.
             while self.progress < 1 or self.evaluation_points:
                 set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
                 step = Step(self)
@@ -212,14 +213,14 @@ class Trainer:
         report = Report(self.step, self.progress, self.seconds, means, step.evaluation, step.length)
         if rank() == 0:
             self.on_report(report)
-        # The callback's time is part of the training time, so read the clock again.
+        # The time in `on_report` is part of the training time, so read the clock again.
         self.read_clock()
         self.last_report = self.seconds
 
     def read_clock(self) -> None:
         """
-        Updates the time, and finds out whether to stop. All processes use rank zero's clock and stop
-        together. If one process stopped alone, the others would wait for its next step.
+        Sets `seconds` from rank zero's clock, and sets `is_stopping` if any process was asked to stop. So all
+        processes stop together. If one process stopped alone, the others would wait for it in the next step.
         """
         clock = time.monotonic() - self.start_time if rank() == 0 else 0.0
         self.seconds, stop = all_reduce_max([clock, float(self.stop_signal is not None)])
@@ -233,7 +234,7 @@ class Trainer:
             self.stop_signal = number
 
         numbers = [signal.SIGINT, signal.SIGTERM]
-        # Closing the terminal sends SIGHUP. `nohup` makes programs ignore it, and Windows doesn't have it.
+        # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, remember) for number in numbers}
@@ -247,9 +248,9 @@ class Trainer:
         """
         ## When a loss explodes
 
-        Checks that no step since the last check has failed. The loop calls this method about once a second.
-        After a failed step, the model still has the weights from before that step. We save these weights with
-        the step's batch and random states, so `replay` can repeat the step.
+        Checks that no step has failed since the last check. The loop calls this method before each report and
+        at the end of the run. A failed step doesn't change the weights, and neither do the steps after it. If
+        the run has a folder, we save these weights with the step's batch and random states, for `replay`.
 
         Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
@@ -288,10 +289,10 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`. Also restores its number of threads, unless the number of
-        processes has changed or the machine has too few cores.
+        Restores the last checkpoint in `run_path`. Also restores the checkpoint's number of threads, unless
+        the number of processes has changed or the machine has fewer logical cores than that.
 
-        Raises `ValueError` if the checkpoint is missing or damaged, or has a different configuration.
+        Raises `ValueError` if the checkpoint can't be read, is damaged, or is of a different configuration.
         """
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)
@@ -319,7 +320,7 @@ class Trainer:
             self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
         )
         self.step, self.seconds = state["step"], state["seconds"]
-        # Older checkpoints contain neither the scaler's state nor the number of threads.
+        # Checkpoints from older versions contain neither the scaler's state nor the number of threads.
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
         threads = state.get("threads", 0)
@@ -332,9 +333,9 @@ class Step:
     ## One step
 
     `progress` is the fraction of the budget that was spent before this step. It determines the learning rate
-    and the sequence length. After `update`, `number` is the number of steps taken, including this one.
-    `evaluation_due` says whether to evaluate now, and `at_milestone` whether a point in `evaluate_at` is
-    reached."""
+    and, in most scripts, the sequence length. After `update`, `number` is the number of steps taken,
+    including this one. In rank zero, `evaluation_due` then says whether to evaluate, and `at_milestone`
+    whether this step has reached a point in `evaluate_at`. In other processes, these two stay false."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -349,14 +350,14 @@ class Step:
 
     @property
     def loss(self) -> Tensor:
-        """The loss of the batch, a scalar on the device. With several processes, each has a part of it."""
+        """The loss of this process's rows, a scalar. The losses of all processes add up to the batch's."""
         return self.metrics["loss"]
 
     def micro_batches(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """
         Yields this process's rows of the batch on the trainer's device, one micro-batch at a time. The losses
-        of the micro-batches must add up to the loss of the batch. So every micro-batch contains the scalar
-        tensors of the batch, such as `num_items_in_batch`.
+        of all micro-batches in all processes must add up to the loss of the batch. So every micro-batch
+        contains the scalar tensors of the batch, such as `num_items_in_batch`, the common divisor.
         """
         trainer, count = self.trainer, self.trainer.arguments.gradient_accumulation_steps
         is_whole = world_size() * count == 1
@@ -373,18 +374,18 @@ class Step:
                 yield {key: value.to(trainer.device, non_blocking=True) for key, value in part.items()}
 
     def autocast(self) -> torch.autocast:
-        """The same as `Trainer.autocast`."""
+        """Calls `Trainer.autocast`."""
         return self.trainer.autocast()
 
     def backward(self, loss: Tensor | None, **metrics: Tensor) -> None:
         """
-        Computes the gradient of `loss`, the scalar loss of a micro-batch, and adds it to the step's gradient.
-        The step's gradient is a sum over all processes. `metrics` are other scalars to track. Like the loss,
-        they are summed over the micro-batches. `trainer.scaler` scales the loss in float16 and does nothing
-        otherwise.
+        Computes the gradient of `loss`, the scalar loss of a micro-batch, and adds this gradient to the
+        step's gradient, which is a sum over all micro-batches and processes. `metrics` are other scalars to
+        report. Like the losses, the metrics of all micro-batches are added up. In float16, `trainer.scaler`
+        multiplies the loss by its scale. In other precisions, the scaler does nothing.
         """
         assert loss is not None, "the batch has no labels"
-        # DDP averages the gradients of the processes, but we need their sum, so scale the loss.
+        # DDP averages the gradients of the processes, but we need their sum, so multiply by the world size.
         self.trainer.scaler.scale(world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
             value = value.detach()
@@ -392,26 +393,26 @@ class Step:
 
     def update(self) -> None:
         """
-        Clips the gradient, and updates the weights if the gradient is finite and the loss isn't too large.
+        Clips the gradient. Updates the weights unless a step has failed or this one overflowed in float16.
 
         Raises `NonFiniteLossError` if a check is due and finds a failed step.
         """
         trainer = self.trainer
         for optimizer in trainer.optimizers:
             trainer.scaler.unscale_(optimizer)
-        # Clip with one norm over all parameters. Separate norms would change the gradient's direction.
+        # Clip with one norm over all parameters. A norm per optimizer could change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
-        # Comparisons with NaN are false, so a NaN loss makes `is_good` false. A finite loss can have an
-        # infinite gradient, and clipping by an infinite norm makes that gradient NaN.
-        # With a large scale, a gradient may exceed the largest float16 number, 65,504. The scaler then halves
-        # the scale, and this step is skipped. Reading the norm here means waiting for the device.
+        # Comparisons with NaN are false, so a NaN loss makes `is_good` false. A finite loss can have infinite
+        # gradients, and clipping by their infinite norm turns them into NaN. So check the norm too.
+        # In float16, a scaled gradient may exceed 65,504, the largest float16 number. The scaler then halves
+        # the scale, and the update is skipped. Reading the norm for this check means waiting for the device.
         has_overflowed = (
             trainer.scaler.is_enabled() and not norm < math.inf and trainer.scaler.get_scale() > 1
         )
         is_finite = (norm < math.inf) | has_overflowed
         is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
-        # Each process knows only its part of the loss, but if one skips the step, all must skip it.
+        # Each process knows only its part of the loss, but if one process skips an update, all must skip it.
         all_reduce_flag(trainer.has_failed)
         trainer.failures += trainer.has_failed
         adamw, *muon = trainer.optimizers
@@ -424,7 +425,7 @@ class Step:
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 
-        # All processes have the same norm, and a report sums it over them, so divide by their number.
+        # The norm is the same in all processes, and a report adds up the norms, so divide by the world size.
         self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
@@ -440,7 +441,7 @@ class Step:
             trainer.check_pending_steps()
         if is_point:
             trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
-            # Only rank zero evaluates. The other processes wait for it at the next collective call.
+            # Only rank zero evaluates. The other processes wait for rank zero at the next collective call.
             self.evaluation_due = rank() == 0
             milestones = trainer.milestones
             self.at_milestone = (

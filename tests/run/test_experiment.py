@@ -154,6 +154,14 @@ def test_a_name_of_a_text_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert parse_options(RunOptions, "mlm_tiny", "", ["--corpus", word]).corpus == corpus
 
 
+@pytest.mark.parametrize("line", ["one a two", "a b", "a", "see the dog"])
+def test_the_example_sentence_never_masks_a_space(line: str) -> None:
+    sentence = masked_line([line], character_tokenizer([line]), 64)
+    before, after = sentence.split("[MASK]")
+    masked = line.removeprefix(before).removesuffix(after)
+    assert len(masked) == 1 and masked.isalpha()
+
+
 def test_a_blank_text_has_an_example_sentence_too() -> None:
     assert masked_line([" \n\n"], character_tokenizer(["ab"]), 8) == "[MASK]"
 
