@@ -8,7 +8,7 @@ script takes held-out sentences of a corpus, and scrambles each of them in three
 |---|---|
 | neighbors | two neighboring words have changed places |
 | shuffle | all words after the first are in a new, random order |
-| replacement | one word is replaced by a word from one of the sentences |
+| replacement | one word is replaced by a different word from the sentences |
 
 Then the script scores all versions with `score.py`, per token, and counts how often the original has a higher
 score than a scramble. Guessing would be right half of the time. The baseline only counts: it's the
@@ -86,7 +86,7 @@ def swap_neighbors(words: list[str], others: list[str], random: Random) -> list[
 
 
 def shuffle_all(words: list[str], others: list[str], random: Random) -> list[str]:
-    """Shuffles the words until they differ from the original sequence."""
+    """Shuffles the words until the result differs from the original."""
     order = words
     while order == words:
         order = random.sample(words, len(words))

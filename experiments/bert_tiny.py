@@ -154,7 +154,7 @@ def main(run: Run, options: Options) -> None:
 
 @torch.no_grad()
 def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
-    """Prints two held-out pairs with the predicted tokens and the predicted probability of a random text."""
+    """Prints two held-out pairs, the predicted tokens, and the probability that the second text is random."""
     middle = text.held_out[len(text.held_out) // 2]
     batch = {key: value[:2].to(run.device) for key, value in middle.items()}
     labels, is_random = batch.pop("labels").cpu(), batch.pop("next_sentence_label").tolist()

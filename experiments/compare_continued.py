@@ -183,8 +183,8 @@ def predict_words(
 ) -> dict[str, float]:
     r"""
     Predicts each word, and returns the accuracy and the mean log-probability of the words, in nats. The model
-    predicts the pieces of a word from left to right. It sees the earlier pieces, but this piece and the later
-    ones are masked. By the chain rule, the log-probability of the word is the sum over its pieces:
+    predicts the pieces of a word from left to right. It sees the earlier pieces, but the piece to predict and
+    the later ones are masked. By the chain rule, the log-probability of the word is the sum over its pieces:
 
     $$\log p(w \mid \text{context}) = \sum_k \log p(w_k \mid w_1, \dots, w_{k-1}, \text{context})$$
 
@@ -295,7 +295,7 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
 
 def take_variant_fingerprint(record: dict[str, Any], variant: str) -> Fingerprint:
     """
-    Takes a fingerprint that starts from random weights, because the repository lacks the pretrained ones.
+    Takes the fingerprint of a run from random weights, because the repository lacks the pretrained ones.
     """
     values = record["configuration"]
     options = Options(steps=values["steps"], corpus=values["corpus"], old_corpus=values["old_corpus"])

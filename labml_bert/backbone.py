@@ -45,7 +45,7 @@ def find_newest_model(runs: Path) -> Path:
 
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
-    """Describes the run whose folder contains `folder`, or returns `None` if there is no such run."""
+    """Describes the run whose folder contains `folder`, or returns `None` if no run can be read there."""
     try:
         run_state = load_checkpoint(folder.parent)[0]
     except ValueError:

@@ -69,7 +69,7 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
     it has more than `most` bytes or doesn't match its sha256 in `SHA256SUMS`.
     """
-    # Reading something else than a regular file, such as a pipe, could wait forever.
+    # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:

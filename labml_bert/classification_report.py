@@ -121,6 +121,6 @@ def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> l
 
 
 def wrap(start: str, text: str, width: int) -> list[str]:
-    """Wraps a text into lines of up to `width` columns. `start` precedes the first, and spaces the others."""
+    """Wraps a text into lines of up to `width` columns. `start` begins the first. Spaces indent the rest."""
     parts = [part.plain.rstrip() for part in Text(text).wrap(console, width - len(start))]
     return [(" " * len(start) if i else start) + part for i, part in enumerate(parts)]

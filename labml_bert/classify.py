@@ -211,7 +211,7 @@ def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
 
 
 def describe_pretraining(folder: Path) -> dict[str, str]:
-    """Returns a warning if, by its model card, the encoder hardly beats the unigram baseline, if at all."""
+    """Returns a warning if the loss in the model card isn't clearly below that of the unigram baseline."""
     for path in (folder / "model" / "README.md", folder / "README.md"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             card = path.read_text(encoding="utf-8")

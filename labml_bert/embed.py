@@ -290,7 +290,7 @@ def mrr_and_recall(ranks: Tensor, k: int = 10) -> tuple[float, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the command line and prints each text with its cosine with the query, the most similar first."""
+    """Reads the command line and prints the texts and their cosines with the query, most similar first."""
     description = "Rank texts by the cosine of their mean-pooled vectors with that of a query."
     parser = OneLineParser(prog="python -m labml_bert.embed", description=description)
     parser.add_argument("query", help="the text to compare with; a long text loses its end")

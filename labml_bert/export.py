@@ -257,7 +257,7 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
         proto = program.model_proto
         proto.producer_name = PRODUCER
         for node in proto.graph.node:
-            # Remove the stack traces of the operations, which take up more than half of a small file.
+            # Remove the metadata of the operations, such as stack traces. It's most of a very small file.
             del node.metadata_props[:]
         part.write_bytes(proto.SerializeToString(deterministic=True))
         if find_spec("onnxruntime") is None:

@@ -157,7 +157,7 @@ def newest_run(runs: Path) -> Path:
     Returns the folder of the run under `runs` with the newest checkpoint. A run that hasn't trained yet
     doesn't count, because it has only its initial weights.
 
-    Raises `ValueError` if no run has trained, or if a newer checkpoint than that of the result is damaged.
+    Raises `ValueError` if no run has trained, or if the search meets a damaged checkpoint first.
     """
     checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
     if not checkpoints:

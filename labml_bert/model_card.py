@@ -24,7 +24,7 @@ def inline_code(value: object) -> str:
 
 
 def escape(text: str) -> str:
-    """Escapes common Markdown and HTML characters. Characters that can't be printed become `?`."""
+    """Escapes common special characters of Markdown and HTML. Replaces what can't be printed with `?`."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if c.isprintable() else "?" for c in text)
 
 

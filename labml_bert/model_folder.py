@@ -60,9 +60,9 @@ def check_parameter_count(
     config: BertConfig | ModernBertConfig, tensors: dict[str, Tensor], path: Path
 ) -> None:
     """
-    Raises `ValueError` if the matrices of a model with this `config` have more numbers than `tensors`, which
-    come from the file `path`. A wrong configuration could describe a model that doesn't fit in memory, so
-    this check comes before the model is built.
+    Raises `ValueError` if most matrices of a model with this `config` already have more numbers than all
+    `tensors`, which come from the file `path`. A wrong configuration could describe a model that doesn't fit
+    in memory, so this check comes before the model is built.
     """
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
     rows = config.vocab_size
@@ -138,7 +138,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> BertConfig:
     """
     Returns the settings of `BertConfig` in `config.json`. Of the other settings, those in `supported_values`
-    must have these values, and all others are ignored.
+    must be absent or have the values there, and the rest are ignored.
 
     Raises `ValueError` if the file is missing, isn't a JSON object, or describes a different kind of model.
     """

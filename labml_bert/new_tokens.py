@@ -48,8 +48,8 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     """
     ## Which words?
 
-    Returns up to `count` words of `texts` that the tokenizer splits into several pieces, the most frequent
-    first. The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`.
+    Returns the most frequent words of `texts` that the tokenizer splits, up to `count`, in decreasing order.
+    The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`.
 
     Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
     """

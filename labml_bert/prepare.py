@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         settings = {
             "files": [[str(file), file_sha256(file)] for file in files],
             "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
-            # `--vocab-size` and `--lowercase` matter only if this command trains the vocabulary.
+            # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
         details = {

@@ -41,7 +41,7 @@ CHARTS = {
     "tokens_per_second": "tokens per second",
 }
 # The comparison leaves out these options. The table has columns for the steps and the time, only runs of the
-# same experiment are compared, and the others usually follow from options that are compared.
+# same experiment are compared, and the other three usually follow from options that are compared.
 NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
 # A file that starts differently isn't a page of ours, so we don't overwrite it.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'

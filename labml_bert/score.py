@@ -9,8 +9,8 @@ $$\operatorname{PLL}(w) = \sum_{t=1}^{T} \log p(w_t \mid w_1, \dots, w_{t-1}, w_
 
 The sum is called the *pseudo-log-likelihood*. It isn't the log of a probability: any two tokens help to
 predict each other, so their connection counts twice. A left-to-right model predicts each token only from
-earlier tokens, so there each connection counts once. Still, the sum tells you which of two texts with equally
-many tokens a model finds more natural:
+earlier tokens, so there each connection counts once. Still, the sum tells you which of two texts with the
+same number of tokens a model finds more natural:
 
     python -m labml_bert.score "Return a copy of the list." "Return of a copy the list."
 

@@ -105,7 +105,7 @@ def change_blocks(
 
     Changes `model` in place. With `gated`, the feed-forward network gets two thirds of its width, rounded to
     a multiple of 8, so that it has about as many parameters as before. Without `biases`, all biases in the
-    blocks stay at 0. With `local_attention`, a token in a local layer sees about so many tokens.
+    blocks stay at 0. With `local_attention`, all but every third layer get a window of about this size.
     """
     if not isinstance(model.bert.encoder, FullEncoder):
         model.bert.encoder = FullEncoder(model.bert.encoder)  # type: ignore[assignment]

@@ -10,8 +10,8 @@ changed after which runs.
     python experiments/claims/claims.py short-to-long
     python experiments/claims/claims.py short-to-long --arm "length 128" --seed 3
 
-The second command runs a claim, or continues it if it was stopped, because we record each run as soon as it
-ends. The third command repeats a recorded run and records nothing. `--arm` also accepts several names.
+The second command runs a claim, or continues it if it was stopped: each run is recorded as soon as it ends.
+The third command repeats a recorded run and records nothing. `--arm` also accepts several names.
 
 You can run a study, an entry of `studies.toml`, in the same way. It has arms but no tests, so it gets no
 verdict.

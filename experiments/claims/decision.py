@@ -31,7 +31,7 @@ LOOKS = (3, 5, 8, 12)
 # The seeds that decide start here. Lower seeds are pilots: when we chose the primary endpoints, we knew the
 # results of the pilots.
 FIRST_SEED = 10
-# The tables of the claims page show intervals at `LEVEL`. The rule uses intervals at `RULE_LEVEL`.
+# The rule uses intervals at `RULE_LEVEL`. The claims page shows these, and others at `LEVEL`.
 LEVEL, RULE_LEVEL = 0.95, 0.982
 # If a decision would need more seeds than this, we give no estimate.
 MOST_SEEDS = 100
@@ -65,7 +65,7 @@ def mean(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
-    """Returns the difference of two means, with Welch's interval, which is infinite for a single value."""
+    """Returns the difference of two means and Welch's interval, infinite if a sample has only one value."""
     middle = statistics.mean(x) - statistics.mean(y)
     if min(len(x), len(y)) < 2:
         return Interval(middle, -math.inf, math.inf)
@@ -99,7 +99,7 @@ def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: fl
 def proportion_difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:
     """
     Returns the difference between two proportions; each run is 0 or 1. Newcombe's interval combines the two
-    Wilson intervals (Newcombe 1998, method 10). Its width isn't zero even if all runs ended alike.
+    Wilson intervals (Newcombe 1998, method 10). Its width isn't zero even if each variant's runs end alike.
     """
     p, q = statistics.mean(x), statistics.mean(y)
     (p_low, p_high), (q_low, q_high) = (

@@ -63,8 +63,8 @@ def attend_to_neighbors(model: BertForMaskedLM, heads: int) -> None:
     ## Heads that are set by hand
 
     Changes the embeddings and the first block of `model` in place. The first head attends to the left
-    neighbor and, with 2 `heads`, the second to the right. All other weights stay random, and training may
-    change any of them. With 0 `heads`, only the embeddings change, as a control for the effect of heads.
+    neighbor and, with 2 `heads`, the second to the right. All other weights start at random. Training may
+    change all weights, these heads included. With 0 `heads`, only the embeddings change, as a control.
 
     The first $d$ dimensions of the embeddings hold only the position $p$, as $\sin \omega_k p$ and
     $\cos \omega_k p$ for $d/2$ frequencies from 0 to $\pi$. The query of a head selects these dimensions. Its

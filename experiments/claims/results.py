@@ -101,10 +101,10 @@ class Results:
     """
 
     def __init__(self, claim: Claim, folder: Path, device: torch.device):
-        """Raises `ValueError` if the record is damaged, can't be read, or is in use by another process."""
+        """Raises `ValueError` if the record is damaged or in use, or if it can't be read or written."""
         self.claim, self.device = claim, device
         self.path = folder / "claims" / f"{claim.name}.json"
-        # This dictionary contains the rows that the claim has needed so far, in that order.
+        # This dictionary contains the rows that the claim has needed so far, in the order of its runs.
         self.rows: dict[str, dict[str, Any]] = {}
         try:
             make_folder(self.path.parent)
@@ -202,7 +202,7 @@ class Results:
         return None
 
     def run_once(self, options: OptionValues, seed: int) -> dict[str, Any]:
-        """Trains one run. Measures its scores, unless it belongs to the search or its loss is NaN."""
+        """Trains one run. Measures its scores, unless it belongs to the search or its loss isn't finite."""
         start = time.process_time()
         run = prepare(self.claim.job, options, seed, self.device)
         outcome = train(run, evaluations=self.claim.evaluations)

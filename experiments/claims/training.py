@@ -54,7 +54,7 @@ LEAST_GAIN = 0.1
 
 @dataclass
 class Run:
-    """The parts of one run. `held_out` is `text.held_out`, but unmasked if the model is left-to-right."""
+    """The parts of one run. For left-to-right models, `held_out` is unmasked, with next tokens as labels."""
 
     options: WindowOptions | PairOptions
     text: MaskedText | PairedText
@@ -184,11 +184,11 @@ def train(
     """
     ## The loop
 
-    Returns the entries of a record. Among them are the held-out loss by step (`curve`), the tokens up to each
-    of these steps (`curve_tokens`), the results of `probe_order` (`probes`, if there are any), the step at
-    which each length starts (`lengths`), and the final loss and whether the run failed (`result`). If a loss
-    or a gradient isn't finite, the run ends at the next evaluation. `on_step` is called after each step with
-    its number and its loss, a scalar on the device.
+    Returns entries for the run's row in the record. Among them are the held-out loss by step (`curve`), the
+    tokens up to each of these steps (`curve_tokens`), the results of `probe_order` (`probes`, if there are
+    any), the step at which each length starts (`lengths`), and the final loss and whether the run failed
+    (`result`). If a loss or a gradient isn't finite, the run ends at the next evaluation. `on_step` is called
+    after each step with its number and its loss, a scalar on the device.
     """
     trainer, options = run.trainer, run.options
     growth = options.growth if isinstance(options, WindowOptions) else "stages"

@@ -268,8 +268,8 @@ def source_docstrings(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, OSError):
         # A file may be unreadable or have invalid syntax.
         return
-    # Go breadth first, like `ast.walk`, but skip expressions. They contain most of the nodes, but never a
-    # docstring.
+    # Go breadth first, like `ast.walk`, but skip expressions. They contain most of the nodes, but no class or
+    # function that could have a docstring.
     nodes: collections.deque[ast.AST] = collections.deque([tree])
     while nodes:
         node = nodes.popleft()

@@ -12,7 +12,7 @@ package and its module. We make two tasks from these docstrings:
   two texts. In next sentence prediction, a wrong second text comes from another document, so its topic alone
   can give it away.
 
-The texts can give such labels away. We take three precautions:
+Test scores on labels this cheap can be misleadingly high. We take three precautions:
 
 - **Package names become `_`.** A text that contains the name of its package gives the answer away. So in
   **package**, we replace the names of all 20 packages, as words and at the start of names like `XMLParser`.
@@ -92,8 +92,8 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
     """
     ## Each text once
 
-    Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy if
-    more than half of the distinct three-word sequences in it and an earlier docstring are in both of them.
+    Returns all docstrings of at least `fewest_words` words, except near copies. A docstring is a near copy
+    if, of all distinct three-word sequences in it or in an earlier docstring, more than half are in both.
     """
     corpus = load_corpus("python-docs")
     training_paragraphs = {part.strip() for document in corpus.train for part in document.split("\n\n")}
@@ -130,8 +130,8 @@ def package_task(docstrings: Sequence[Docstring], classes: int = 20) -> Task:
     ## Which package?
 
     Returns a task with the `classes` packages that have the most docstrings. A quarter of each package's
-    texts, rounded down, is for testing. Unseen texts are chosen for it first. The examples are in a random
-    order, which is always the same.
+    texts, rounded down, is for testing. Unseen texts are chosen first. The examples are in a random order,
+    which is always the same.
     """
     generator = random.Random(0)
     by_package: dict[str, list[Docstring]] = defaultdict(list)

@@ -21,7 +21,7 @@ from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_to
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
-# The baselines are counted on about this many tokens at most, since counting takes over 100 bytes per token.
+# Counting the baselines takes over 100 bytes of memory per token, so count about this many tokens at most.
 BASELINE_TOKENS = 10_000_000
 
 
@@ -30,8 +30,8 @@ class MaskedText:
     ## Masked windows
 
     `longest` is the longest sequence length in training, in tokens, and the length of the held-out windows.
-    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. If you want to
-    use a model with these tokens, train it with them.
+    If `with_cls_sep` is set, each window starts with `[CLS]` and ends with `[SEP]`. If you want to use a
+    model with these tokens, train it with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
     `longest` tokens, if the corpus was tokenized with a different tokenizer or has no tokens to predict, or
@@ -67,9 +67,9 @@ class MaskedText:
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         counted = spread_sample(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
-        # With `max_predictions_per_seq`, rows without special tokens get the same number of masks, so most
-        # tensors keep their shapes. With a coin flip per token, most steps would have a new number of masks,
-        # and on a CPU, PyTorch prepares its matmuls anew for each shape.
+        # With `max_predictions_per_seq`, rows with equally many ordinary tokens get the same number of masks,
+        # so most tensors keep their shapes. With a coin flip per token, most steps would have a new number of
+        # masks, and on a CPU, PyTorch prepares its matmuls anew for each shape.
         self.masker = self.make_masker(generator, mlm_probability, max_predictions_per_seq=longest)
         windows = valid_ids[: len(valid_ids) // longest * longest].view(-1, longest)
         self.windows = put_cls_sep(windows, self.cls_sep)
@@ -112,7 +112,7 @@ class MaskedText:
 
 def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
     """
-    Returns the ids as int64. If there are more than `most`, keeps about `most`: evenly spaced runs of `run`.
+    Returns the ids as int64. Of more than `most` ids, keeps about `most`, in evenly spaced runs of `run` ids.
     """
     if len(token_ids) <= most:
         return token_ids.long()

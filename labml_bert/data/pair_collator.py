@@ -107,7 +107,7 @@ class PairCollator:
         T = self.length or int(lengths.max())
         if int(lengths.max()) > T:
             raise ValueError(f"a row has {int(lengths.max())} tokens and length is {T}; raise length")
-        # The id of padding is 0, which is the default of `BertConfig.pad_token_id` and the index of `[PAD]`.
+        # Padding has id 0: the default of `BertConfig.pad_token_id`, and the id of `[PAD]` in our tokenizers.
         input_ids = pad_lists(rows["tokens"], T, 0)  # (B, T)
         attention_mask = (torch.arange(T) < lengths[:, None]).long()  # (B, T)
         if "masked_positions" in rows.column_names:
@@ -146,9 +146,9 @@ class PairBatches(Iterator[dict[str, Tensor]]):
     ## Endless batches
 
     Each batch has `batch_size` rows drawn with replacement, as `random_windows` draws windows. So the state
-    of `generator` determines which rows come next. If you give `Trainer` the same generator, it saves
-    this state in its checkpoints. If the collator uses this generator too, a resumed run continues with the
-    same rows and masks.
+    of `generator` determines which rows come next. If you give `Trainer` the same generator, it saves this
+    state in its checkpoints. If the collator uses this generator too, a resumed run continues with the same
+    rows and masks.
 
     You might expect epochs, in which every row comes once before any row comes twice. But to resume within an
     epoch, you would also have to restore the order of its rows and the position in this order. Drawing with

@@ -78,8 +78,8 @@ def build_dataset(
     """
     ## From text to Parquet
 
-    `documents` may be a generator: memory never holds many more shards than there are processes.
-    A document is never split between shards. Making the pairs of a shard takes tens of times its size in
+    `documents` may be a generator: the number of shards in memory doesn't grow with the length of the text. A
+    document is never split between shards. Making the pairs of a shard takes tens of times its size in
     memory. `text_files.read_documents` reads files of any size as documents of at most a million characters.
     The number of `processes`, by default one per core, doesn't change the result. With one process, or with
     fewer than eight shards to write, the calling process does all the work. Otherwise your script needs
@@ -241,9 +241,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     ## From Parquet to rows
 
     Returns a memory-mapped `datasets.Dataset`, which may be larger than memory. The first call unpacks the
-    files into `folder/arrow`. Each call checks the sha256 of the files, and later calls also check that of
-    the unpacked copy. Checking a gigabyte takes half a second to two seconds. Nothing is downloaded.
-    If you pass a `fingerprint`, the manifest must have the same one.
+    files into `folder/arrow`. Each call checks the sha256 of the files, and later calls also check the
+    unpacked copy. Checking a gigabyte takes a second or so. Nothing is downloaded. If you pass a
+    `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
     or if the data set has a different fingerprint.
@@ -272,7 +272,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     # Progress bars would interrupt the output of a run.
     disable_progress_bars()
-    # Without `lone_sentence_is_random`, a shard has no pairs if each of its documents is a single sentence.
+    # Without `lone_sentence_is_random`, a shard whose documents are single sentences may have no pairs.
     files = [str(folder / part["name"]) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
     # Another process may be unpacking the same files.

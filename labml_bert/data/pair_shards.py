@@ -82,8 +82,7 @@ class Shard(NamedTuple):
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
     """
-    Returns the sha256 of all arguments. They include the number, because the shard's random seed depends on
-    it.
+    Returns the sha256 of all arguments, including the number, because the shard's random seed depends on it.
     """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:

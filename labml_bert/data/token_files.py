@@ -50,7 +50,7 @@ TRAIN, VALID = "train.bin", "valid.bin"
 # Each block except for the last one has at least this many characters. Tokenizing a block takes tens of times
 # the block's size in memory.
 BLOCK_SIZE = 4_000_000
-# About this many bytes of large files are held out. With many more, an evaluation could take minutes.
+# About this many bytes of a large text are held out. With many more, an evaluation could take minutes.
 HELD_OUT_SIZE = 4_000_000
 
 
@@ -161,9 +161,9 @@ def write_token_files(
     Tokenizes a text and writes the ids to `folder`, or continues where an earlier call stopped. `settings`
     identify the text. `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
 
-    Raises `ValueError` if `folder` has foreign files but no `blocks.jsonl`, damaged files, or the tokens of a
-    different text or tokenizer, or if the text can't be read. Raises `OSError` if the disk is full or another
-    process is using `folder`.
+    Raises `ValueError` if `folder` has damaged files or the tokens of a different text or tokenizer, if it
+    has foreign files but no `blocks.jsonl`, or if the text can't be read. Raises `OSError` if the disk is
+    full or another process is using `folder`.
     """
     make_folder(folder)
     with lock(folder):

@@ -161,7 +161,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     """
     ## A corpus as one row of ids
 
-    Concatenates the documents, with an empty line after each. Returns their ids, one-dimensional int64.
+    Returns the ids of all documents, each followed by an empty line, as a one-dimensional int64 tensor.
     """
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping small.
     # Each piece ends at a line end or before a space if one is near, so words are hardly ever cut.
@@ -214,7 +214,7 @@ def silent_panics() -> Iterator[None]:
 
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
-    Reads a `tokenizer.json`. `vocab_size`, if set, is the vocabulary size of the model to use it with.
+    Reads a `tokenizer.json`. `vocab_size`, if set, is the vocabulary size of the tokenizer's model.
 
     Raises `ValueError` if the file is missing or damaged, if it isn't a tokenizer or lacks one of
     `SPECIAL_TOKENS`, if the ids have gaps, or if there aren't `vocab_size` tokens.
@@ -240,7 +240,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             )
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # The library raises `Exception`, and for a panic, `BaseException`.
+    except BaseException as error:  # A panic of the library is not an `Exception`.
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:

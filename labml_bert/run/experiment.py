@@ -70,7 +70,7 @@ from labml_bert.training.trainer import Report, Step, Trainer
 
 
 class PreparedText(Protocol):
-    """The attributes and methods of `MaskedText` and `PairedText` that a `Run` or its script uses."""
+    """The attributes and methods of `MaskedText` and `PairedText` that a `Run` uses."""
 
     tokenizer: Tokenizer
     generator: torch.Generator
@@ -147,7 +147,7 @@ class Run:
         options = self.options
         arguments = arguments or options.training_arguments()
         if self.on_step:
-            # A listener of every step, such as a fingerprint, needs no regular evaluations before the last.
+            # A run with an `on_step` listener, as for a fingerprint, needs only the last regular evaluation.
             arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
         self.model, self.text, self.processes = model, text, world_size()
@@ -191,7 +191,7 @@ class Run:
         """
         Sets the number of threads until the end of the run. A number in `--threads` takes precedence.
         Otherwise, a resumed run uses the number in its checkpoint, if `Trainer.resume` restored it. A new run
-        with `auto` on a CPU times several numbers and uses the fastest. Other runs use PyTorch's default.
+        with `auto` on a CPU times several numbers and uses the fastest. Other runs keep the current number.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.seconds_per_step: dict[int, float] = {}
@@ -204,7 +204,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Set the number even if it's PyTorch's default, because an explicit number may behave differently.
+        # Set the number even if it doesn't change, because an explicit number may behave differently.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -405,7 +405,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder and deletes partial files. A `with` block on the returned lock releases it.
+    Locks the run's folder and deletes partial files. A `with` block releases the returned lock at its end.
 
     Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
     `OSError` if the lock file, the metrics or the model's folder is a link or has the wrong type.

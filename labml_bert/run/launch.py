@@ -39,7 +39,7 @@ def launch(
             main(run, options)
         if options.record is not None and rank() == 0:
             record = json.loads(options.record.read_text("utf-8"))
-            # For a record of several runs, the script's function `fingerprints` returns a taker for each run.
+            # For a record of several runs, the script's `fingerprints` returns one function per fingerprint.
             several = main.__globals__.get("fingerprints")
             # The record has only the name of the text, but taking a fingerprint may need the path.
             configuration = {**record["configuration"], "corpus": options.corpus}

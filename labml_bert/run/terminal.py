@@ -45,7 +45,7 @@ from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
 
-# If the `errno` of an `OSError` is in this table, the error message ends with its remedy.
+# If the `errno` of an `OSError` is in this table, `fail` adds its remedy to the error message.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -100,7 +100,7 @@ def exit_cleanly(
 
     As long as `find_path` returns `None`, the run has saved nothing, and bad input ends the program as above.
     If you stop the run after that, the block prints how to resume the run with `resume_options`, or that you
-    can only start over. An `OSError` such as a full disk, a lack of memory or a loss that isn't finite ends
+    can only start over. A lack of memory, a loss that isn't finite or an `OSError`, such as a full disk, ends
     the program with one line. Everything saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
@@ -348,8 +348,8 @@ def filled_lines(
 def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     """
     Returns a line of `texts` with its middle word masked. For a character model, or if the line has fewer
-    than four words, masks only one character near the middle. The line is cut off to fit into `longest`
-    positions if each token has at least one character. If all texts are blank, returns only `[MASK]`.
+    than four words, masks only one character near the middle. Cuts the line so that it fits into `longest`
+    positions, provided that each token has at least one character. If all texts are blank, returns `[MASK]`.
     """
     is_character_model = len(tokenizer.encode("two words", add_special_tokens=False).tokens) == len(
         "two words"

@@ -94,7 +94,7 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Yields the index of each optimizer's first parameter, among all optimizers', and the optimizer."""
+    """Yields the index of an optimizer's first parameter, counted over all optimizers, and the optimizer."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer

@@ -43,7 +43,7 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-6
-    # The original BERT has no bias correction, which makes its first steps several times as large.
+    # The original BERT has no bias correction, so its first steps are several times as large as with one.
     adam_bias_correction: bool = True
     max_grad_norm: float = 1.0
     # The number of micro-batches per process and step. A larger number needs less memory, and changes only

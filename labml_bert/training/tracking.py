@@ -8,12 +8,12 @@ How did the loss get to where it is? The learning curves show how. A run writes 
     {"crc32": 2087523592, "step": 400, "seconds": 11.5, "loss": 2.902, "accuracy": 0.216, "valid.loss": 2.884}
 
 Each line is written to disk immediately, so a kill can damage only the last one. A line's `crc32` shows
-whether the line is intact. If all lines are intact, tools that read JSON lines can load the file, such as
-`pandas.read_json(path, lines=True)`.
+whether the line is intact. If all lines are intact, tools that read JSON lines, such as
+`pandas.read_json(path, lines=True)`, can load the file.
 
-You can also watch a run in a browser, from any computer that can reach a [labml
-server](https://github.com/labmlai/labml) of yours. Set the server's address as `app_url` in the file
-`.labml.yaml`, or in the environment variable `labml_app_url`:
+If you have a [labml server](https://github.com/labmlai/labml), you can also watch a run in a browser, from
+any computer that can reach the server. Set the server's address as `app_url` in the file `.labml.yaml`, or in
+the environment variable `labml_app_url`:
 
     labml_app_url=http://localhost:5005/api/v1/default python experiments/mlm_tiny.py
 
@@ -190,7 +190,7 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
 
     Raises `OSError` if the server doesn't answer or the home folder isn't writable.
     """
-    # Check that the server answers. Otherwise, labml's thread could retry forever, and the process never end.
+    # Check that the server answers. Otherwise, labml's thread could retry forever and keep the process alive.
     try:
         urllib.request.urlopen(url, timeout=10).close()
     except urllib.error.HTTPError as answer:

@@ -14,12 +14,12 @@ This file provides the methods that the loop calls:
         step.update()                                 # clip, check, optimizer
 
 The budget is a number of steps or of minutes. With a number of steps, a run on the CPU of one machine is
-reproducible: the same seed gives the same bits. Each of the following can change the result, because even a
+reproducible: the same seed gives the same bits. Each of the following can change the result, and even a
 difference in the last bits can grow over many steps:
 
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
 - a different number of threads, because numbers are then added in a different order;
-- a different number of processes or micro-batches, because each one draws its own dropout masks;
+- a different number of processes or micro-batches, for the same reason and because dropout masks change;
 - a different processor, version of PyTorch or precision, because numbers are then rounded differently;
 - a GPU, because some sums, such as those in the gradient of attention, add numbers in the order in which
   threads finish;
