@@ -13,8 +13,7 @@ ModernBERT.
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
 chapter on this script](../own-language.md) shows a run on a German text.
 
-The script needs no settings for your language, because it learns the subwords from the text itself. It keeps
-case and accents, which many languages use to tell words apart."""
+The script needs no settings for your language: it learns the subwords from the text. Case and accents stay."""
 
 import sys
 from dataclasses import dataclass, replace

@@ -74,7 +74,7 @@ def check_values(
             f"{config.num_attention_heads}; choose a multiple of {config.num_attention_heads}"
         )
     for name in (*probabilities, *positive):
-        if not isinstance(getattr(config, name), int | float):
+        if type(getattr(config, name)) not in (int, float):
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be a number")
     for name in probabilities:
         if not 0 <= getattr(config, name) < 1:

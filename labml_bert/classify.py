@@ -27,7 +27,6 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import copy
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -49,9 +48,17 @@ from labml_bert.files import check_utf8, is_utf8, lock
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label, read_labeled_texts, some
+from labml_bert.labeled_file import (
+    SHORT_LIST,
+    LabeledTexts,
+    fold,
+    quote_label,
+    read_labeled_texts,
+    read_lines,
+    some,
+)
 from labml_bert.labeled_text import Example, split_by_label
-from labml_bert.model_card import write_classifier_card
+from labml_bert.model_card import describe_pretraining, write_classifier_card
 from labml_bert.model_folder import (
     check_parameter_count,
     check_sizes,
@@ -60,7 +67,7 @@ from labml_bert.model_folder import (
     read_json,
     read_tensors,
 )
-from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header
+from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header, print_caveats
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 from labml_bert.training.device import choose_device
@@ -80,8 +87,6 @@ PATIENCE = 3
 # texts, ten epochs are only 40 steps.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
-# A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
-HARDLY_BETTER = 0.95
 # In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
 # These are the files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`.
@@ -210,18 +215,6 @@ def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
     }
 
 
-def describe_pretraining(folder: Path) -> dict[str, str]:
-    """Returns a warning if the loss in the model card isn't clearly below that of the unigram baseline."""
-    for path in (folder / "model" / "README.md", folder / "README.md"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            card = path.read_text(encoding="utf-8")
-            losses = dict(re.findall(r"^\| (unigram|this model) \| (\d+\.\d+) \|", card, re.M))
-            if float(losses["this model"]) > HARDLY_BETTER * float(losses["unigram"]):
-                numbers = f"loss {losses['this model']}, unigram baseline {losses['unigram']}"
-                return {"pretrained": f"hardly ({numbers}); pretrain longer"}
-    return {}
-
-
 def check_command(options: argparse.Namespace) -> None:
     """Prints what a file of labels contains. Raises `ValueError` if `train` would refuse the file."""
     texts = read_labeled_texts(options.file)
@@ -278,19 +271,22 @@ def train_command(options: argparse.Namespace) -> None:
     output: Path = options.output
     check_output(output)
     check_numbers(options)
+    device = choose_device(options.device)
     texts = read_labeled_texts(options.file)
-    if options.check_only:
+    if options.check_only and options.source is None:
         return
     folder = options.source or newest_run(Path("logs"))
     # The seed determines the head's initial weights.
     torch.manual_seed(options.seed)
     model, tokenizer = load_pretrained(folder, texts.labels)
-    device, positions = choose_device(options.device), model.config.max_position_embeddings
+    positions = model.config.max_position_embeddings
     max_length = min(MAX_LENGTH, positions) if options.max_length is None else options.max_length
     if not 5 <= max_length <= positions:
         raise ValueError(f"--max-length is {max_length}; for this model, it must be from 5 to {positions}")
     if texts.has_pairs and model.config.type_vocab_size < 2:
         raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
+    if options.check_only:
+        return
     rest, test = split_by_label(texts.examples, HELD_OUT, options.seed)
     parts = (*split_by_label(rest, HELD_OUT, options.seed), test)
     rows = [encode_examples(tokenizer, part, max_length) for part in parts]
@@ -358,19 +354,6 @@ def read_max_length(settings: dict[str, Any], positions: int) -> int:
         return positions
 
 
-def read_lines(data: bytes) -> list[str]:
-    """
-    Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
-    byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
-
-    Raises `ValueError` if all lines are blank.
-    """
-    if not data.strip():
-        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
-    lines = data.decode("utf-8-sig", "surrogateescape").removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
-
-
 def predict_command(options: argparse.Namespace) -> None:
     """
     ## Predicting
@@ -411,6 +394,10 @@ def predict_command(options: argparse.Namespace) -> None:
     console.print()
     console.print(table, soft_wrap=False)
     console.print()
+    ids, unknown_id = [row.input_ids for row in rows], tokenizer.token_to_id("[UNK]")
+    full = sum(len(text) == max_length for text in ids)
+    unknown = sum(i == unknown_id for text in ids for i in text)
+    print_caveats(unknown, full, f"that fill the model's {max_length} tokens or lose their end")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -430,7 +417,11 @@ def main(argv: list[str] | None = None) -> None:
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
     train.add_argument("--seed", type=int, default=0, help="seed of the split and the training (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
-    train.add_argument("--check-only", action="store_true", help="check file and arguments, don't train")
+    train.add_argument(
+        "--check-only",
+        action="store_true",
+        help="check the file and the arguments, and with --from the model; don't train",
+    )
     use = commands.add_parser("predict", help="predict the labels of texts")
     use.set_defaults(run=predict_command)
     use.add_argument("model", type=Path, help="folder of a classifier")

@@ -39,7 +39,7 @@ from torch.nn.utils.rnn import pad_sequence
 from labml_bert.fill_mask import check_encoding, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
 from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.device import autocast, choose_precision
@@ -316,10 +316,7 @@ def main(argv: list[str] | None = None) -> None:
         table.add_row(f"{cosine:.3f}", printable(text))
     console.print(table, soft_wrap=False)
     console.print(f"\n  mean cosine of any two of these texts: {mean_cosine(vectors):.3f}", style="dim")
-    if unknown:
-        console.print(f"  tokens outside the vocabulary, which all look the same: {unknown}", style="dim")
-    if cut:
-        console.print(f"  texts with more than {longest} tokens, which lose their end: {cut}", style="dim")
+    print_caveats(unknown, cut, f"with more than {longest} tokens, which lose their end")
     console.print()
 
 

@@ -102,13 +102,15 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def encoding_error(path: Path, data: bytes, place: str) -> ValueError:
+def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: str) -> ValueError:
     """
     Returns the error for a file that isn't UTF-8, with a command that converts the file if it seems to be
     text. `data` is the beginning of the file, and `place` says where the file isn't UTF-8. Without a byte
     order mark, the command is an example for the encoding of Western European Windows.
     """
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if error.reason == "unexpected end of data":
+        return ValueError(f"{path} is not UTF-8 at its end ({place}); was it cut off? get a whole copy")
     if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and not is_utf16):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
     command = f"iconv -f {'UTF-16' if is_utf16 else 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
@@ -245,7 +247,8 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
         if path.exists() and not path.is_file():
             raise ValueError("it isn't a regular file")  # Reading a pipe could wait forever.
         with open(path, "rb") as start:
-            if int.from_bytes(start.read(8), "little") > LARGEST_HEADER:
+            size = start.read(8)
+            if len(size) == 8 and int.from_bytes(size, "little") > LARGEST_HEADER:
                 raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})

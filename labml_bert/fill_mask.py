@@ -29,7 +29,7 @@ from labml_bert.files import is_utf8
 from labml_bert.model_folder import check_parameter_count, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 
@@ -199,6 +199,7 @@ def main(argv: list[str] | None = None) -> None:
         best = [guesses[0].token for guesses in answers] + [""]
         sentence = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
         console.print(f"  all filled in: {printable(sentence)}\n", soft_wrap=False)
+        print_caveats(tokenizer.encode(options.text).tokens.count("[UNK]"))
 
 
 if __name__ == "__main__":

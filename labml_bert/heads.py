@@ -280,7 +280,9 @@ def read_labels(folder: Path) -> list[str]:
         )
     names = content.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     try:
-        labels = [str(names[str(i)]) for i in range(len(names))]
+        labels = [names[str(i)] for i in range(len(names))]
+        if not all(isinstance(label, str) for label in labels):
+            raise TypeError
     except (KeyError, TypeError):
         raise ValueError(f"{path} has no id2label that names 0, 1, 2, …; save the model again") from None
     if len(labels) < 2 or len({*labels}) < len(labels):

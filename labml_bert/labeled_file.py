@@ -376,3 +376,16 @@ def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -
             f"{path}: labels with too few different rows: {some(rare)}; each needs at least "
             f"{FEWEST_PER_LABEL}; fix the spelling, add rows, or remove these labels{reason}"
         )
+
+
+def read_lines(data: bytes) -> list[str]:
+    """
+    Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
+    byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
+
+    Raises `ValueError` if all lines are blank.
+    """
+    if not data.strip():
+        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
+    lines = data.decode("utf-8-sig", "surrogateescape").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]

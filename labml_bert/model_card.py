@@ -9,12 +9,17 @@ top.
 Source: [Mitchell et al., 2019](https://arxiv.org/abs/1810.03993), who proposed model cards.
 """
 
+import contextlib
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from labml_bert.files import write_whole
+
+# A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
+HARDLY_BETTER = 0.95
 
 
 def inline_code(value: object) -> str:
@@ -146,3 +151,15 @@ def write_classifier_card(
     write_card(
         folder, title, "text-classification", f"model({call}, truncation=True)", sections, limits, command
     )
+
+
+def describe_pretraining(folder: Path) -> dict[str, str]:
+    """Returns a warning if the loss in the model card isn't clearly below that of the unigram baseline."""
+    for path in (folder / "model" / "README.md", folder / "README.md"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            card = path.read_text(encoding="utf-8")
+            losses = dict(re.findall(r"^\| (unigram|this model) \| (\d+\.\d+) \|", card, re.M))
+            if float(losses["this model"]) > HARDLY_BETTER * float(losses["unigram"]):
+                numbers = f"loss {losses['this model']}, unigram baseline {losses['unigram']}"
+                return {"pretrained": f"hardly ({numbers}); pretrain longer"}
+    return {}

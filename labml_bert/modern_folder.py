@@ -117,10 +117,14 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
     if rope is not None:
         kinds = {"global_rope_theta": LAYER_TYPES[True], "local_rope_theta": LAYER_TYPES[False]}
         for name, kind in kinds.items():
+            if "rope_theta" not in rope.get(kind, {}):
+                raise ValueError(f"rope_parameters has no rope_theta for {kind}")
             if rope[kind].get("rope_type", "default") != "default":
                 raise ValueError(f"rope_type is {rope[kind]['rope_type']!r}; only 'default' is supported")
             values[name] = rope[kind]["rope_theta"]
     layers = content.get("layer_types")
+    if layers is not None and len(layers) != (count := content.get("num_hidden_layers")):
+        raise ValueError(f"layer_types has {len(layers)} entries, but num_hidden_layers is {count}")
     if layers is not None:
         global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
         # If only the first layer is global, the period can be the number of layers, or any larger number.

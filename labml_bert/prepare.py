@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
 from labml_bert.data.corpora import NAMES
-from labml_bert.data.text_files import find_files, read_files, sample_text
+from labml_bert.data.text_files import explain_unreadable, find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.files import check_utf8
@@ -61,6 +61,12 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
         return load_tokenizer(options.output / "tokenizer.json")
     with console.status("training the vocabulary"):
         return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)
+
+
+def read_sha256(path: Path) -> str:
+    """The sha256 of a file. Raises `ValueError` if it can't be read."""
+    with explain_unreadable(path):
+        return file_sha256(path)
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
@@ -111,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         settings = {
-            "files": [[str(file), file_sha256(file)] for file in files],
+            "files": [[str(file), read_sha256(file)] for file in files],
             "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
             # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],

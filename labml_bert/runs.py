@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from labml_bert.files import write_whole
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
 # The page has a chart for each of these metrics that at least one run has.
@@ -96,6 +96,8 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
             raise ValueError(f"there is no folder {path}; check the name")
         if (path / CHECKPOINT).is_file():
             folders.append(path)
+        elif (path / PREVIOUS).is_file():
+            load_checkpoint(path)  # Raises `ValueError`, and says how to restore the checkpoint.
         else:
             folders += [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{CHECKPOINT}")]
     if not folders:

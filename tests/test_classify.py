@@ -24,7 +24,7 @@ from labml_bert.files import lock
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
-from labml_bert.model_card import write_pretraining_card
+from labml_bert.model_card import describe_pretraining, write_pretraining_card
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from tests.support.labels import GOOD, HEADER, ROWS, assert_fails, save_run, write_csv
@@ -362,13 +362,13 @@ def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: boo
         ],
         "result": {"loss": loss, "accuracy": 0, "steps": 1, "training_seconds": 1},
     }
-    assert classify.describe_pretraining(tmp_path) == {}
+    assert describe_pretraining(tmp_path) == {}
     (tmp_path / "model").mkdir()
     write_pretraining_card(tmp_path / "model", ["python"], facts)
     line = f"hardly (loss {loss:.3f}, unigram baseline 6.200); pretrain longer"
     expected = {"pretrained": line} if warns else {}
-    assert classify.describe_pretraining(tmp_path) == expected
-    assert classify.describe_pretraining(tmp_path / "model") == expected
+    assert describe_pretraining(tmp_path) == expected
+    assert describe_pretraining(tmp_path / "model") == expected
 
 
 # Standard input
@@ -388,6 +388,18 @@ def test_each_line_of_standard_input_becomes_a_row(
     classify.main(["predict", str(bad_folder / "classifier")])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
     assert [row[-1] for row in rows] == ["one", "two", "three"]
+
+
+def test_predict_says_what_the_model_does_not_read(
+    bad_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(bad_folder / "classifier")
+    classify.main(["predict", folder, "one"])
+    assert "outside the vocabulary" not in (out := capsys.readouterr().out) and "lose their end" not in out
+    classify.main(["predict", folder, "😀", "one " * 100])
+    out = capsys.readouterr().out
+    assert "tokens outside the vocabulary, which all look the same: 1\n" in out
+    assert "tokens or lose their end: 1\n" in out
 
 
 @pytest.mark.parametrize(
@@ -435,6 +447,9 @@ BAD_ARGUMENTS = {
     "no epochs": ([*TRAIN, *OUT, "--epochs", "0"], "--epochs is 0; it must be"),
     "seed": ([*TRAIN, *OUT, "--seed", "-1"], "--seed is -1; it must be"),
     "length": ([*TRAIN, "--from", "bert", *OUT, "--max-length", "25"], "from 5 to 24"),
+    "no length": ([*TRAIN, *OUT, "--check-only", "--from", "bert", "--max-length", "1"], "from 5 to 24"),
+    "a device to check": ([*TRAIN, *OUT, "--check-only", "--device", "no"], "'no' is not available"),
+    "a model to check": ([*TRAIN, *OUT, "--check-only", "--from", "modern"], "modern has a ModernBERT"),
     "device": ([*TRAIN, "--from", "bert", *OUT, "--device", "no"], "'no' is not available"),
     "pairs for one type": (["train", "pairs.csv", "--from", "one-type", *OUT], "one token type"),
     "no command": ([], "the following arguments are required"),

@@ -73,6 +73,12 @@ def test_a_file_that_cannot_be_read_is_refused(
         read_tensors(path)
 
 
+def test_a_file_of_four_bytes_has_no_header(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"null")
+    with pytest.raises(ValueError, match="header too small"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
 def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
     """The tensors are of every type that we write; one has no elements, and one has no dimensions."""
     tensors = {name: torch.ones(3).to(getattr(torch, name.removeprefix("torch."))) for name in TYPES}

@@ -52,6 +52,16 @@ def test_bad_input_gives_a_one_line_error(
     assert error.count("\n") == 1
 
 
+@pytest.mark.processes
+def test_tokens_outside_the_vocabulary_are_counted(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_mask.main(["the [MASK]at", "--run", str(run_folder)])
+    assert "outside the vocabulary" not in capsys.readouterr().out
+    fill_mask.main(["ꙮ [MASK] ꙮ", "--run", str(run_folder)])
+    assert "outside the vocabulary, which all look the same: 2\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("config", [BertConfig(), ModernBertConfig()])
 def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
     config: BertConfig | ModernBertConfig, tmp_path: Path

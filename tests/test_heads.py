@@ -262,6 +262,10 @@ BAD_FOLDERS = {
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
     "a gap in the labels": (lambda folder: write_config(folder, id2label={"0": "a", "2": "b"}), "id2label"),
     "labels that are a list": (lambda folder: write_config(folder, id2label=["a", "b"]), "id2label"),
+    "a label that is not text": (
+        lambda folder: write_config(folder, id2label={"0": "a", "1": None}),
+        "id2label",
+    ),
     "one label": (lambda folder: write_config(folder, id2label={"0": "a"}), "two or more"),
     "duplicate labels": (
         lambda folder: write_config(folder, id2label={"0": "a", "1": "a", "2": "b"}),

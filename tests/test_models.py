@@ -320,6 +320,10 @@ BAD_FOLDERS = {
         "it must be from 1 to",
     ),
     "a size with a point": (lambda folder: write_config(folder, hidden_size=16.0), "must be an integer"),
+    "an epsilon that is a flag": (
+        lambda folder: write_config(folder, layer_norm_eps=True),
+        "must be a number",
+    ),
     "a negative epsilon": (lambda folder: write_config(folder, layer_norm_eps=-5), "layer_norm_eps"),
     "an epsilon that is text": (
         lambda folder: write_config(folder, layer_norm_eps="small"),

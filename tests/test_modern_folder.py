@@ -79,6 +79,9 @@ def damaged(folder: Path, **changes: object) -> Path:
         ({"global_rope_theta": -1.0}, "global_rope_theta"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "does not describe"),
         ({"rope_parameters": 5}, "does not describe"),
+        ({"rope_parameters": {}}, "rope_parameters has no rope_theta for full_attention"),
+        ({"layer_types": []}, "layer_types has 0 entries, but num_hidden_layers is 3"),
+        ({"norm_eps": True}, "norm_eps is True; it must be a number"),
         ({"layer_types": ["sliding_attention"] * 3}, "without a fixed period"),
     ],
 )

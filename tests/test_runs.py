@@ -149,6 +149,7 @@ def test_a_curve_spans_the_chart() -> None:
         (["logs", "--html", "notes.html"], "notes.html exists and is not a page of curves"),
         (["logs", "--html", "gone/curves.html"], "gone"),
         (["damaged"], "is damaged"),
+        (["lost"], "rename previous.safetensors to checkpoint.safetensors"),
     ],
 )
 def test_bad_input(
@@ -157,7 +158,9 @@ def test_bad_input(
     (logs.parent / "empty").mkdir()
     for name in ("notes.txt", "notes.html"):
         (logs.parent / name).write_text("my notes")
-    (logs.parent / "damaged").mkdir()
+    for name in ("damaged", "lost"):
+        (logs.parent / name).mkdir()
+    (logs.parent / "lost" / "previous.safetensors").write_bytes(b"12345678")
     (logs.parent / "damaged" / "checkpoint.safetensors").write_bytes(b"12345678")
     assert_fails(main, arguments, message, capsys)
     for name in ("notes.txt", "notes.html"):

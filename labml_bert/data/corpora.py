@@ -178,7 +178,7 @@ def read_utf8(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise encoding_error(path, error.object, f"line {line:,}") from None
+        raise encoding_error(path, error, error.object, f"line {line:,}") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
 
@@ -426,12 +426,16 @@ def wikitext(name: str) -> Corpus:
     """Loads WikiText with Hugging Face `datasets`. Holds out its validation split. Articles are documents."""
     # This import takes seconds, and loading any other corpus doesn't need it.
     from datasets import load_dataset
+    from huggingface_hub.utils import logging
 
+    # Without a network, each retry would print a line.
+    logging.set_verbosity_error()
     try:
         parts = load_dataset("Salesforce/wikitext", WIKITEXT[name], revision=WIKITEXT_REVISION)
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"cannot download {name}: {first}") from None
+        remedy = "check the network, or use another --corpus"
+        raise ValueError(f"cannot download {name}: {first}; {remedy}") from None
     return Corpus(name, articles(parts["train"]["text"]), articles(parts["validation"]["text"]))
 
 

@@ -132,7 +132,7 @@ def decode(data: bytes, path: Path, offset: int, is_last: bool = True) -> str:
         text = decoder.decode(data, final=is_last)
     except UnicodeDecodeError as error:
         beginning = b"" if offset else data
-        raise encoding_error(path, beginning, f"byte {offset + error.start}") from None
+        raise encoding_error(path, error, beginning, f"byte {offset + error.start}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

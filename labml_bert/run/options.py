@@ -9,6 +9,7 @@ are written only once, in the script that uses the value."""
 import contextlib
 import io
 import math
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -196,7 +197,10 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
         rules = [i for i, line in enumerate(lines) if line and not line.strip("─-")]
         first = 1 if rules[:1] == [0] else 0
         last = next((i for i in rules if i >= first), len(lines))
-        usage_error(" ".join(filter(None, lines[first:last])))
+        message = " ".join(filter(None, lines[first:last]))
+        usage_error(
+            re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not an integer", message)
+        )
     for name, value in vars(options).items():
         limit = LARGEST_VALUES.get(name, LARGEST_SIZE)
         if isinstance(value, int | float) and limit < value < math.inf:

@@ -56,6 +56,7 @@ REMEDIES = {
     errno.ENOENT: "check the name",
     errno.ELOOP: "check the links",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "check the disk",
     errno.ENOSPC: "free some space on the disk",
     errno.EDQUOT: "free some space on the disk",
     errno.EMFILE: "close some files, or raise the limit with ulimit -n",
@@ -176,6 +177,14 @@ class OneLineParser(argparse.ArgumentParser):
         if rank() == 0:
             print_error(f"{message}; see --help")
         raise SystemExit(2)
+
+
+def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
+    """Prints how many tokens a model doesn't know, and how many texts it may have read only in part."""
+    if unknown:
+        console.print(f"  tokens outside the vocabulary, which all look the same: {unknown:,}", style="dim")
+    if cut:
+        console.print(f"  texts {reason}: {cut:,}", style="dim")
 
 
 def fail(reason: object) -> NoReturn:
@@ -362,7 +371,7 @@ def masked_line(texts: list[str], tokenizer: Tokenizer, longest: int) -> str:
     # Prefer a line without digits or punctuation. Quoted for a shell, some punctuation is hard to read.
     special = {*string.punctuation, *string.digits}
     candidates = [line for line in lines if most // 2 <= len(line) <= most and not special & {*line}]
-    line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most]
+    line = min(candidates or lines, key=lambda line: abs(len(line) - 3 * most // 4))[:most].strip()
     words = line.split(" ")
     middle = len(words) // 2
     if is_character_model or len(words) < 4:

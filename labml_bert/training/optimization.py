@@ -74,7 +74,9 @@ class TrainingArguments:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         if not 0 <= self.checkpoint_seconds < math.inf:
-            raise ValueError(f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more")
+            raise ValueError(
+                f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more and finite"
+            )
         if self.gradient_accumulation_steps < 1:
             raise ValueError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}; it must be at least 1"

@@ -1,6 +1,7 @@
 """Text larger than memory: reading it in blocks, writing its ids, stopping at any point, and damage."""
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -166,6 +167,14 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"abc\n" * 10 + "für".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 \(byte 41\)"):
         [*read_files([tmp_path / "latin.txt"])]
+
+
+def test_a_file_that_was_cut_off_is_not_called_windows_1252(tmp_path: Path) -> None:
+    path = tmp_path / "cut.txt"
+    path.write_bytes("ein Wort: für".encode()[:-2])
+    for read in (lambda: [*read_files([path])], lambda: load_corpus(str(path))):
+        with pytest.raises(ValueError, match=r"cut\.txt is not UTF-8 at its end .*; was it cut off\?"):
+            read()
 
 
 def test_files_in_a_fixed_order_and_none_missing(tmp_path: Path) -> None:
@@ -598,6 +607,19 @@ def test_bad_input_of_prepare(
     capsys.readouterr()
     output = [] if "--output" in arguments else ["--output", "out"]
     assert_fails(prepare.main, [*arguments, *output], message, capsys)
+
+
+def test_a_disk_that_fails_is_blamed_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prepare, "file_sha256", fail)
+    (tmp_path / "a.txt").write_text(small_text(100))
+    words = "cannot read a.txt: Input/output error; replace the file or leave it out"
+    assert_fails(prepare.main, ["a.txt", "--output", "out", "--vocab-size", "100"], words, capsys)
 
 
 def test_a_vocabulary_size_for_tokenized_text_is_refused(

@@ -166,10 +166,16 @@ def test_a_blank_text_has_an_example_sentence_too() -> None:
     assert masked_line([" \n\n"], character_tokenizer(["ab"]), 8) == "[MASK]"
 
 
-@pytest.mark.parametrize("longest", [3, 8, 32, 512])
+@pytest.mark.parametrize("longest", [3, 8, 10, 32, 512])
 @pytest.mark.parametrize(
     "text",
-    ["the cat sees the dog in the morning", "x", "一二三四五六七八九十" * 20, "\n\n a b\n" + "word " * 99],
+    [
+        "the cat sees the dog in the morning",
+        "x",
+        "meaning of",
+        "一二三四五六七八九十" * 20,
+        "\n\n a b\n" + "word " * 99,
+    ],
 )
 def test_the_example_sentence_fits_the_model(text: str, longest: int) -> None:
     for tokenizer in (character_tokenizer([text]), word_tokenizer([text])):

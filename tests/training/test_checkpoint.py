@@ -61,6 +61,14 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_read(tmp_path: Path, names: tupl
     assert read_as_commands_do(lambda: load_checkpoint(tmp_path), str(tmp_path)) is None
 
 
+def test_a_folder_in_place_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    """`mv` would put the previous checkpoint into the folder instead of replacing it."""
+    (tmp_path / CHECKPOINT).mkdir()
+    (tmp_path / PREVIOUS).write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=f"{CHECKPOINT} is not a file; move it away"):
+        load_checkpoint(tmp_path)
+
+
 def test_a_file_that_cannot_be_opened_is_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,7 +351,7 @@ def test_only_rank_zero_reports_a_misspelled_option(
         with pytest.raises(SystemExit) as exit_info:
             parse(RunOptions, RunOptions(), "", ["--gradient-accumulation-steps=x"])
         assert exit_info.value.code == 2
-        assert ("invalid literal for int" in capsys.readouterr().err) == reports_error
+        assert ("is not an integer" in capsys.readouterr().err) == reports_error
 
 
 ONE_FAILS = """
