@@ -4,8 +4,8 @@
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
 The class `Run` does what these scripts share: it creates the run's folder, prints the header and the
 progress, and tracks the metrics. At the end, a run prints its result and saves a model that `fill_mask` and
-`transformers` can load. With `--record`, the run also writes a record. A run rejects bad input before it
-saves anything in its folder."""
+`transformers` can load. With `--record FILE`, the run also writes its result to a JSON file, with
+what you need to repeat the run. A run rejects bad input before it saves anything in its folder."""
 
 import contextlib
 import json
@@ -204,7 +204,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Set the number even if it doesn't change, because an explicit number may behave differently.
+        # Set the number even if it doesn't change: PyTorch's default may behave differently from this number.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -272,7 +272,7 @@ class Run:
     def print_filled(
         self, input_ids: Tensor, labels: Tensor, predictions: Tensor, notes: Sequence[str] = ()
     ) -> None:
-        """Prints each row with its predictions and, if `notes` has a note for each row, its note."""
+        """Prints each row with its predictions. `notes` may have one note per row, printed below the row."""
         console.print()
         for row in range(len(predictions)):
             for line in filled_lines(self.text.tokenizer, input_ids[row], labels[row], predictions[row]):
@@ -289,7 +289,7 @@ class Run:
         """
         Disconnects the processes from each other. Then rank zero evaluates the model and saves it, with the
         tokenizer, in the format of `transformers`. Rank zero also prints the result and how to use the model,
-        and writes a record if the options ask for one. The other processes return without doing any of this.
+        and writes a record if the options ask for one. The other processes only disconnect.
         """
         trainer, text, options = self.current_trainer, self.text, self.options
         trainer.parallel = trainer.model

@@ -1,11 +1,12 @@
 """
 # Checkpoints
 
-You can kill a run at any moment and resume it as if nothing had happened, bit for bit. A checkpoint contains
-everything that training changes: the weights, the optimizers' moments, the state of every random generator,
-the gradient scale of float16, the step number and the training time. A checkpoint is one safetensors file. We
-write the file under a temporary name and then rename it, so a file with the final name is always complete. If
-the file system supports hard links, we keep the previous checkpoint too.
+You can kill a run at any moment and resume it from its last checkpoint. Wherever two runs with the same seed
+give the same bits (see `trainer.py`), a resumed run gives them too. A checkpoint contains everything that
+training changes: the weights, the optimizers' moments, the state of every random generator, the gradient
+scale of float16, the step number and the training time. A checkpoint is one safetensors file. We write the
+file under a temporary name and then rename it, so a file with the final name is always complete. If the file
+system supports hard links, we keep the previous checkpoint too.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_named_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
-    Copies the tensors that `named_weights` returned into a model with the same names and shapes.
+    Copies tensors from `named_weights` into `model`, which must have the same names and shapes.
 
     Raises `KeyError` if the names differ. Raises `RuntimeError` if a shape differs, or if only one of two
     tensors with the same name is a floating-point tensor.
@@ -257,15 +258,15 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
 
     Loads the weights from before the failed step into `model`, restores the random states, and repeats the
     forward and backward passes on the step's batch. Doesn't update the weights. Returns the loss and each
-    parameter's gradient norm. Norms that aren't finite show which parameters are affected. `model` can be on
-    any device, but must have the class and sizes of the run's model:
+    parameter's gradient norm. Norms that aren't finite show whose gradients exploded. `model` can be on any
+    device, but must have the class and sizes of the run's model:
 
         configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))
 
     If the run had one process and one micro-batch per step, and didn't compile the model, a replay on the
-    same device with the same number of threads gives exactly the same loss. If there were several processes
-    or micro-batches, the replay takes the whole batch in one pass, so the dropout masks are different.
+    same device with the same number of threads gives exactly the same loss. The replay takes the whole batch
+    in one pass, so if the run had several processes or micro-batches, the dropout masks are different.
 
     Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """

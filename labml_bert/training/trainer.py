@@ -14,8 +14,8 @@ This file provides the methods that the loop calls:
         step.update()                                 # clip, check, optimizer
 
 The budget is a number of steps or of minutes. With a number of steps, a run on the CPU of one machine is
-reproducible: the same seed gives the same bits. Each of the following can change the result, and even a
-difference in the last bits can grow over many steps:
+reproducible: the same seed gives the same bits. Even a difference in the last bits can grow over many steps.
+Each of the following can change the result:
 
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
 - a different number of threads, because numbers are then added in a different order;
@@ -65,7 +65,7 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
-# The default of `largest_loss`, in nats. A uniform prediction over 400,000 tokens has a loss of 12.9 nats.
+# The default of `largest_loss`, in nats. Even for 400,000 tokens, a uniform prediction has a loss of only 12.9.
 LARGEST_LOSS = 100.0
 
 
@@ -249,8 +249,8 @@ class Trainer:
         ## When a loss explodes
 
         Checks that no step has failed since the last check. The loop calls this method before each report and
-        at the end of the run. A failed step doesn't change the weights, and neither do the steps after it. If
-        the run has a folder, we save these weights with the step's batch and random states, for `replay`.
+        at the end of the run. A failed step doesn't change the weights, and neither do the steps after it. For
+        `replay`, we save these weights with the batch and the random states of the first failed step.
 
         Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
