@@ -59,12 +59,12 @@ class Options(RunOptions):
     minutes: float | None = 10.0
     """How long to train, in minutes."""
     vocab_size: int = 4096
-    """Size of the vocabulary. In two million characters, each subword occurs a hundred times on average."""
+    """Size of the vocabulary. In two million characters, each subword occurs about 120 times on average."""
     schedule: str = "32:1,128:1"
-    """Lengths of the pairs, each with its weight in the training budget. The paper gives nine tenths to short
-    pairs. In ten minutes, the remaining tenth is probably too short to learn the positions from 32 on. We
-    tried 2,000 steps, without a record: with half of the budget at the full length, the loss ended at 4.38
-    nats, and with a quarter at 4.95."""
+    """Lengths of the pairs, each with its weight in the training budget. The paper spends nine tenths of its
+    steps on short pairs. In a run of ten minutes, the last minute is probably too short to learn the
+    positions from 32 on. We tried 2,000 steps, without a record: with half of the budget at the full length,
+    the loss ended at 4.38 nats, and with a quarter at 4.95."""
     batch_tokens: int = 2048
     """Tokens per step, including padding, the same for all lengths."""
     dupe_factor: int = 10
@@ -171,7 +171,7 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
 
 
 def conclusion(result: dict[str, float]) -> str:
-    """Says how many standard errors the next sentence accuracy is above that of the majority class."""
+    """Compares the next sentence accuracy with that of always predicting the majority class."""
     above = result["next_sentence_accuracy"] - result["next_sentence_chance"]
     return (
         f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "

@@ -76,8 +76,8 @@ from labml_bert.training.trainer import NonFiniteLossError
 # About this fraction of all rows becomes the test set, and the same fraction of the remaining rows becomes
 # the validation set.
 HELD_OUT = 0.2
-# The paper recommends the first three learning rates, for models with 110 million parameters or more. For
-# models with fewer than `SMALL` parameters, we try higher ones.
+# The paper recommends `PAPER_LEARNING_RATES` for its models, which have 110 and 340 million parameters. For
+# models with fewer than `SMALL` parameters, we try `SMALL_LEARNING_RATES`.
 PAPER_LEARNING_RATES: tuple[float, ...] = (2e-5, 3e-5, 5e-5)
 SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
@@ -136,7 +136,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
     check_parameter_count(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    # Our character and word tokenizers don't add `[CLS]` and `[SEP]`, but in `transformers`, they must.
+    # `transformers` relies on the tokenizer to add `[CLS]` and `[SEP]`, but some of ours don't.
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
@@ -197,7 +197,7 @@ def train_classifier(
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Raises `ValueError` if a number on the command line is out of range."""
+    """Raises `ValueError` if `--epochs`, `--seed` or `--learning-rate` is out of range."""
     for name, least, most in (("epochs", 1, 10_000), ("seed", 0, 2**63 - 1), ("learning_rate", 1e-9, 1.0)):
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
@@ -347,7 +347,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
-    """The maximum length in training, from 5 to `positions`. Without such a setting, it's `positions`."""
+    """The maximum length in training, from 5 to `positions`. By default, it's `positions`."""
     try:
         return max(5, min(int(settings["model_max_length"]), positions))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -362,8 +362,8 @@ def predict_command(options: argparse.Namespace) -> None:
     arguments, each line of standard input is a text. A blank line is an error: if we skipped it, rows and
     lines wouldn't match.
 
-    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if there is a
-    second text although the classifier was trained with single texts, or the reverse.
+    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
+    was trained with single texts and gets a pair, or was trained with pairs and gets a single text.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)

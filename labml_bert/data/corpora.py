@@ -89,8 +89,8 @@ def load_corpus(name: str) -> Corpus:
     ## By name or by path
 
     `name` is `python-docs`, `python-source`, `tiny-shakespeare`, `wikitext-2`, `wikitext-103`, or the path of
-    a UTF-8 file or of a folder of such files. Each file is a document, but of files with equal text, only one
-    is kept. To load your own file called `python-docs` instead of the corpus, write `./python-docs`.
+    a UTF-8 file or of a folder of such files. Each file is a document. If several files have the same text,
+    only the first is kept. To load your own file called `python-docs`, write `./python-docs`.
 
     Raises `ValueError` if there is no such corpus or path, if it has no text or only token ids, if a file
     can't be read or isn't UTF-8, or if a download fails or has the wrong sha256. Raises `OSError` if a folder
@@ -189,8 +189,8 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
     random, and adding a document usually changes it little. If the chosen documents fill less than half of
-    the tenth, holds out the end of the longest document too, cut at a line end if one is near. A single
-    document is cut near nine tenths of its length. Drops documents that have no text.
+    the tenth, holds out the end of the longest document too, cut at a line end if one is near. If there is
+    only one document, it's cut near nine tenths of its length. Drops documents that have no text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -367,7 +367,8 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
     Returns the bytes at `url`, from the cache if they are there. Checks the bytes against `sha256` before
     caching or returning them, because a download might turn out to be the sign-in page of a hotel network.
-    `timeout` is how many seconds the server may be silent. The whole download may take twenty times as long.
+    `timeout` is how many seconds the server may be silent. The whole download may take at most 20 times as
+    long.
 
     Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
     `limit` bytes or has a different sha256.

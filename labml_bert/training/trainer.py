@@ -65,7 +65,7 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
 
-# The default of `largest_loss`, in nats. Even for 400,000 tokens, a uniform prediction has a loss of only 12.9.
+# The default of `largest_loss`, in nats. For 400,000 tokens, a uniform prediction has a loss of only 12.9.
 LARGEST_LOSS = 100.0
 
 
@@ -249,8 +249,8 @@ class Trainer:
         ## When a loss explodes
 
         Checks that no step has failed since the last check. The loop calls this method before each report and
-        at the end of the run. A failed step doesn't change the weights, and neither do the steps after it. For
-        `replay`, we save these weights with the batch and the random states of the first failed step.
+        at the end of the run. A failed step doesn't change the weights, and neither do the steps after it. We
+        save these weights for `replay`, with the batch and the random states of the first failed step.
 
         Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
