@@ -609,7 +609,7 @@ def test_bad_input_of_prepare(
     assert_fails(prepare.main, [*arguments, *output], message, capsys)
 
 
-def test_a_disk_that_fails_is_blamed_with_the_file(
+def test_a_disk_that_fails_is_reported_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(path: Path) -> str:
