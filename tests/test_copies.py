@@ -154,7 +154,7 @@ SPEEDUPS = {
     "mlm.py": [
         ("would take", "logits only where a label is", "words"),
         ("and", "logits only where a label is", "characters"),
-        ("unless the last layer skips the rest, a step takes", "last layer only where a label is", "characters"),
+        ("skips the rest, a step takes", "last layer only where a label is", "characters"),
     ],
 }
 
