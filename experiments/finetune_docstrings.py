@@ -100,8 +100,8 @@ class Options:
 
 def build_classifier(backbone: Backbone, labels: list[str], arm: str) -> BertForSequenceClassification:
     """
-    Returns a classifier to fine-tune. If `arm` is `pretrained`, its encoder has the pretrained weights. All
-    other weights are random.
+    Returns a classifier to fine-tune. If `arm` is `pretrained`, the classifier's encoder gets the pretrained
+    weights. All other weights are random.
 
     Raises `ValueError` if the weights don't fit the configuration.
     """

@@ -193,9 +193,9 @@ class BertForQuestionAnswering(BertForFineTuning):
 
     Where in a text is the answer to a question? The input is `[CLS] question [SEP] text [SEP]`, and the
     answer is a span of the text. The head gives every token two scores: one for being the first token of the
-    answer, one for being the last. For each score, a softmax over the `T` positions gives the probabilities.
-    There is no pooler, and no dropout before the head. If the text contains no answer, both positions are 0,
-    the position of `[CLS]`.
+    answer, one for being the last. A softmax over the `T` positions turns the scores for the first token into
+    probabilities, and another softmax does the same for the last token. There is no pooler, and no dropout
+    before the head. If the text contains no answer, both positions are 0, the position of `[CLS]`.
 
     Source: [paper](https://arxiv.org/abs/1810.04805), sections 4.2 and 4.3; `run_squad.py` of
     [google-research/bert](https://github.com/google-research/bert).

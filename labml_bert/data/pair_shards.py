@@ -48,9 +48,9 @@ class DatasetArguments:
     """
     How to make pairs. `max_length` includes the special tokens. `short_seq_prob` and
     `lone_sentence_is_random` are arguments of `PairMaker`. It goes through the text `dupe_factor` times, and
-    makes different pairs each time. With `static_masking`, the rows in the file are masked. Otherwise, rows
-    are masked when they are batched. The original code masks statically and by default makes 10 passes, so
-    the model sees each text with several masks.
+    makes different pairs each time. If you set `static_masking`, the rows are masked once and saved with
+    their masks. Otherwise, rows are masked each time they are batched. The original code masks statically and
+    by default makes 10 passes, so the model sees each text with several masks.
 
     Raises `ValueError` if a value is out of range.
     """

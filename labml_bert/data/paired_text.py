@@ -78,8 +78,8 @@ class PairedText:
         """
         recipe = MaskingArguments(self.mlm_probability, length, whole_word_mask=masking == "whole-word")
         static = recipe if masking == "static" else None
-        # By default, a chunk of one sentence always gets a random second text. That would make about 56% of
-        # the pairs from `python-docs` random.
+        # By default, `PairMaker` pairs a chunk of one sentence with a random text. In `python-docs`,
+        # that would make about 56% of the pairs random.
         arguments = DatasetArguments(
             length,
             dupe_factor=self.dupe_factor,
@@ -99,8 +99,8 @@ class PairedText:
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """
-        Builds the pairs, or finds them in their folder. Runs with different texts, arguments or tokenizers
-        use different folders, so such runs don't replace each other's files.
+        Builds the pairs, or finds them in their folder. The name of the folder depends on the text, the
+        arguments and the tokenizer, so a run never replaces the pairs of a run that used different ones.
         """
         recipe = json.dumps([self.tokenizer.to_str(), asdict(arguments)])
         digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]

@@ -42,8 +42,9 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     ## The precision
 
     Whether `device` is a CUDA GPU or an x86 CPU with instructions for bfloat16. bfloat16 has nearly the range
-    of float32, but only 8 bits of precision. With such instructions, bfloat16 matmuls can be several times
-    faster than float32 ones. If PyTorch emulates them, they can be far slower than float32 ones.
+    of float32, but only 8 bits of precision. On hardware with bfloat16 instructions, matmuls can be several
+    times faster in bfloat16 than in float32. Without these instructions, PyTorch emulates bfloat16, and
+    matmuls can be far slower than in float32.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
