@@ -123,9 +123,10 @@ def expand_layer_settings(content: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"rope_type is {rope[kind]['rope_type']!r}; only 'default' is supported")
             values[name] = rope[kind]["rope_theta"]
     layers = content.get("layer_types")
-    if layers is not None and len(layers) != (count := content.get("num_hidden_layers")):
-        raise ValueError(f"layer_types has {len(layers)} entries, but num_hidden_layers is {count}")
     if layers is not None:
+        count = content.get("num_hidden_layers")
+        if len(layers) != count:
+            raise ValueError(f"layer_types has {len(layers)} entries, but num_hidden_layers is {count}")
         global_layers = [i for i, kind in enumerate(layers) if kind == LAYER_TYPES[True]]
         # If only the first layer is global, the period can be the number of layers, or any larger number.
         values["global_attn_every_n_layers"] = global_layers[1] if len(global_layers) > 1 else len(layers)

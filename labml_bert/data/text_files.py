@@ -117,6 +117,11 @@ def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[
             rest, number = "", next_number
 
 
+def first_character(data: bytes) -> int:
+    """The index of the first byte that isn't inside a character, or 0 if `data` isn't UTF-8."""
+    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+
+
 def last_character(data: bytes) -> int:
     """Returns where the last character in UTF-8 `data` begins. This last character may be incomplete."""
     return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
@@ -183,12 +188,8 @@ def sample_text(files: Sequence[Path], most: int = 20_000_000) -> list[str]:
                     file.readline(1000)
                 # A compressed file can have more text than bytes, so read at least one piece of its text.
                 most_of_it = max(size, SAMPLE_PIECE) if is_whole else size
-                offset = file.tell()
-                data = file.read(most_of_it)
-                # A piece may begin or end inside a character.
-                first = (
-                    next((i for i in range(min(4, len(data))) if data[i] & 0xC0 != 0x80), 0) if offset else 0
-                )
-                is_last = len(data) < most_of_it
-                pieces.append(decode(data[first:], path, offset + first, is_last))
+                start, data = file.tell(), file.read(most_of_it)
+                # A piece may begin and end inside a character.
+                first = first_character(data) if start else 0
+                pieces.append(decode(data[first:], path, start + first, is_last=len(data) < most_of_it))
     return pieces

@@ -199,7 +199,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     check_utf8(path)
-    if not path.is_file() and (path.exists() or path.is_symlink()):
+    if not path.is_file() and os.path.lexists(path):
         raise ValueError(f"{path} is not a file; move it away")
     if not path.is_file() and previous.is_file():
         raise ValueError(f"{path} is missing, but not the one before it: rename {PREVIOUS} to {CHECKPOINT}")

@@ -51,6 +51,7 @@ def test_python_source_has_no_docstrings_and_no_comments() -> None:
     text = "\n".join(corpus.train + corpus.valid)
     # The code of textwrap.py is in the text, and its comments are not.
     assert "class TextWrapper:" in text and "Hardcode the recognized whitespace" not in text
+    assert load_corpus("python-source") == corpus
 
 
 @pytest.mark.processes

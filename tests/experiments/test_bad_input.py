@@ -213,6 +213,10 @@ MORE_BAD_INPUT = {
                                         "9" * 20], "intermediate_size is 9"),
     "modern positions that overflow": ("mlm_modern", ["--corpus", "good.txt", "--max-position-embeddings",
                                        "9" * 20], "max_position_embeddings is 9"),
+    "too many modern layers": ("mlm_modern", ["--corpus", "good.txt", "--num-hidden-layers", "2000000"],
+                               "num_hidden_layers is 2000000; it must be at most 1,000"),
+    "a modern batch that overflows": ("mlm_modern", ["--corpus", "good.txt", "--batch-tokens", "9" * 20],
+                                      "batch_tokens is 9"),
     "unknown optimizer": ("mlm_modern", ["--optimizer", "sgd"], "optimizer"),
     "words that are not UTF-8": ("mlm_words", ["--corpus", "latin1.txt"], "is not UTF-8"),
 }  # fmt: skip
