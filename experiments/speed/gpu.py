@@ -36,6 +36,7 @@ import torch  # isort: skip
 ROOT = Path(__file__).parents[2]
 # A model that trains on any machine within seconds, to test this script.
 QUICK = ["--steps=4", "--schedule=8", "--batch-tokens=64", "--hidden-size=16", "--num-hidden-layers=1"]
+SHAPES = ["characters", "BERT base", "BERT base, batch 128", "BERT base, 512"]
 QUICK_SPEED = ["--shapes=characters", "--batch-size=2", "--length=8", "--rounds=1"]
 
 
@@ -48,8 +49,8 @@ def list_parts(device: str, minutes: float, quick: bool, folder: Path) -> dict[s
         return [str(path), "--device", device, *words, "--record", str(record)]
 
     train = QUICK if quick else [f"--minutes={minutes:g}"]
-    # Compiling a model takes a minute, so there is time for only one dropout probability.
-    speed = QUICK_SPEED if quick else ["--rounds=3"]
+    # Compiling a model takes a minute, so there is time for only some of the shapes.
+    speed = QUICK_SPEED if quick else ["--rounds=3", "--shapes", *SHAPES]
     return {
         "tests": ["-m", "pytest", "-m", "device", str(ROOT / "tests" / "training")],
         "speed": script("speed/speed", "--dropout=0.1", *speed),

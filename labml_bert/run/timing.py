@@ -246,7 +246,7 @@ OP_KINDS = {
     "GELU": ("gelu",),
     "LayerNorm": ("layer_norm",),
     "dropout": ("random_", "bernoulli", "dropout", "aten::ge"),
-    "optimizer and clipping": ("adam", "vector_norm", "clamp"),
+    "optimizer and clipping": ("adam", "vector_norm", "foreach", "clamp"),
     "copies, casts and layout changes": ("copy", "aten::cat", "contiguous", "clone"),
     "embedding lookup": ("embedding", "index", "gather", "scatter"),
     "sums and elementwise ops": (
@@ -271,6 +271,7 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     Returns the fraction of a step's time that each kind of op takes, according to PyTorch's profiler. "The
     rest" is mostly autograd and the dispatch of ops. The time that Python itself takes isn't included.
     """
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     # Keep the profiler from printing when it starts and stops.
@@ -282,7 +283,8 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     with profile(activities=activities) as profiler:
         for _ in range(calls):
             step()
-    events = profiler.key_averages()
+    # The list has the ops, and for a GPU also their kernels. An op's device time is that of its kernels.
+    events = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
     on_gpu = any(event.self_device_time_total for event in events)
     times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
     total = sum(times.values())
