@@ -27,7 +27,7 @@ speed: $(VENV)/.run
 
 peers: $(VENV)/.peers
 
-# Everything that we want to know about a CUDA GPU: tests, speed, and two runs of three minutes. Takes ten minutes or so.
+# Everything that we want to know about a CUDA GPU: tests, speed, and two runs of three minutes. Takes a quarter of an hour.
 gpu: $(VENV)/.peers $(VENV)/.test
 	$(BIN)/python experiments/speed/gpu.py $(ARGS)
 

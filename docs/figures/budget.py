@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from docs.figures.records import Record
+from docs.figures.speed import best_row
 from docs.literate.chart import Bar, bar_chart
+from docs.literate.prose import cell
 
 
 class Stage(NamedTuple):
@@ -24,6 +26,8 @@ class Stage(NamedTuple):
 STAGES = (Stage(900_000, 128, 20), Stage(100_000, 512, 76))
 SEQUENCES = 256
 """Sequences per step."""
+MEASURED = ("BERT base, batch 128", "BERT base, 512")
+"""The shapes of `speed.py` with the length of each stage. Both have 16,384 tokens in a batch."""
 
 
 class GPU(NamedTuple):
@@ -127,6 +131,31 @@ def gpu_chart() -> str:
         "from 50% MFU to 20%. Computed from the GPU's peak, not measured."
     )
     return bar_chart(bars, title, caption)
+
+
+def measured_hours(record: Record, arm: str) -> float:
+    """Hours for all tokens of the original pretraining, at the speeds that a record has for both lengths."""
+    return sum(
+        stage.steps * SEQUENCES * stage.length / best_row(record, shape, arm)["tokens_per_second"] / 3600
+        for stage, shape in zip(STAGES, MEASURED, strict=True)
+    )
+
+
+def measured_mfu(record: Record, arm: str) -> float:
+    """The fraction of the GPU's peak, if the original pretraining takes the `measured_hours`."""
+    return gpu_hours("H100 SXM", 1) / measured_hours(record, arm)
+
+
+def measured_table(record: Record) -> str:
+    """Tokens per second at both lengths of the original pretraining, and its hours, as a Markdown table."""
+    heads = " | ".join(f"tokens/s at length {stage.length}" for stage in STAGES)
+    table = f"| training step | {heads} | hours for the original pretraining |\n|---|---:|---:|---:|\n"
+    arms = [row["arm"] for entry in record.data["speed"] for row in entry["rows"]]
+    for arm in sorted(dict.fromkeys(arms), key=lambda arm: measured_hours(record, arm)):
+        speeds = [best_row(record, shape, arm)["tokens_per_second"] for shape in MEASURED]
+        cells = " | ".join(f"{speed:,.0f}" for speed in speeds)
+        table += f"| {cell(arm)} | {cells} | {measured_hours(record, arm):.0f} |\n"
+    return table
 
 
 def days(tokens_per_second: float) -> float:

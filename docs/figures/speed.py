@@ -41,8 +41,8 @@ def precision(arm: str) -> str:
 
 def best_row(record: Record, shape: str, arm: str) -> dict[str, Any]:
     """
-    The row of a variant at the first dropout probability that was measured, with its `mfu`: the fraction of
-    the machine's peak that it reaches.
+    The row of a variant at the first dropout probability that was measured, with the `milliseconds` of a step
+    and its `mfu`: the fraction of the machine's peak that it reaches.
 
     Raises `PageError` if the record has no such row.
     """
@@ -50,7 +50,8 @@ def best_row(record: Record, shape: str, arm: str) -> dict[str, Any]:
         for row in entry["rows"]:
             if (entry["shape"]["name"], row["arm"]) == (shape, arm):
                 mfu = row["operations_per_second"] / record.data["peaks"][precision(arm)]
-                return {**row, "mfu": mfu, "length": entry["shape"]["length"]}
+                milliseconds = 1e3 * row["step"]["median"]
+                return {**row, "mfu": mfu, "milliseconds": milliseconds, "length": entry["shape"]["length"]}
     raise PageError(f"the run {record.name} has no {arm!r} at the shape {shape!r}")
 
 
@@ -108,7 +109,9 @@ def arms(record: Record, entry: dict[str, Any]) -> str:
 
 
 def profile_table(entry: dict[str, Any]) -> str:
-    """Where the time of our step goes, the largest fraction first."""
+    """Where the time of our step goes, the largest fraction first. Empty if the record has no profile."""
+    if "profile" not in entry:
+        return ""
     profile = entry["profile"]
     parts = sorted(profile["shares"].items(), key=lambda part: -part[1])
     parts = [(TODAY.get(name, name), fraction) for name, fraction in parts]

@@ -22,6 +22,7 @@ from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse
 import time
+import warnings
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -108,8 +109,9 @@ class LabmlNN(nn.Module):
         super().__init__()
         from labml import tracker
 
-        # labml_nn 0.5.1 calls a function that labml has removed.
+        # labml_nn 0.5.1 calls a function that labml has removed, and its docstrings have invalid escapes.
         tracker.debug = lambda *_: None
+        warnings.filterwarnings("ignore", category=SyntaxWarning)
         from labml_nn.transformers import Encoder, Generator, MultiHeadAttention, TransformerLayer
         from labml_nn.transformers.feed_forward import FeedForward
         from labml_nn.transformers.models import EmbeddingsWithLearnedPositionalEncoding

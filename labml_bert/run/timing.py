@@ -20,6 +20,7 @@ import gc
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
+from labml_bert.training.device import compile_model
 from labml_bert.training.optimization import parameter_groups
 
 
@@ -186,7 +188,7 @@ def build_training_step(
     `loss`. The optimizer is fused AdamW, as in the `Trainer` of `transformers` by default.
     """
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
-    compute = torch.compile(model) if torch_compile else model
+    compute = compile_model(model) if torch_compile else model
     device = batch.input_ids.device
 
     def forward() -> Tensor:
@@ -241,7 +243,7 @@ def read_process_memory(field: str) -> float:
 
 OP_KINDS = {
     "matrix multiplications": ("aten::mm", "aten::addmm", "aten::linear"),
-    "attention matmuls": ("aten::bmm", "scaled_dot_product", "_flash_attention"),
+    "attention matmuls": ("aten::bmm", "dot_product", "attention_forward", "attention_backward"),
     "softmax": ("softmax",),
     "GELU": ("gelu",),
     "LayerNorm": ("layer_norm",),
@@ -271,7 +273,6 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     Returns the fraction of a step's time that each kind of op takes, according to PyTorch's profiler. "The
     rest" is mostly autograd and the dispatch of ops. The time that Python itself takes isn't included.
     """
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     # Keep the profiler from printing when it starts and stops.
@@ -280,11 +281,11 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    with warnings.catch_warnings(action="ignore"), profile(activities=activities) as profiler:
         for _ in range(calls):
             step()
     # The list has the ops, and for a GPU also their kernels. An op's device time is that of its kernels.
-    events = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
+    events = [event for event in profiler.key_averages() if event.device_type.name == "CPU"]
     on_gpu = any(event.self_device_time_total for event in events)
     times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
     total = sum(times.values())

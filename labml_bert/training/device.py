@@ -4,10 +4,12 @@
 Which processor should you train on, and in which precision? By default, the hardware determines both.
 """
 
+import logging
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from labml_bert.training.distributed import local_gpu
 
@@ -74,3 +76,15 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """In the block, matmuls run in `precision` (not `auto`). PyTorch chooses the precision of other ops."""
     dtype = torch.float16 if precision == "float16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "float32")
+
+
+def compile_model(model: nn.Module) -> Any:
+    """
+    ## Compiling
+
+    Returns `torch.compile(model)`, which turns many small kernels into a few large ones. The model computes
+    only the labeled positions, so their number depends on the data. There the compiler splits the model into
+    two graphs, and it would say so in 20 lines.
+    """
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    return torch.compile(model)

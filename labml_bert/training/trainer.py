@@ -52,7 +52,7 @@ from labml_bert.training.checkpoint import (
     save_checkpoint,
     save_failed_step,
 )
-from labml_bert.training.device import Precision, autocast, choose_precision
+from labml_bert.training.device import Precision, autocast, choose_precision, compile_model
 from labml_bert.training.distributed import (
     all_reduce_flag,
     all_reduce_max,
@@ -113,7 +113,7 @@ class Trainer:
         # A model that was loaded from a folder is in eval mode, so switch it to train mode.
         self.model = model.to(device).train()
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
-        module: Any = torch.compile(self.model) if arguments.torch_compile else self.model
+        module: Any = compile_model(self.model) if arguments.torch_compile else self.model
         self.parallel = wrap_in_ddp(module)
         self.arguments = arguments
         self.generator = generator

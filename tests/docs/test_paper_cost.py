@@ -49,6 +49,31 @@ def test_tables_of_flops_hours_and_dollars() -> None:
     assert texts == ["H100 SXM", "19 hours", "A100", "61 hours", "RTX 4090", "115 hours"]
 
 
+def test_hours_at_the_measured_speed_of_each_length() -> None:
+    def entry(shape: str, **speeds: float) -> dict:
+        rows = [
+            {
+                "arm": arm,
+                "tokens_per_second": speed,
+                "operations_per_second": 1.0,
+                "step": {"median": 16_384 / speed},
+            }
+            for arm, speed in speeds.items()
+        ]
+        return {"shape": {"name": shape, "length": 128}, "rows": rows}
+
+    short, long = (entry(shape, slow=2e4, fast=4e5) for shape in budget.MEASURED)
+    long["rows"][1]["tokens_per_second"] = 2e5
+    record = Record("speed", {"speed": [short, long], "peaks": {"float32": 1.0, "bfloat16": 1.0}})
+    assert budget.measured_hours(record, "slow") == pytest.approx(budget.original().tokens / 2e4 / 3600)
+    hours = (900_000 * 32_768 / 4e5 + 100_000 * 131_072 / 2e5) / 3600
+    assert budget.measured_hours(record, "fast") == pytest.approx(hours)
+    flops = budget.original().exaflops * 1e18
+    assert budget.measured_mfu(record, "fast") == pytest.approx(flops / hours / 3600 / 989e12)
+    lines = budget.measured_table(record).splitlines()
+    assert lines[2:] == ["| fast | 400,000 | 200,000 | 39 |", "| slow | 20,000 | 20,000 | 592 |"]
+
+
 def tiny_record() -> Record:
     configuration = {
         "experiment": "tiny",

@@ -51,15 +51,21 @@ def test_all_parts_run_and_write_records(
     out, errors = capfd.readouterr()
     assert exit_info.value.code == 0, out + errors
     record = json.loads((tmp_path / "gpu.json").read_text())
-    assert [part["name"] for part in record["parts"]] == ["tests", "speed", "mlm_tiny", "mlm_modern"]
+    assert [part["name"] for part in record["parts"]] == [
+        "tests",
+        "speed",
+        "modern",
+        "mlm_tiny",
+        "mlm_modern",
+    ]
     assert all(part["succeeded"] and part["seconds"] > 0 for part in record["parts"])
     assert fingerprints_of(record) == {}
     records = read_records(tmp_path)
-    assert [*records] == ["gpu", "mlm_modern-gpu", "mlm_tiny-gpu", "speed-gpu"]
+    assert [*records] == ["gpu", "mlm_modern-gpu", "mlm_tiny-gpu", "speed-gpu", "speed_modern-gpu"]
     for name in ("mlm_tiny-gpu", "mlm_modern-gpu"):
         assert records[name].data["result"]["steps"] == 4 and records[name].data["fingerprints"]
     page = recorded_runs(read_source(ROOT, "experiments/speed/gpu.py"), records)
-    assert "| mlm&#95;tiny | " in page and page.count("| yes |") == 4
+    assert "| mlm&#95;tiny | " in page and page.count("| yes |") == 5
 
 
 @pytest.mark.processes
