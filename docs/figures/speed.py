@@ -125,6 +125,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     """The ops of a layer: FLOP/s against FLOPs per byte, under the two limits of the machine."""
     rows = [{**row, "name": TODAY.get(row["name"], row["name"])} for row in entry["rows"]]
     peaks, bandwidth = record.data["peaks"], record.data["bytes_per_second"]
+    unit, size = ("TFLOP/s", 1e12) if max(peaks.values()) > 1e13 else ("GFLOP/s", 1e9)
     names = list(dict.fromkeys(row["name"] for row in rows))
     letters = dict(zip(names, "abcdefghij", strict=False))
     points = [(row["operations"] / row["bytes"], row["operations"] / row["seconds"]) for row in rows]
@@ -132,17 +133,18 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     right = max(2 * max(x for x, _ in points), 2 * peaks["bfloat16"] / bandwidth)
     low = min(bandwidth * left, *(y for _, y in points)) / 1.5
     high = 1.6 * max(*peaks.values(), *(y for _, y in points))
-    at = Axes(left, right, low / 1e9, high / 1e9, log=True)
+    at = Axes(left, right, low / size, high / size, log=True)
     parts = [axes(at, "FLOPs per byte")]
     for style, name in enumerate(PEAKS, 1):
         start, corner, end = (
-            at(x, min(peaks[name], bandwidth * x) / 1e9) for x in (left, peaks[name] / bandwidth, right)
+            at(x, min(peaks[name], bandwidth * x) / size) for x in (left, peaks[name] / bandwidth, right)
         )
         roof = "L".join(f"{x:.1f},{y:.1f}" for x, y in (start, corner, end))
         parts.append(f'<path class="line n{style}" d="M{roof}"/>')
-        parts.append(text(f"{end[0]:.1f}", f"{end[1] - 8:.1f}", name, text_anchor="end"))
+        # No op is faster than both limits by much, so left of the corner there is room.
+        parts.append(text(f"{corner[0]:.1f}", f"{corner[1] - 6:.1f}", name, text_anchor="end"))
     for row, (x, y) in zip(rows, points, strict=True):
-        across, down = at(x, y / 1e9)
+        across, down = at(x, y / size)
         style = PEAKS.index(row["precision"]) + 1
         # The letters of one precision are on the left of their points, those of the other on the right. The
         # points of matmuls lie close together, so every other letter is lower.
@@ -157,7 +159,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         [
             f"{row['name']}, {row['precision']}",
             f"{x:.1f}",
-            f"{y / 1e9:,.0f}",
+            f"{y / size:,.{0 if size == 1e9 else 1}f}",
             f"{y / min(peaks[row['precision']], bandwidth * x):.0%}",
             f"{1e3 * row['seconds']:.2f}",
         ]
@@ -165,12 +167,12 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     ]
     story = "; ".join(f"{cells[0]}: {cells[2]} at {cells[1]} FLOPs per byte" for cells in body)
     caption = (
-        f"{title}. The vertical axis is GFLOP/s. Filled points are bfloat16, empty ones float32. The sloping "
+        f"{title}. The vertical axis is {unit}. Filled points are bfloat16, empty ones float32. The sloping "
         "line is the limit of the memory bandwidth, the level lines are the speed of a large matmul. An op "
         "above the sloping line found its inputs in a cache."
     )
-    columns = ["op", "FLOPs per byte", "GFLOP/s", "of its limit", "ms"]
-    story = f"GFLOP/s against FLOPs per byte: {story}."
+    columns = ["op", "FLOPs per byte", unit, "of its limit", "ms"]
+    story = f"{unit} against FLOPs per byte: {story}."
     return figure("".join(parts), HEIGHT, title, story, caption, key, numbers(columns, body))
 
 
