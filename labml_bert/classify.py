@@ -83,7 +83,7 @@ SMALL_LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 SMALL = 30_000_000
 # Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
-# By default, training has at most ten epochs or, if that's longer, `MIN_STEPS` steps. With 100 training
+# By default, training lasts at most ten epochs or `MIN_STEPS` steps, whichever is longer. With 100 training
 # texts, ten epochs are only 40 steps.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
@@ -263,8 +263,9 @@ def train_command(options: argparse.Namespace) -> None:
     """
     ## Training
 
-    Splits the rows, trains and saves the classifier, and prints its scores on the test rows. With
-    `--check-only`, only checks the rows and some arguments. Nothing is written before the checks.
+    Splits the rows, trains and saves the classifier, and prints its scores on the test rows. Writes nothing
+    until the rows and the arguments have passed their checks. With `--check-only`, stops after these checks.
+    Without `--from`, this leaves out the model and `--max-length`.
 
     Raises `ValueError` if an argument or a row is invalid.
     """
@@ -359,8 +360,8 @@ def predict_command(options: argparse.Namespace) -> None:
     ## Predicting
 
     Prints the most probable label, with its probability, for each text in the arguments. Without texts in the
-    arguments, each line of standard input is a text. A blank line is an error: if we skipped it, rows and
-    lines wouldn't match.
+    arguments, each line of standard input is a text. A blank line is an error: if we skipped it, the rows
+    of the printed table wouldn't match the lines of the input.
 
     Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
     was trained with single texts and gets a pair, or was trained with pairs and gets a single text.

@@ -26,7 +26,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.files import is_utf8
-from labml_bert.model_folder import check_parameter_count, load_weights, read_json
+from labml_bert.model_folder import check_finite, check_parameter_count, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
@@ -58,6 +58,7 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     else:
         metadata, tensors = load_checkpoint(folder)
         weights = with_prefix(tensors, "model.")
+        check_finite(weights, folder / CHECKPOINT)
         try:
             model = build_model(metadata["configuration"]["model"], weights, folder / CHECKPOINT)
         except (KeyError, TypeError):

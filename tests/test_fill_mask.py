@@ -79,6 +79,11 @@ def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
         write_tensors(tmp_path / CHECKPOINT, {"model.x": torch.zeros(5)}, {"about": metadata})
         with pytest.raises(ValueError, match=words):
             load_model(tmp_path)
+    # A run stops at NaN, so only another program can have written it.
+    weights = {"model.x": torch.full((5,), float("nan"))}
+    write_tensors(tmp_path / CHECKPOINT, weights, {"about": metadata})
+    with pytest.raises(ValueError, match="must hold finite floating-point numbers"):
+        load_model(tmp_path)
 
 
 def test_a_large_config_is_not_read(tmp_path: Path) -> None:

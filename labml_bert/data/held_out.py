@@ -32,5 +32,5 @@ def mask_held_out(
     """
     masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
     if (masked.labels == IGNORE).all():
-        raise ValueError("the held-out text has no token that can be masked; use more text")
+        raise ValueError("no token of the held-out text was chosen for masking; use more text")
     return masked

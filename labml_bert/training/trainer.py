@@ -163,7 +163,7 @@ class Trainer:
         return min(1.0, self.seconds / (60 * self.arguments.minutes))
 
     def autocast(self) -> torch.autocast:
-        """In a `with` block, runs matmuls in this run's precision. PyTorch chooses that of the other ops."""
+        """In the block, matmuls run in this run's precision. PyTorch chooses the precision of other ops."""
         return autocast(self.device, self.precision)
 
     def steps(self, evaluate_at: Sequence[float] = ()) -> Iterator["Step"]:
@@ -227,8 +227,8 @@ class Trainer:
         self.is_stopping = stop > 0
 
     @contextlib.contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop, which the loop obeys between steps."""
+    def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
+        """Calls `handler` on Ctrl-C, SIGTERM and SIGHUP. By default, they stop the loop after a step."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -237,12 +237,12 @@ class Trainer:
         # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, remember) for number in numbers}
+        before = {number: signal.signal(number, handler or remember) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, old_handler in before.items():
+                signal.signal(number, old_handler)
 
     def check_pending_steps(self) -> None:
         """
@@ -290,7 +290,7 @@ class Trainer:
     def resume(self) -> None:
         """
         Restores the last checkpoint in `run_path`. Also restores the checkpoint's number of threads, unless
-        the number of processes has changed or the machine has fewer logical cores than that.
+        it exceeds the machine's number of logical cores or the number of processes has changed.
 
         Raises `ValueError` if the checkpoint can't be read, is damaged, or is of a different configuration.
         """
@@ -402,7 +402,7 @@ class Step:
             trainer.scaler.unscale_(optimizer)
         # Clip with one norm over all parameters. A norm per optimizer could change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
-        # Comparisons with NaN are false, so a NaN loss makes `is_good` false. A finite loss can have infinite
+        # `NaN < x` is always false, so a NaN loss makes `is_good` false. A finite loss can have infinite
         # gradients, and clipping by their infinite norm turns them into NaN. So check the norm too.
         # In float16, a scaled gradient may exceed 65,504, the largest float16 number. The scaler then halves
         # the scale, and the update is skipped. Reading the norm for this check means waiting for the device.

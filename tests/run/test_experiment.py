@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
+from labml_bert.models import BertForMaskedLM
 from labml_bert.run import launch
 from labml_bert.run.experiment import lock_run, new_run_path
 from labml_bert.run.fingerprint import Fingerprint
@@ -68,6 +70,29 @@ def test_a_resumed_run_keeps_its_micro_batches_and_finds_a_moved_text(
     moved = corpus_file.rename(tmp_path / "moved.txt")
     main_in_process(monkeypatch, tmp_path, "--resume", folder, "--corpus", moved)
     assert load_checkpoint(folder)[0]["configuration"]["corpus"] == str(moved)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_model_is_saved_ends_the_run_with_a_line(
+    number: int,
+    corpus_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The loop is over and has saved its last checkpoint, so resuming only evaluates and saves the model."""
+    words = [*SMALL, "--corpus", corpus_file, "--steps", 3]
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+        patch.setattr(BertForMaskedLM, "save_pretrained", lambda *_: os.kill(os.getpid(), number))
+        main_in_process(monkeypatch, tmp_path, *words)
+    assert exit_info.value.code == 130 and signal.getsignal(number) == before
+    assert "stopped and saved; resume with:" in capsys.readouterr().out
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    assert load_checkpoint(folder)[0]["step"] == 3 and not (folder / "model").exists()
+    main_in_process(monkeypatch, tmp_path, "--resume", folder)
+    assert (folder / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.processes

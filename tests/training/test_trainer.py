@@ -48,6 +48,11 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"steps": 1, "learning_rate": 0}, "learning_rate is 0"),
         ({"steps": 1, "warmup_ratio": 1}, "warmup_ratio is 1"),
+        ({"steps": 1, "evaluations": 0}, "evaluations is 0; it must be at least 1"),
+        ({"steps": 1, "max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be above 0"),
+        ({"steps": 1, "adam_epsilon": float("inf")}, "adam_epsilon is inf; it must be above 0 and finite"),
+        ({"steps": 1, "adam_beta2": 1.0}, "adam_beta2 is 1.0; it must be in"),
+        ({"steps": 1, "weight_decay": -0.1}, "weight_decay is -0.1; it must be 0 or more"),
         ({"steps": 1, "optimizer": "sgd"}, "optimizer is 'sgd'"),
     ],
 )
