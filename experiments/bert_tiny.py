@@ -23,14 +23,14 @@ changes one by one. Apart from the sizes in the table, we follow the paper in th
 the weight decay and the linear decay of the learning rate.
 
 Evaluations use pairs from held-out documents. Besides the loss and the accuracy at masked tokens, they report
-the loss and the accuracy of next sentence prediction. The baseline for the latter accuracy is to predict the
-majority class every time."""
+the loss and the accuracy of next sentence prediction. The baseline for next sentence prediction is to predict
+the majority class every time."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package in an uninstalled clone.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # The package needn't be installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 from typing import Literal
 
@@ -62,9 +62,9 @@ class Options(RunOptions):
     """Size of the vocabulary. In two million characters, each subword occurs about 120 times on average."""
     schedule: str = "32:1,128:1"
     """Lengths of the pairs, each with its weight in the training budget. The paper spends nine tenths of its
-    steps on short pairs. In a run of ten minutes, the last minute is probably too short to learn the
-    positions from 32 on. In unrecorded runs of 2,000 steps, the loss ended at 4.38 nats with half of the
-    budget at the full length, and at 4.95 nats with a quarter of the budget."""
+    steps on short pairs. In a run of ten minutes, that would leave only one minute for the positions from 32
+    on, which is probably too short to learn them. In unrecorded runs of 2,000 steps, the loss ended at 4.38
+    nats with half of the budget at the full length, and at 4.95 nats with a quarter of the budget."""
     batch_tokens: int = 2048
     """Tokens per step, including padding, the same for all lengths."""
     dupe_factor: int = 10

@@ -226,7 +226,7 @@ def check_command(options: argparse.Namespace) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """Raises `ValueError` if `folder` is a link or exists and isn't an empty folder. A lock doesn't count."""
+    """Raises `ValueError` if `folder` is a link, a file, or a folder with more in it than a lock."""
     check_utf8(folder)
     is_free = not folder.exists() or (folder.is_dir() and all(f.name == ".lock" for f in folder.iterdir()))
     if folder.is_symlink() or not is_free:
@@ -265,7 +265,7 @@ def train_command(options: argparse.Namespace) -> None:
 
     Splits the rows, trains and saves the classifier, and prints its scores on the test rows. Writes nothing
     until the rows and the arguments have passed their checks. With `--check-only`, stops after these checks.
-    Without `--from`, this leaves out the model and `--max-length`.
+    With `--check-only` but without `--from`, checks neither the model nor `--max-length`.
 
     Raises `ValueError` if an argument or a row is invalid.
     """
@@ -363,8 +363,8 @@ def predict_command(options: argparse.Namespace) -> None:
     arguments, each line of standard input is a text. A blank line is an error: if we skipped it, the rows
     of the printed table wouldn't match the lines of the input.
 
-    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if the classifier
-    was trained with single texts and gets a pair, or was trained with pairs and gets a single text.
+    Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if a classifier
+    trained with single texts gets a pair or one trained with pairs gets a single text.
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)

@@ -161,7 +161,7 @@ def attention(t: Trace) -> Markup:
     width, most = len(t.query), int(t.weights.argmax())
     names = [token_label(i, t.read(i)) for i in range(len(t.ids))]
     query = dense_table(
-        "1. The query: multiply by the weights, sum",
+        "1. The query: vector × weight matrix",
         f"vector at position {MASKED}",
         t.x[MASKED],
         layer["self"].query.weight[HEAD * width : (HEAD + 1) * width],
@@ -194,7 +194,7 @@ def attention(t: Trace) -> Markup:
         caption,
         query,
         Table(
-            f"2. The weights: score = query · key, divide by √{width}, softmax",
+            f"2. The attention weights: score = query · key, divide by √{width}, softmax",
             [
                 "position, token",
                 *axes[:width],

@@ -17,7 +17,7 @@ Install the others with `make peers`. Those that are missing are skipped.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package in an uninstalled clone.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # The package needn't be installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse

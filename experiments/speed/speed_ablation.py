@@ -45,7 +45,7 @@ Three ideas are not in the tables:
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package in an uninstalled clone.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # The package needn't be installed.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse

@@ -407,7 +407,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder and deletes partial files. A `with` block releases the returned lock at its end.
+    Locks the run's folder, deletes partial files and returns the lock, for a `with` block.
 
     Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
     `OSError` if the lock file, the metrics or the model's folder is a link or has the wrong type.

@@ -95,7 +95,7 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """Yields the index of an optimizer's first parameter, counted over all optimizers, and the optimizer."""
+    """For each optimizer, yields the index of its first parameter among all optimizers, and itself."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer

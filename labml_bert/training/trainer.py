@@ -70,7 +70,7 @@ LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """The loop makes a report after each evaluation, and between evaluations at most one per second."""
+    """A report of the loop: after each evaluation, before a stop, and otherwise at most once a second."""
 
     step: int
     """The number of steps taken so far, including those before a resume."""
@@ -292,7 +292,7 @@ class Trainer:
         Restores the last checkpoint in `run_path`. Also restores the checkpoint's number of threads, unless
         it exceeds the machine's number of logical cores or the number of processes has changed.
 
-        Raises `ValueError` if the checkpoint can't be read, is damaged, or is of a different configuration.
+        Raises `ValueError` if the checkpoint can't be read, is damaged, or has a different configuration.
         """
         assert self.run_path is not None
         state, tensors = load_checkpoint(self.run_path)

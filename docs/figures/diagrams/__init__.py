@@ -11,7 +11,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from docs.figures.diagrams import architecture, course, inputs, training
+from docs.figures.diagrams import architecture, attention, course, inputs, training
 from docs.figures.diagrams.drawing import COLUMN, PHONE, Drawing, Words
 from docs.literate.chart import IDS
 from docs.literate.rows import PageError
@@ -22,6 +22,7 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
     "model": architecture.model,
     "embeddings": architecture.embeddings,
     "block": architecture.block,
+    "attention": attention.attention,
     "tied_head": architecture.tied_head,
     "masking": inputs.masking,
     "score": inputs.score,
@@ -36,7 +37,12 @@ DIAGRAMS: dict[str, Callable[[Drawing], Words]] = {
 
 # The diagrams next to the code, by the name of a definition. An empty name is the first row of the file.
 BESIDE = {
-    "labml_bert/bert.py": {"": "model", "BertEmbeddings": "embeddings", "BertLayer": "block"},
+    "labml_bert/bert.py": {
+        "": "model",
+        "BertEmbeddings": "embeddings",
+        "BertSelfAttention": "attention",
+        "BertLayer": "block",
+    },
     "labml_bert/mlm.py": {"TokenMasker": "masking", "BertLMPredictionHead": "tied_head"},
     "labml_bert/nsp.py": {"PairMaker": "pair"},
     "labml_bert/modern.py": {"ModernBertEncoderLayer": "block"},

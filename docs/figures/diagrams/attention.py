@@ -1,0 +1,75 @@
+"""
+# Self-attention at one position
+
+A query, the key and the value of each token, and the weighted average of the values.
+"""
+
+import math
+
+from docs.figures.diagrams.drawing import SMALL, Drawing, Words
+from docs.figures.diagrams.sentence import MASKED, POSITION
+
+# Invented vectors of two numbers. The query is that of [MASK], and each token has a key.
+QUERY = (1, 1)
+KEYS = [(0, 0), (0, -1), (2, 2), (0, 1), (1, 1), (0, -1), (1, 0), (-1, 0)]
+
+
+def attention(d: Drawing) -> Words:
+    """From the scores of one query to the result at its position."""
+    scores = [sum(a * b for a, b in zip(QUERY, key, strict=True)) / math.sqrt(len(QUERY)) for key in KEYS]
+    total = sum(math.exp(score) for score in scores)
+    weights = [math.exp(score) / total for score in scores]
+    best = MASKED[weights.index(max(weights))]
+    if d.is_narrow:
+        token_width, key, score, softmax, weight, bar, value, bus = 54, 57, 104, 131, 212, 230, 280, 322
+        softmax_width, bar_width, size = 54, 34, 11.5
+    else:
+        token_width, key, score, softmax, weight, bar, value, bus = 76, 120, 218, 262, 392, 420, 560, 630
+        softmax_width, bar_width, size = 84, 110, 13.5
+    cell, step, top, center = 14.0, 36, 92, key + 14
+
+    query = d.cells(key, 4, 1, 2, (cell, cell), "masked")
+    d.text(query.right + 10, query.center[1], "the query of [MASK]", "heading", SMALL, "start")
+    d.arrow((center, query.bottom + 2), (center, top - 32))
+    d.text(center + 12, (query.bottom + top - 32) / 2, "compared with each key", "note", SMALL, "start")
+    for x, name in ((center, "key"), (score, "score"), (weight, "weight"), (value + 14, "value")):
+        d.text(x, top - 18, name, "heading", SMALL)
+    bottom = top + step * len(MASKED) - 8
+    box = d.box(softmax, top, softmax_width, bottom - top, "softmax", "attention", SMALL)
+    for i, token in enumerate(MASKED):
+        y = top + i * step
+        middle = y + 14
+        d.box(0, y, token_width, 28, token, "masked" if i == POSITION else "token", size, "mono")
+        d.cells(key, middle - cell / 2, 1, 2, (cell, cell), "embedding")
+        d.text(score, middle, f"{scores[i]:.1f}".replace("-", "−"), "", SMALL)
+        d.arrow((score + 17, middle), (box.x - 1, middle))
+        d.arrow((box.right + 1, middle), (weight - 15, middle))
+        d.text(weight, middle, f"{weights[i]:.2f}", "", SMALL)
+        length = max(1.5, bar_width * weights[i] / max(weights))
+        d.add(
+            '<rect x="{:g}" y="{:g}" width="{:g}" height="12" class="box attention"/>',
+            middle + 6,
+            bar,
+            middle - 6,
+            length,
+        )
+        vector = d.cells(value, middle - cell / 2, 1, 2, (cell, cell), "embedding")
+        d.text(value - 9, middle, "×", size=SMALL)
+        d.line((vector.right + 2, middle), (bus, middle))
+    result = d.cells(bus - cell, bottom + 46, 1, 2, (cell, cell), "masked")
+    d.line((bus, top + 14), (bus, bottom + 4))
+    d.plus(bus, bottom + 13)
+    d.drop(bus, bottom + 20, result.y)
+    d.text(result.x - 8, result.center[1], "the result for [MASK]", "heading", SMALL, "end")
+    rows = "; ".join(
+        f"{token}: score {score:.1f}, weight {weight:.2f}"
+        for token, score, weight in zip(MASKED, scores, weights, strict=True)
+    )
+    return Words(
+        "Self-attention at one position",
+        "The query of [MASK] is compared with the key of each token, which gives a score for each. A softmax "
+        f"turns the scores into weights that sum to 1. {rows}. Each weight multiplies the value of its "
+        "token. The sum of the products is the result for [MASK].",
+        "What one head computes for [MASK], with invented numbers. Most of the result comes from the value "
+        f"of {best}: its key fits the query best.",
+    )
