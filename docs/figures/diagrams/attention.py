@@ -31,7 +31,14 @@ def attention(d: Drawing) -> Words:
     query = d.cells(key, 4, 1, 2, (cell, cell), "masked")
     d.text(query.right + 10, query.center[1], "the query of [MASK]", "heading", SMALL, "start")
     d.arrow((center, query.bottom + 2), (center, top - 32))
-    d.text(center + 12, (query.bottom + top - 32) / 2, "compared with each key", "note", SMALL, "start")
+    d.text(
+        center + 12,
+        (query.bottom + top - 32) / 2,
+        "dot product with each key, over √2",
+        "note",
+        SMALL,
+        "start",
+    )
     for x, name in ((center, "key"), (score, "score"), (weight, "weight"), (value + 14, "value")):
         d.text(x, top - 18, name, "heading", SMALL)
     bottom = top + step * len(MASKED) - 8
@@ -67,7 +74,7 @@ def attention(d: Drawing) -> Words:
     )
     return Words(
         "Self-attention at one position",
-        "The query of [MASK] is compared with the key of each token, which gives a score for each. A softmax "
+        "The dot product of the query of [MASK] with the key of each token, over √2, is a score. A softmax "
         f"turns the scores into weights that sum to 1. {rows}. Each weight multiplies the value of its "
         "token. The sum of the products is the result for [MASK].",
         "What one head computes for [MASK], with invented numbers. Most of the result comes from the value "
