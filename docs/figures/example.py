@@ -210,7 +210,7 @@ def attention(t: Trace) -> Markup:
             values,
         ),
         dense_table(
-            "4. The results of all heads through a dense layer",
+            "4. The results of heads 1 and 2 through a dense layer",
             "results",
             t.context,
             layer["output"].dense.weight,

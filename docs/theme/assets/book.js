@@ -78,12 +78,13 @@ function walk(event) {
 }
 
 // Elements that are too wide for their column scroll sideways, so they must be reachable by keyboard. Measuring an
-// element off-screen makes the browser lay it out, so pause after every few of them.
+// element off-screen makes the browser lay it out, so pause after every few of them, and leave out what is folded:
+// opening it calls this function again.
 async function reachable(part = document) {
   const boxes = part.querySelectorAll(".katex-display, .wide, .md-typeset__scrollwrap, pre > code");
   for (const [i, box] of boxes.entries()) {
     if (i % 4 === 0) await new Promise((resume) => setTimeout(resume));
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    if (box.checkVisibility() && box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
 }
 
