@@ -245,7 +245,8 @@ def load_libraries(words: str) -> None:
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """The contents of all files by their relative paths. The newest run of an experiment is called `RUN`."""
-    runs = sorted(folder.glob("logs/*/2*/"), key=lambda path: (len(path.name), path.name))
+    # Several runs can begin in one second, as in `live`: the second one is called `20261121-120000-2`.
+    runs = sorted(folder.glob("logs/*/2*/"), key=lambda path: [int(part) for part in path.name.split("-")])
     names: dict[str, str] = {}
     for path in runs:
         newest = [other for other in runs if other.parent == path.parent][-1]
