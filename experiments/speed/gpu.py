@@ -13,9 +13,9 @@ Each part writes its own record, so an early end loses only the part that was ru
 script says how long each part took, and whether it succeeded.
 
 On an H200, the tests took 18 seconds, BERT's steps six minutes and the modern encoder's half a minute. The
-records are on the pages of the scripts, and [the chapter on cost](../../cost.md#measured-on-one-gpu) says what
-follows from them. Our time on that GPU was too short for everything. So `mlm_modern.py` got only two minutes,
-and this script has no record of its own.
+records are on the pages of the scripts, and [the chapter on cost](../../cost.md#measured-on-one-gpu) says
+what follows from them. Our time on that GPU was too short for everything. So `mlm_modern.py` got only two
+minutes, and this script has no record of its own.
 """
 
 import sys
