@@ -118,6 +118,15 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: st
     return ValueError(f"{path} is not UTF-8 ({place}); convert it{example} with: {command}")
 
 
+def without_nul(text: str, path: Path) -> str:
+    """Returns the text. Raises `ValueError` if it has a NUL character, as many binary files do."""
+    if "\0" in text:
+        raise ValueError(
+            f"{path} has NUL characters, so it is not plain text; leave it out, or save its text"
+        )
+    return text
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes the names in a folder to disk, if the system can. Raises `OSError` if the disk fails."""
     try:

@@ -212,7 +212,10 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return {"text", "label"} <= names, first_line.count(delimiter)
 
     delimiter = max(DELIMITERS, key=likelihood)
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+    # Some programs write a space after each comma, and then the quotes.
+    reader = csv.reader(
+        io.StringIO(content, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
     header: list[str] = []
     while True:
         line = reader.line_num + 1

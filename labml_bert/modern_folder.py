@@ -150,10 +150,16 @@ def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path
     """
     Checks the tensors against `config` before the model is built.
 
-    Raises `ValueError` if their sizes don't match, or if `check_finite` refuses a tensor.
+    Raises `ValueError` if the embeddings are missing, if sizes don't match, or if `check_finite` refuses a
+    tensor.
     """
+    if EMBEDDING not in tensors:
+        raise ValueError(
+            f"{path} has no {EMBEDDING}, which ModernBertForMaskedLM needs; it belongs to another kind of "
+            "model"
+        )
     layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
-    embedding = tensors.get(EMBEDDING, torch.empty(0))
+    embedding = tensors[EMBEDDING]
     output = tensors.get("model.layers.0.mlp.Wo.weight", torch.empty(0))
     sizes = (len(layers), *embedding.shape, *output.shape)
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
-from labml_bert.data.corpora import NAMES
+from labml_bert.data.corpora import BLOCKS, NAMES
 from labml_bert.data.text_files import explain_unreadable, find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
@@ -103,14 +103,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", type=Path, help="use this model's tokenizer (default: train one)"
     )
-    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help=f"(default: {VOCAB_SIZE:,})")
+    parser.add_argument("--vocab-size", type=int, help=f"(default: {VOCAB_SIZE:,})")
     parser.add_argument("--lowercase", action="store_true", help="lower-case the text and strip accents")
     options = parser.parse_args(argv)
     with exit_on_bad_input():
+        if options.tokenizer and (options.vocab_size is not None or options.lowercase):
+            raise ValueError("--tokenizer has its vocabulary already; leave out --vocab-size and --lowercase")
+        if options.vocab_size is None:
+            options.vocab_size = VOCAB_SIZE
         if options.vocab_size > (most := LARGEST_VALUES["vocab_size"]):
             raise ValueError(f"--vocab-size is {options.vocab_size}; it must be at most {most:,}")
         check_utf8(options.output)
         for path in options.text:
+            if (path / BLOCKS).is_file():
+                raise ValueError(f"{path} has text that is tokenized already; name the text itself")
             if path.is_dir() and options.output.resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"the output would be in {path}, among the texts; choose another folder")
         files = find_files(options.text)

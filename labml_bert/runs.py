@@ -88,10 +88,13 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     Returns the runs in `paths`, the one with the newest checkpoint first. Each path is the folder of a run,
     or a folder that contains runs up to two levels down.
 
-    Raises `ValueError` if there are no runs, if a run is damaged, or if one of several paths doesn't exist.
+    Raises `ValueError` if there are no runs, if a run is damaged, if a path is a file, or if one of several
+    paths doesn't exist.
     """
     folders: list[Path] = []
     for path in paths:
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is not a folder; name the folder of a run")
         if not path.exists() and len(paths) > 1:
             raise ValueError(f"there is no folder {path}; check the name")
         if (path / CHECKPOINT).is_file():

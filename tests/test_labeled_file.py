@@ -87,6 +87,14 @@ def test_spreadsheets_may_separate_columns_differently(tmp_path: Path, delimiter
     assert read_labeled_texts(path) == expected
 
 
+def test_quotes_may_follow_a_space(tmp_path: Path) -> None:
+    rows = [('a comma, and a "quote"', "a"), *ROWS]
+    lines = ['text, "label"', *(f'"{text.replace(chr(34), chr(34) * 2)}", "{label}"' for text, label in rows)]
+    path = tmp_path / "labels.csv"
+    path.write_text("\n".join(lines))
+    assert read_labeled_texts(path) == read_labeled_texts(write_csv(tmp_path / "plain.csv", rows))
+
+
 def test_a_quoted_name_may_contain_another_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text(HEADER.replace("text", '"a;b;c",text') + GOOD.replace("text", "x,text"))

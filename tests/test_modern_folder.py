@@ -99,6 +99,19 @@ def test_scaled_positions_are_refused(tmp_path: Path) -> None:
         read_config(damaged(tmp_path / "model", rope_parameters=rope))
 
 
+def test_an_encoder_without_a_head_is_refused(tmp_path: Path) -> None:
+    """The names in the file of a bare encoder have no prefix."""
+    save_pretrained(small_model(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    encoder = {
+        key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")
+    }
+    save_file(encoder, tmp_path / "model.safetensors")
+    (tmp_path / SUMS).unlink()
+    with pytest.raises(ValueError, match="which ModernBertForMaskedLM needs; it belongs to another kind"):
+        from_pretrained(tmp_path)
+
+
 def test_an_untied_or_infinite_weight_is_refused(tmp_path: Path) -> None:
     save_pretrained(small_model(), tmp_path)
     path = tmp_path / "model.safetensors"

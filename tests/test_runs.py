@@ -145,6 +145,7 @@ def test_a_curve_spans_the_chart() -> None:
         (["empty"], "no run in empty; train a model"),
         (["missing"], "no run in missing"),
         (["logs", "missing"], "there is no folder missing; check the name"),
+        (["logs", "notes.txt"], "notes.txt is not a folder; name the folder of a run"),
         (["logs", "--html", "notes.txt"], "notes.txt exists and is not a page of curves"),
         (["logs", "--html", "notes.html"], "notes.html exists and is not a page of curves"),
         (["logs", "--html", "gone/curves.html"], "gone"),

@@ -32,7 +32,7 @@ from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
-from labml_bert.files import encoding_error, make_folder, whole_file
+from labml_bert.files import encoding_error, make_folder, whole_file, without_nul
 from labml_bert.stdout import console
 
 TINY_SHAKESPEARE_URL = (
@@ -117,10 +117,10 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
         # If the system can't provide this much memory, fail here, before reading any file.
         bytearray(sum(file.stat().st_size for file in files))
-        documents = {decode_file_name(file.relative_to(path)): read_utf8(file) for file in files}
+        texts = ((decode_file_name(f.relative_to(path)), without_nul(read_utf8(f), f)) for f in files)
         # Keep each text only once. Otherwise, a copy of a held-out document could be in the training text.
         names: dict[str, str] = {}
-        for document, text in documents.items():
+        for document, text in texts:
             names.setdefault(text, document)
         documents = {document: text for text, document in names.items()}
         if not any(text.strip() for text in documents.values()):
@@ -130,7 +130,7 @@ def load_corpus(name: str) -> Corpus:
         raise ValueError(
             f"no corpus or file is called {name!r}; use a file, a folder, or one of {', '.join(NAMES)}"
         )
-    text = read_utf8(path)
+    text = without_nul(read_utf8(path), path)
     if not text.strip():
         raise ValueError(f"{name} is empty; use a file with text")
     # If the file is a copy of Tiny Shakespeare, the corpus gets that name, whatever the file is called.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from labml_bert.data.corpora import visible_files
-from labml_bert.files import encoding_error
+from labml_bert.files import encoding_error, without_nul
 
 # A chunk of a file has at most this many bytes of decompressed text.
 CHUNK_SIZE = 4_000_000
@@ -130,7 +130,8 @@ def last_character(data: bytes) -> int:
 def decode(data: bytes, path: Path, offset: int, is_last: bool = True) -> str:
     """
     Decodes `data`, which starts at byte `offset` of the file. Unless `is_last` is set, leaves out an
-    incomplete character at the end. Line ends become `\\n`. Raises `ValueError` if `data` isn't UTF-8.
+    incomplete character at the end. Line ends become `\\n`. Raises `ValueError` if `data` isn't UTF-8, or has
+    a NUL character.
     """
     decoder = codecs.getincrementaldecoder("utf-8" if offset else "utf-8-sig")()
     try:
@@ -138,7 +139,7 @@ def decode(data: bytes, path: Path, offset: int, is_last: bool = True) -> str:
     except UnicodeDecodeError as error:
         beginning = b"" if offset else data
         raise encoding_error(path, error, beginning, f"byte {offset + error.start}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return without_nul(text, path).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "text") -> Iterator[Chunk]:

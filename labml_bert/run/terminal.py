@@ -125,6 +125,8 @@ def exit_cleanly(
         remedy = "start over"
         if path is not None and has_checkpoint(path):
             remedy = f"resume with --resume {display_path(path)}"
+        elif path is not None and not path.exists():
+            remedy = "start over, or if its folder was moved, resume the run there with --resume"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
         if has_lost_another(error):
@@ -174,6 +176,9 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
+        kind, _, words = message.partition(": ")
+        if kind == "unrecognized arguments" and not words.startswith("-"):
+            message += "; put the options before the texts"
         if rank() == 0:
             print_error(f"{message}; see --help")
         raise SystemExit(2)
@@ -205,9 +210,13 @@ def explain(reason: object) -> str:
 def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
     """
     Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have 2^63 bytes
-    or more. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. If another
-    `RuntimeError` occurs, the first process that fails raises it again, and the others end silently.
+    or more. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. Does the same if
+    `torch.compile` fails. If another `RuntimeError` occurs, the first process that fails raises it again, and
+    the others end silently.
     """
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = explain(error).partition(" Set TORCH")[0].strip()
+        fail(f"torch.compile failed ({reason}); install a C++ compiler, or leave out --torch-compile")
     if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
             raise error

@@ -581,6 +581,10 @@ def test_a_short_text_needs_no_token_files(
         (["changed.txt", "--output", "of_changed"], "has the tokens of another text or tokenizer"),
         (["text", "--output", "latin.txt"], "latin.txt"),
         (["cut.gz"], "cannot read cut.gz"),
+        (["tokens"], "tokens has text that is tokenized already; name the text itself"),
+        (["nul.txt"], "nul.txt has NUL characters, so it is not plain text"),
+        (["text", "--tokenizer", "tokens", "--vocab-size", "200"], "leave out --vocab-size and --lowercase"),
+        (["text", "--tokenizer", "tokens", "--lowercase"], "leave out --vocab-size and --lowercase"),
         (
             ["text", "--output", "tokens", "--vocab-size", "150"],
             "has the tokens of another text or tokenizer",
@@ -598,6 +602,7 @@ def test_bad_input_of_prepare(
     write_text(tmp_path / "text")
     (tmp_path / "empty").mkdir()
     (tmp_path / "nothing.txt").write_text("\n")
+    (tmp_path / "nul.txt").write_text("the cat\0\n" * 1000)
     (tmp_path / "latin.txt").write_bytes(b"the cat\n" * 1000 + "für".encode("latin-1"))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(random.Random(0).randbytes(1000))[:500])
     prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])

@@ -301,6 +301,30 @@ def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch
     assert terminal.command("-m", "x", r"C:\my runs", "it's") == r"""python -m x "C:\my runs" it's"""
 
 
+def test_a_failed_compilation_is_not_called_a_lack_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message of the compiler quotes code, which can contain any word."""
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
+        raise InvalidCxxCompiler()
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: torch.compile failed (No working C++ compiler found")
+    assert (
+        error.endswith("; install a C++ compiler, or leave out --torch-compile\n") and error.count("\n") == 1
+    )
+
+
+def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = OneLineParser(prog="command")
+    parser.add_argument("text", nargs="*")
+    parser.add_argument("--run")
+    for words, remedy in ((["a", "--run", "x", "b"], "; put the options before the texts"), (["--runs"], "")):
+        with pytest.raises(SystemExit):
+            parser.parse_args(words)
+        assert capsys.readouterr().err == f"error: unrecognized arguments: {words[-1]}{remedy}; see --help\n"
+
+
 def test_a_gpu_that_is_too_small_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
