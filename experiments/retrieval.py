@@ -23,7 +23,7 @@ In trials of 60 steps, 1e-3 and 3e-4 were equally good, and we use 1e-3.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # The package needn't be installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import os

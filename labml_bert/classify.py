@@ -265,7 +265,7 @@ def train_command(options: argparse.Namespace) -> None:
 
     Splits the rows, trains and saves the classifier, and prints its scores on the test rows. Writes nothing
     until the rows and the arguments have passed their checks. With `--check-only`, stops after these checks.
-    With `--check-only` but without `--from`, checks neither the model nor `--max-length`.
+    A check without `--from` leaves out the model and `--max-length`.
 
     Raises `ValueError` if an argument or a row is invalid.
     """

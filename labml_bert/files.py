@@ -119,7 +119,7 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: st
 
 
 def without_nul(text: str, path: Path) -> str:
-    """Returns the text. Raises `ValueError` if it has a NUL character, as many binary files do."""
+    """Returns `text`. Raises `ValueError` if it has a NUL character, because then `path` is a binary file."""
     if "\0" in text:
         raise ValueError(
             f"{path} has NUL characters, so it is not plain text; leave it out, or save its text"

@@ -212,7 +212,7 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return {"text", "label"} <= names, first_line.count(delimiter)
 
     delimiter = max(DELIMITERS, key=likelihood)
-    # Some programs write a space after each comma, and then the quotes.
+    # Some programs write a space between a comma and an opening quote.
     reader = csv.reader(
         io.StringIO(content, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
     )

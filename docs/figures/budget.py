@@ -27,7 +27,7 @@ STAGES = (Stage(900_000, 128, 20), Stage(100_000, 512, 76))
 SEQUENCES = 256
 """Sequences per step."""
 MEASURED = ("BERT base, batch 128", "BERT base, 512")
-"""The shapes of `speed.py` with the length of each stage. Both have 16,384 tokens in a batch."""
+"""For each stage, the shape in `speed.py` with the same length. Both have batches of 16,384 tokens."""
 
 
 class GPU(NamedTuple):
@@ -142,14 +142,14 @@ def measured_hours(record: Record, arm: str) -> float:
 
 
 def measured_mfu(record: Record, arm: str) -> float:
-    """The fraction of the GPU's peak, if the original pretraining takes the `measured_hours`."""
+    """The MFU at which the original pretraining takes the `measured_hours`."""
     return gpu_hours("H100 SXM", 1) / measured_hours(record, arm)
 
 
 def measured_table(record: Record) -> str:
     """
-    Tokens per second at both lengths of the original pretraining, and its hours, as a Markdown table. Leaves
-    out eager attention, which isn't the default.
+    A Markdown table with the tokens per second at both lengths of the original pretraining, and its hours.
+    Leaves out eager attention, which isn't the default of `transformers`.
     """
     heads = " | ".join(f"tokens/s at length {stage.length}" for stage in STAGES)
     table = f"| code and precision | {heads} | hours in all |\n|---|---:|---:|---:|\n"

@@ -125,7 +125,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     """The ops of a layer: FLOP/s against FLOPs per byte, under the two limits of the machine."""
     rows = [{**row, "name": TODAY.get(row["name"], row["name"])} for row in entry["rows"]]
     peaks, bandwidth = record.data["peaks"], record.data["bytes_per_second"]
-    unit, size = ("TFLOP/s", 1e12) if max(peaks.values()) > 1e13 else ("GFLOP/s", 1e9)
+    unit, size, places = ("TFLOP/s", 1e12, 1) if max(peaks.values()) > 1e13 else ("GFLOP/s", 1e9, 0)
     names = list(dict.fromkeys(row["name"] for row in rows))
     letters = dict(zip(names, "abcdefghij", strict=False))
     points = [(row["operations"] / row["bytes"], row["operations"] / row["seconds"]) for row in rows]
@@ -141,7 +141,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         )
         roof = "L".join(f"{x:.1f},{y:.1f}" for x, y in (start, corner, end))
         parts.append(f'<path class="line n{style}" d="M{roof}"/>')
-        # No op is faster than both limits by much, so left of the corner there is room.
+        # There are few points above the slope, so the name of a limit is left of its corner.
         parts.append(text(f"{corner[0]:.1f}", f"{corner[1] - 6:.1f}", name, text_anchor="end"))
     for row, (x, y) in zip(rows, points, strict=True):
         across, down = at(x, y / size)
@@ -159,7 +159,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         [
             f"{row['name']}, {row['precision']}",
             f"{x:.1f}",
-            f"{y / size:,.{0 if size == 1e9 else 1}f}",
+            f"{y / size:,.{places}f}",
             f"{y / min(peaks[row['precision']], bandwidth * x):.0%}",
             f"{1e3 * row['seconds']:.2f}",
         ]

@@ -25,7 +25,7 @@ then the number of steps times the seconds per step.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # The package needn't be installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import subprocess

@@ -31,7 +31,7 @@ docstrings with seed 0, train on four fifths of them, and choose the value that 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # The package needn't be installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import statistics

@@ -17,7 +17,7 @@ Install the others with `make peers`. Those that are missing are skipped.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # The package needn't be installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import argparse
@@ -91,7 +91,7 @@ CPU_SHAPES = [
 ]
 GPU_SHAPES = [
     *(replace(shape, repeats=10) for shape in CPU_SHAPES),
-    # The two lengths of the original, with as many tokens in a step.
+    # The sequence lengths of the original pretraining. Both batches have 16,384 tokens.
     Shape("BERT base, batch 128", 30522, 768, 12, 12, batch_size=128),
     Shape("BERT base, 512", 30522, 768, 12, 12, length=512),
 ]
@@ -109,8 +109,9 @@ class LabmlNN(nn.Module):
         super().__init__()
         from labml import tracker
 
-        # labml_nn 0.5.1 calls a function that labml has removed, and its docstrings have invalid escapes.
+        # labml_nn 0.5.1 calls a function that labml has removed.
         tracker.debug = lambda *_: None
+        # Python 3.12 and later warn about backslashes in its docstrings.
         warnings.filterwarnings("ignore", category=SyntaxWarning)
         from labml_nn.transformers import Encoder, Generator, MultiHeadAttention, TransformerLayer
         from labml_nn.transformers.feed_forward import FeedForward

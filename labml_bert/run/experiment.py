@@ -204,7 +204,7 @@ class Run:
                     self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
                 )
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
-        # Set the number even if it doesn't change: PyTorch may treat a default differently from a set number.
+        # Set the number even if it stays the same: PyTorch may behave differently if nobody has set a number.
         torch.set_num_threads(count)
         self.threads = count
 
@@ -407,7 +407,7 @@ def new_run_path(runs: Path, experiment: str) -> Path:
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
-    Locks the run's folder, deletes partial files and returns the lock, for a `with` block.
+    Locks the run's folder and deletes partial files. Use the returned lock in a `with` block.
 
     Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
     `OSError` if the lock file, the metrics or the model's folder is a link or has the wrong type.

@@ -82,7 +82,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except (ValueError, OSError, OverflowError, NonFiniteLossError) as error:
         fail(error)
     except (RuntimeError, MemoryError) as error:
-        fail_for_memory(error)
+        fail_on_runtime_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
@@ -136,7 +136,7 @@ def exit_cleanly(
             if path is not None and has_checkpoint(path):
                 remedy = f"resume with --resume {display_path(path)}"
             fail(f"another process of this run was killed; {remedy}")
-        fail_for_memory(error)
+        fail_on_runtime_error(error)
 
 
 @contextlib.contextmanager
@@ -207,12 +207,12 @@ def explain(reason: object) -> str:
     return " ".join(str(reason).splitlines())
 
 
-def fail_for_memory(error: RuntimeError | MemoryError) -> NoReturn:
+def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
     """
-    Ends the program with one line if Python or PyTorch is out of memory, or if a tensor would have 2^63 bytes
-    or more. For tensors on a CPU, PyTorch raises a plain `RuntimeError` in both cases. Does the same if
-    `torch.compile` fails. If another `RuntimeError` occurs, the first process that fails raises it again, and
-    the others end silently.
+    Ends the program with one line if Python or PyTorch is out of memory, if a tensor would have 2^63 bytes or
+    more, or if `torch.compile` fails. For lack of memory on a CPU, and for a tensor that's too large, PyTorch
+    raises a plain `RuntimeError`, so we look for certain words in its message. The first process that fails
+    raises any other `RuntimeError` again, and the others end silently.
     """
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = explain(error).partition(" Set TORCH")[0].strip()

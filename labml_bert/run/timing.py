@@ -284,7 +284,7 @@ def profile_step(step: Callable[[], object], calls: int = 3) -> dict[str, float]
     with warnings.catch_warnings(action="ignore"), profile(activities=activities) as profiler:
         for _ in range(calls):
             step()
-    # The list has the ops, and for a GPU also their kernels. An op's device time is that of its kernels.
+    # On a GPU, the profiler lists the kernels too. An op's time includes its kernels, so count only the ops.
     events = [event for event in profiler.key_averages() if event.device_type.name == "CPU"]
     on_gpu = any(event.self_device_time_total for event in events)
     times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}

@@ -95,7 +95,7 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def enumerate_parameters(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
-    """For each optimizer, yields the index of its first parameter among all optimizers, and itself."""
+    """Yields pairs of an optimizer's first parameter, as an index over all optimizers, and the optimizer."""
     first = 0
     for optimizer in optimizers:
         yield first, optimizer
@@ -133,8 +133,8 @@ def save_checkpoint(
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
-        # Make `previous` a hard link to the current checkpoint. If we renamed that one instead, its name
-        # would be missing until the new one is written. Without hard links, we keep only one checkpoint.
+        # Make `previous` a hard link to the current checkpoint. If we renamed the current one instead, a
+        # crash could leave no file of that name. Without hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
     write_tensors(path, tensors, {"about": json.dumps(metadata)})

@@ -82,9 +82,9 @@ def compile_model(model: nn.Module) -> Any:
     """
     ## Compiling
 
-    Returns `torch.compile(model)`, which turns many small kernels into a few large ones. The model computes
-    only the labeled positions, so their number depends on the data. There the compiler splits the model into
-    two graphs, and it would say so in 20 lines.
+    Returns `torch.compile(model)`, which combines many small kernels into a few large ones. The compiler
+    splits the model into several graphs, because the number of labeled positions depends on the data. PyTorch
+    would log 20 lines about such a split, so we turn off its log of warnings.
     """
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     return torch.compile(model)

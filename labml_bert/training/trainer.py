@@ -70,7 +70,7 @@ LARGEST_LOSS = 100.0
 
 
 class Report(NamedTuple):
-    """A report of the loop: after each evaluation, before a stop, and otherwise at most once a second."""
+    """What the loop reports after each evaluation, before it stops, and otherwise at most once a second."""
 
     step: int
     """The number of steps taken so far, including those before a resume."""
@@ -228,7 +228,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler` on Ctrl-C, SIGTERM and SIGHUP. By default, they stop the loop after a step."""
+        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. Without a handler, the loop stops after its step."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -289,8 +289,8 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`. Also restores the checkpoint's number of threads, unless
-        it exceeds the machine's number of logical cores or the number of processes has changed.
+        Restores the last checkpoint in `run_path`, with the number of threads. Keeps the current number of
+        threads if the machine has too few logical cores, or if the number of processes has changed.
 
         Raises `ValueError` if the checkpoint can't be read, is damaged, or has a different configuration.
         """

@@ -226,14 +226,16 @@ def tied_head(d: Drawing) -> Words:
 
 
 ROW, CELL = 17, 18
+HIDDEN_SIZE = 4
+"""The tiny model in the chapters has this hidden size."""
 
 
 def table(d: Drawing, x: float, y: float, token: str, kind: str) -> Box:
     """The table E with the names of its rows. The row of `token` stands out."""
     for i, name in enumerate(VOCAB):
         d.text(x - 6, y + (i + 0.5) * ROW, name, "mono strong" if name == token else "mono", 12, "end")
-    grid = d.cells(x, y, len(VOCAB), 4, (CELL, ROW), "embedding")
-    d.cells(x, y + IDS[token] * ROW, 1, 4, (CELL, ROW), kind)
+    grid = d.cells(x, y, len(VOCAB), HIDDEN_SIZE, (CELL, ROW), "embedding")
+    d.cells(x, y + IDS[token] * ROW, 1, HIDDEN_SIZE, (CELL, ROW), kind)
     d.text(x - 6, grid.bottom + 14, "E (V, D)", "note", SMALL, "end")
     return grid
 
@@ -246,7 +248,7 @@ def lookup(d: Drawing, x: float, y: float) -> Box:
     token = d.box(x, row - 14, 58, 28, "[MASK]", "masked", SMALL, "mono")
     d.text(token.center[0], row + 28, f"id {IDS['[MASK]']}", "note", SMALL)
     d.arrow((token.right + 2, row), (token.right + 26, row))
-    vector = d.cells(x + 238, row - ROW / 2, 1, 4, (CELL, ROW), "masked")
+    vector = d.cells(x + 238, row - ROW / 2, 1, HIDDEN_SIZE, (CELL, ROW), "masked")
     d.arrow((grid.right + 3, row), (vector.x - 2, row))
     d.text(vector.center[0], vector.bottom + 25, "D numbers,\nto the blocks", "note", SMALL)
     return grid
@@ -256,14 +258,14 @@ def product(d: Drawing, x: float, y: float) -> Box:
     """A vector times each row, plus a bias, is a logit. Returns the table."""
     d.text(x, y + 10, "At the output: a matrix multiplication", "heading", 15, "start")
     middle = y + 50
-    h = d.cells(x, middle - ROW / 2, 1, 4, (CELL, ROW), "token")
+    h = d.cells(x, middle - ROW / 2, 1, HIDDEN_SIZE, (CELL, ROW), "token")
     d.text(x, middle + 24, "from the blocks", "note", SMALL, "start")
     dense = d.box(x + 94, middle - 16, 102, 32, "dense, GELU", "head")
     norm = d.box(x + 218, middle - 16, 92, 32, "LayerNorm", "norm")
     d.arrow((h.right + 2, middle), (dense.x - 2, middle))
     d.arrow((dense.right + 2, middle), (norm.x - 2, middle))
     grid = table(d, x + 94, y + 130, TARGET, "embedding")
-    vector = d.cells(grid.x, y + 98, 1, 4, (CELL, ROW), "head")
+    vector = d.cells(grid.x, y + 98, 1, HIDDEN_SIZE, (CELL, ROW), "head")
     corner = norm.center[0], vector.center[1]
     d.arrow((corner[0], norm.bottom + 2), corner, (vector.right + 2, corner[1]))
     d.text(grid.x - 6, corner[1], "× each row", "note", SMALL, "end")

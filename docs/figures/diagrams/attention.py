@@ -1,25 +1,27 @@
 """
 # Self-attention at one position
 
-A query, the key and the value of each token, and the weighted average of the values.
+One query is compared with the key of each token, and the values are averaged.
 """
 
 import math
 
+import torch
+
 from docs.figures.diagrams.drawing import SMALL, Drawing, Words
 from docs.figures.diagrams.sentence import MASKED, POSITION
+from docs.figures.example import format_number
 
 # Invented vectors of two numbers. The query is that of [MASK], and each token has a key.
-QUERY = (1, 1)
-KEYS = [(0, 0), (0, -1), (2, 2), (0, 1), (1, 1), (0, -1), (1, 0), (-1, 0)]
+QUERY = torch.tensor([1.0, 1.0])
+KEYS = torch.tensor([[0.0, 0], [0, -1], [2, 2], [0, 1], [1, 1], [0, -1], [1, 0], [-1, 0]])
 
 
 def attention(d: Drawing) -> Words:
-    """From the scores of one query to the result at its position."""
-    scores = [sum(a * b for a, b in zip(QUERY, key, strict=True)) / math.sqrt(len(QUERY)) for key in KEYS]
-    total = sum(math.exp(score) for score in scores)
-    weights = [math.exp(score) / total for score in scores]
-    best = MASKED[weights.index(max(weights))]
+    """The scores and weights of one query, and the weighted sum of the values."""
+    scores = KEYS @ QUERY / math.sqrt(len(QUERY))
+    weights = scores.softmax(0)
+    best = MASKED[int(weights.argmax())]
     if d.is_narrow:
         token_width, key, score, softmax, weight, bar, value, bus = 54, 57, 104, 131, 212, 230, 280, 322
         softmax_width, bar_width, size = 54, 34, 11.5
@@ -48,18 +50,11 @@ def attention(d: Drawing) -> Words:
         middle = y + 14
         d.box(0, y, token_width, 28, token, "masked" if i == POSITION else "token", size, "mono")
         d.cells(key, middle - cell / 2, 1, 2, (cell, cell), "embedding")
-        d.text(score, middle, f"{scores[i]:.1f}".replace("-", "−"), "", SMALL)
+        d.text(score, middle, format_number(scores[i], 1), "", SMALL)
         d.arrow((score + 17, middle), (box.x - 1, middle))
         d.arrow((box.right + 1, middle), (weight - 15, middle))
-        d.text(weight, middle, f"{weights[i]:.2f}", "", SMALL)
-        length = max(1.5, bar_width * weights[i] / max(weights))
-        d.add(
-            '<rect x="{:g}" y="{:g}" width="{:g}" height="12" class="box attention"/>',
-            middle + 6,
-            bar,
-            middle - 6,
-            length,
-        )
+        d.text(weight, middle, format_number(weights[i]), "", SMALL)
+        d.box(bar, middle - 6, float(bar_width * weights[i] / weights.max()), 12, kind="attention")
         vector = d.cells(value, middle - cell / 2, 1, 2, (cell, cell), "embedding")
         d.text(value - 9, middle, "×", size=SMALL)
         d.line((vector.right + 2, middle), (bus, middle))
@@ -69,7 +64,7 @@ def attention(d: Drawing) -> Words:
     d.drop(bus, bottom + 20, result.y)
     d.text(result.x - 8, result.center[1], "the result for [MASK]", "heading", SMALL, "end")
     rows = "; ".join(
-        f"{token}: score {score:.1f}, weight {weight:.2f}"
+        f"{token}: score {format_number(score, 1)}, weight {format_number(weight)}"
         for token, score, weight in zip(MASKED, scores, weights, strict=True)
     )
     return Words(
