@@ -54,7 +54,7 @@ def attention(d: Drawing) -> Words:
         d.arrow((score + 17, middle), (box.x - 1, middle))
         d.arrow((box.right + 1, middle), (weight - 15, middle))
         d.text(weight, middle, format_number(weights[i]), "", SMALL)
-        d.box(bar, middle - 6, float(bar_width * weights[i] / weights.max()), 12, kind="attention")
+        d.cells(bar, middle - 6, 1, 1, (float(bar_width * weights[i] / weights.max()), 12), "attention")
         vector = d.cells(value, middle - cell / 2, 1, 2, (cell, cell), "embedding")
         d.text(value - 9, middle, "×", size=SMALL)
         d.line((vector.right + 2, middle), (bus, middle))
