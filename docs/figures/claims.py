@@ -20,12 +20,12 @@ from docs.literate.chart import Bar, Line, bar_chart, figure, line_chart, number
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 from docs.project import ROOT
-from experiments.claims.analysis import COUNTED, HIGHER_IS_BETTER, RATIOS, Analysis, Effect, Row
-from experiments.claims.decision import LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
+from experiments.claims.analysis import COUNTED, FRACTIONS, HIGHER_IS_BETTER, RATIOS, Analysis, Effect, Row
+from experiments.claims.decision import FIRST_SEED, LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 # Metrics shown as percentages; their differences are in percentage points.
-PERCENTAGES = ("failed", *HIGHER_IS_BETTER)
+PERCENTAGES = (*FRACTIONS, *HIGHER_IS_BETTER)
 NAMES = {
     "loss": "held-out loss",
     "first_loss": "loss before the first step",
@@ -37,7 +37,7 @@ NAMES = {
     "summary": "accuracy on the two-text task",
     "package 100": "accuracy with 100 labels",
     "package 1000": "accuracy with 1,000 labels",
-    "package 100 - package 3202": "accuracy with 100 labels minus accuracy with 3,202",
+    "package 100 - package 1000": "accuracy with 100 labels minus accuracy with 1,000",
 }
 
 
@@ -56,12 +56,11 @@ class Claim(Analysis):
         rows: list[Row] = []
         step_seconds = {}
         self.confirmation: Analysis | None = None
-        if record is not None and "record" in entry:
-            rows = rows_of_comparison(record)
-        elif record is not None:
+        if record is not None:
             # The search for a learning rate has its own seed, above all others.
             step_seconds = record.data.get("step_seconds", {})
-            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"])]
+            first_fresh_seed = entry.get("first_fresh_seed", FIRST_SEED)
+            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"], first_fresh_seed)]
             pilots = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
             rows = pilots if entry["seeds"] else fresh_rows
             fresh = Analysis(entry, fresh_rows, step_seconds)
@@ -80,8 +79,8 @@ class Claim(Analysis):
 
     def is_finished(self) -> bool:
         """Whether all runs and the times of their steps are recorded."""
-        has_times = self.record is not None and ("record" in self.entry or self.record.data["step_seconds"])
-        return bool(has_times) and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
+        has_times = self.record is not None and bool(self.record.data["step_seconds"])
+        return has_times and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
 
     def evidence(self) -> Analysis:
         """The runs that decide: those with fresh seeds, and as long as there are none, the pilots."""
@@ -117,17 +116,6 @@ class Claim(Analysis):
         return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 
-def rows_of_comparison(record: Record) -> list[Row]:
-    """The table of `finetune_docstrings.py` as rows of a claim: one for each variant and seed."""
-    rows: dict[tuple[str, int], Row] = {}
-    for row in record.data["table"]:
-        one = rows.setdefault(
-            (row["arm"], row["seed"]), {"arm": row["arm"], "seed": row["seed"], "result": {}}
-        )
-        one["result"][f"{row['task']} {row['labels']}"] = row["accuracy"]
-    return list(rows.values())
-
-
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` if there is no such claim, or if its record isn't one."""
     path = claims or CLAIMS
@@ -136,7 +124,7 @@ def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Clai
     if name not in named:
         raise PageError(f"{path.name} has no entry {name!r}; it has {', '.join(named)}")
     entry = named[name]
-    record = runs / (f"{entry['record']}.json" if "record" in entry else f"claims/{name}.json")
+    record = runs / "claims" / f"{name}.json"
     if not record.is_file():
         return Claim(entry, None)
     try:
@@ -231,6 +219,8 @@ def row(claim: Claim) -> str:
 
 def metric_name(test: dict[str, Any]) -> str:
     """What a test compares, in words."""
+    if test["metric"] == "reached":
+        return f"fraction of runs that get {below_unigram(test['below'])}"
     if test["metric"] not in COUNTED:
         return NAMES[test["metric"]]
     what = "time" if test["metric"] == "seconds" else "tokens"
@@ -278,7 +268,7 @@ DEFAULTS: dict[str, Any] = {
 
 def has_changed(claim: Claim) -> bool:
     """Whether the claim has been edited since its runs."""
-    if claim.record is None or "record" in claim.entry:
+    if claim.record is None:
         return False
     old_entry = claim.record.data["claim"]
     if any(old_entry.get(key) not in (None, claim.entry.get(key)) for key in ("primary", "delta")):
@@ -446,20 +436,16 @@ def details(claim: Claim) -> str:
 def variants(claim: Claim) -> str:
     """Variants, seeds, budget, cost and command, as Markdown."""
     entry = claim.entry
-    if "record" in entry:
-        command = f"python experiments/{entry['record']}.py"
-        budget = f"{entry['seeds']} seeds per variant"
-    else:
-        command = f"python experiments/claims/claims.py {entry['name']}"
-        grid = ", ".join(
-            f"`{key}` {' or '.join(f'{v:g}' for v in values)}" for key, values in entry["grid"].items()
-        )
-        search = "Every seed runs at every point of the grid:" if entry.get("over_grid") else "Search grid:"
-        exceptions = any("tokens" in options for options in entry["arms"].values())
-        unless = ", unless the table says otherwise" if exceptions else ""
-        tokens = f"{entry['options']['tokens']:,} tokens per run{unless}"
-        pilots = f"{entry['seeds']} pilot seeds per variant, " if entry["seeds"] else ""
-        budget = f"{pilots}{tokens}. {search} {grid}"
+    grid = ", ".join(
+        f"`{key}` {' or '.join(f'{v:g}' for v in values)}" for key, values in entry.get("grid", {}).items()
+    )
+    search = "Every seed runs at every point of the grid:" if entry.get("over_grid") else "Search grid:"
+    exceptions = any("tokens" in options for options in entry["arms"].values())
+    unless = ", unless the table says otherwise" if exceptions else ""
+    pilots = f"{entry['seeds']} pilot seeds per variant, " if entry["seeds"] else ""
+    budget = f"{pilots}{entry['options']['tokens']:,} tokens per run{unless}"
+    if grid:
+        budget += f". {search} {grid}"
     metrics = list(dict.fromkeys(test["metric"] for test in entry["tests"] if test["metric"] in NAMES))
     metrics = [metric for metric in metrics if " - " not in metric and metric != "stable_learning_rate"]
     head = "".join(f" {NAMES[metric]} |" for metric in metrics)
@@ -480,6 +466,7 @@ def variants(claim: Claim) -> str:
         table += f"| {cell(claim.label(arm))} |{cells} {count} |"
         table += f" {changes or '–'} | {tuning or '–'} |\n"
     note = "" if claim.record is None else f" {describe_check(claim.record)}"
+    command = f"python experiments/claims/claims.py {entry['name']}"
     return (
         f"{wide(table)}\n{arrivals(claim)}{budget[0].upper()}{budget[1:]}. Cost: {cost(claim)}.{note}"
         f"\n\n```sh\n{command}\n```"
@@ -524,8 +511,8 @@ def arrivals(claim: Claim) -> str:
 
 
 def minutes(claim: Claim) -> float:
-    """Minutes on two cores: measured, or estimated if runs are missing or belong to another experiment."""
-    if claim.record is None or "record" in claim.entry or not claim.is_finished():
+    """Minutes on two cores: measured, or estimated if runs are missing."""
+    if claim.record is None or not claim.is_finished():
         return float(claim.entry["minutes"])
     return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
 

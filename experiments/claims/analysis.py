@@ -26,6 +26,8 @@ from experiments.claims.decision import (
 COUNTED = ("tokens", "seconds")
 # For these metrics, the effect is a ratio. For all others, it's a difference.
 RATIOS = (*COUNTED, "stable_learning_rate")
+# These metrics are fractions of the runs. With three seeds, the rule would be wrong too often for them.
+FRACTIONS, FEWEST_FOR_FRACTIONS = ("failed", "reached"), 5
 HIGHER_IS_BETTER = ("probe", "package", "summary")
 
 Row = dict[str, Any]
@@ -167,6 +169,13 @@ class Analysis:
         if test["metric"] in COUNTED:
             x, y = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
             return y, x
+        if test["metric"] == "reached":
+            goal = self.rows[0]["unigram_loss"] - test["below"]
+            x, y = (
+                [float(self.arrival(row, goal, "tokens").has_arrived) for row in self.of(test[side])]
+                for side in ("better", "worse")
+            )
+            return x, y
         if test["metric"] == "failed":
             # Count each run by itself, without averaging over the grid.
             x, y = ([row["result"]["failed"] for row in self.of(test[side])] for side in ("worse", "better"))
@@ -187,7 +196,7 @@ class Analysis:
         samples = self.samples(test)
         if samples is None:
             return Effect(None)
-        if test["metric"] == "failed":
+        if test["metric"] in FRACTIONS:
             return Effect(proportion_difference(*samples, level))
         gain = difference(*samples, level)
         if test["metric"] not in COUNTED:
@@ -229,6 +238,8 @@ class Analysis:
         interval, effect = self.primary_interval(), self.effect(self.primary())
         if interval is None or effect.is_unknown:
             return "inconclusive"
+        if self.primary()["metric"] in FRACTIONS and self.count_seeds() < FEWEST_FOR_FRACTIONS:
+            return "inconclusive"
         return decide(interval, self.delta())
 
     def needed_seeds(self) -> int | None:
@@ -237,7 +248,7 @@ class Analysis:
         these runs. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`.
         """
         test, effect = self.primary(), self.effect(self.primary())
-        if test["metric"] in ("failed", "stable_learning_rate"):
+        if test["metric"] in (*FRACTIONS, "stable_learning_rate"):
             return None
         samples = self.samples(test)
         if samples is None or effect.at_least or effect.at_most:

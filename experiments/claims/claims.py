@@ -28,7 +28,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-import subprocess
 from textwrap import fill
 
 from experiments.claims.fingerprints import fingerprints as fingerprints
@@ -39,7 +38,6 @@ from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 STUDIES = Path(__file__).with_name("studies.toml")
-EXPERIMENTS = Path(__file__).parents[1]
 RECORDS = Path(__file__).parents[2] / "docs" / "runs"
 
 
@@ -87,9 +85,6 @@ def main(argv: list[str] | None = None) -> None:
     for claim in selection:
         console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
         with exit_on_bad_input():
-            if claim.record:
-                run_experiments(claim, arguments.record, is_repeat=arguments.arm is not None)
-                continue
             results = Results(claim, arguments.record, device)
             if arguments.arm is not None:
                 for before, now in results.repeat(arguments.arm, arguments.seed):
@@ -116,26 +111,6 @@ def list_claims(claims: list[Claim]) -> None:
             soft_wrap=True,
         )
     console.print(f"together about {sum(claim.minutes for claim in claims) / 60:.1f} hours")
-
-
-def run_experiments(claim: Claim, folder: Path, is_repeat: bool) -> None:
-    """
-    Runs the experiments that write the record of `claim`, unless the record exists already.
-
-    Raises `ValueError` if `is_repeat` is true, and `SystemExit` if an experiment fails.
-    """
-    path = folder / f"{claim.record}.json"
-    if is_repeat:
-        raise ValueError(
-            f"{claim.name} can only be repeated as a whole; run python experiments/{claim.record}.py"
-        )
-    if path.exists():
-        console.print(f"  record      {display_path(path)}")
-        return
-    *first, last = ([sys.executable, str(EXPERIMENTS / name)] for name in claim.experiments or [])
-    for command in [*first, [*last, "--record", str(path)]]:
-        if exit_code := subprocess.run(command, check=False).returncode:
-            sys.exit(exit_code)
 
 
 if __name__ == "__main__":

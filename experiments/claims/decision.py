@@ -37,9 +37,9 @@ LEVEL, RULE_LEVEL = 0.95, 0.982
 MOST_SEEDS = 100
 
 
-def is_fresh(seed: int) -> bool:
-    """Whether a run with this seed is one of those that decide."""
-    return FIRST_SEED <= seed < FIRST_SEED + LOOKS[-1]
+def is_fresh(seed: int, first: int = FIRST_SEED) -> bool:
+    """Whether a run with this seed is one of those that decide. `first` is the lowest of these seeds."""
+    return first <= seed < first + LOOKS[-1]
 
 
 class Interval(NamedTuple):

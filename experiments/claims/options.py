@@ -161,6 +161,8 @@ class PairOptions(Options):
     random_replace_prob: float = 0.1
     # Whether the model also trains on next sentence prediction.
     next_sentence: bool = True
+    # Whether fine-tuning starts from random weights, as if the model hadn't been pretrained.
+    from_scratch: bool = False
 
 
 def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions:

@@ -60,13 +60,20 @@ class Claim:
     tests: list[dict[str, Any]] | None = None
     primary: str | None = None
     delta: float | None = None
-    record: str | None = None
-    experiments: list[str] | None = None
     evaluations: int = EVALUATIONS
+    first_fresh_seed: int = FIRST_SEED
 
     def first_seeds(self) -> range:
         """Returns the seeds that all arms run: the pilots or, without pilots, the first fresh seeds."""
-        return range(self.seeds) if self.seeds else range(FIRST_SEED, FIRST_SEED + LOOKS[0])
+        return range(self.seeds) if self.seeds else self.fresh_seeds(LOOKS[0])
+
+    def fresh_seeds(self, count: int) -> range:
+        """Returns the first `count` of the seeds that decide."""
+        return range(self.first_fresh_seed, self.first_fresh_seed + count)
+
+    def is_fresh(self, seed: int) -> bool:
+        """Whether a run with this seed is one of those that decide."""
+        return is_fresh(seed, self.first_fresh_seed)
 
     def grid_points(self) -> list[OptionValues]:
         """Returns all combinations of the grid's values. Without a grid, this is one empty combination."""
@@ -224,7 +231,7 @@ class Results:
         """Does what isn't recorded yet: runs the search and first seeds, times steps, runs fresh seeds."""
         for arm in self.claim.arms:
             self.run_seeds(arm, self.claim.first_seeds())
-        pilots = {key for key, row in self.recorded_rows.items() if not is_fresh(row["seed"])}
+        pilots = {key for key, row in self.recorded_rows.items() if not self.claim.is_fresh(row["seed"])}
         stale = pilots - self.rows.keys()
         for key in stale:
             del self.recorded_rows[key]
@@ -247,8 +254,8 @@ class Results:
         test = next(test for test in self.claim.tests or [] if test["says"] == primary)
         for look in LOOKS:
             for arm in (test["better"], test["worse"]):
-                self.run_seeds(arm, range(FIRST_SEED, FIRST_SEED + look))
-            fresh = [row for row in self.rows.values() if is_fresh(row["seed"])]
+                self.run_seeds(arm, self.claim.fresh_seeds(look))
+            fresh = [row for row in self.rows.values() if self.claim.is_fresh(row["seed"])]
             decision = Analysis(asdict(self.claim), fresh, self.record["step_seconds"]).decision()
             console.print(f"  after {look} fresh seeds: {decision}")
             if decision != "inconclusive":

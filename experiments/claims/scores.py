@@ -6,7 +6,9 @@ afterwards. So at the end of a run on pairs, we measure the scores that the clai
 
 - `seen_loss`: the loss of predicting tokens that the model can see;
 - `probe`: the test accuracy of a linear layer on the frozen model, in the task *package*;
-- `package` and `summary`: the test accuracy after fine-tuning on 1,000 labeled examples of the task.
+- `package` and `summary`: the test accuracy after fine-tuning on 1,000 labeled examples of the task;
+- `package 100` and `package 1000`: the test accuracy after fine-tuning on as many labeled examples, at a
+  learning rate chosen on a fifth of them.
 
 Letters for sizes: `N` texts, `B` of them in a batch, `T` tokens in the longest, `D` hidden size, `K` classes.
 """
@@ -17,15 +19,17 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from experiments.claims.options import PairOptions
 from experiments.claims.training import Run
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.paired_text import PairedText
 from labml_bert.finetuning import Row, collate_rows, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
-from labml_bert.labeled_text import score
+from labml_bert.labeled_text import Example, choose_hyperparameter, score
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.evaluation import evaluate_pretraining
+from labml_bert.training.trainer import NonFiniteLossError
 
 # Fine-tuning and the probe use this many labeled texts.
 LABELS = 1000
@@ -34,6 +38,8 @@ FEWEST_STEPS = 200
 # Each task has a learning rate and a maximum number of tokens. With 1,000 labels, these learning rates were
 # the best for a pretrained model in the first record of `finetune_docstrings.py`.
 FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
+# `tuned_accuracy` tries these learning rates. Its runs are longer: a network from scratch learns slowly.
+LEARNING_RATES, TUNED_STEPS = (3e-4, 1e-3, 3e-3), 300
 
 
 def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float]:
@@ -44,6 +50,9 @@ def measure_scores(run: Run, names: Sequence[str], seed: int) -> dict[str, float
             scores[name] = seen_loss(run)
         elif name == "probe":
             scores[name] = probe(run, seed)
+        elif " " in name:
+            task, labels = name.split()
+            scores[name] = tuned_accuracy(run, task, int(labels), seed)
         else:
             scores[name] = fine_tuned_accuracy(run, name, seed)
     return scores
@@ -79,17 +88,62 @@ def fine_tuned_accuracy(run: Run, name: str, seed: int) -> float:
     Returns the test accuracy in the task `name`, after training the encoder and a new classifier on `LABELS`
     of its texts.
     """
+    task = labeled_texts(name)
+    return test_accuracy(run, task, task.draw(LABELS, seed), FINE_TUNING[name][0], seed, FEWEST_STEPS)
+
+
+def tuned_accuracy(run: Run, name: str, labels: int, seed: int) -> float:
+    """
+    Returns the test accuracy in the task `name` after fine-tuning on `labels` of its texts. The learning rate
+    is the one of `LEARNING_RATES` that is best on a fifth of these texts. So a pretrained model and one from
+    scratch can each have the learning rate that suits them.
+    """
+    task = labeled_texts(name)
+    examples = task.draw(labels, seed)
+
+    def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
+        try:
+            return train_and_predict(run, task, train, validation, learning_rate, seed, TUNED_STEPS)
+        except NonFiniteLossError:
+            # This learning rate is too high, so give it the score of always predicting the first class.
+            return torch.zeros(len(validation), len(task.labels))  # (N, K)
+
+    best = choose_hyperparameter(LEARNING_RATES, examples, attempt)
+    return test_accuracy(run, task, examples, best, seed, TUNED_STEPS)
+
+
+def test_accuracy(
+    run: Run, task: Task, examples: list[Example], learning_rate: float, seed: int, min_steps: int
+) -> float:
+    """Fine-tunes on `examples`, and returns the accuracy on the task's test texts."""
+    logits = train_and_predict(run, task, examples, task.test, learning_rate, seed, min_steps)  # (N, K)
+    return score(logits, torch.tensor([example.label for example in task.test])).accuracy
+
+
+def train_and_predict(
+    run: Run,
+    task: Task,
+    train: list[Example],
+    test: list[Example],
+    learning_rate: float,
+    seed: int,
+    min_steps: int,
+) -> Tensor:
+    """
+    Trains the run's encoder and a new classifier on `train`, for at least four epochs and `min_steps` steps.
+    With the option `from_scratch`, the encoder starts from random weights instead. Returns the logits for
+    `test`, `(N, K)`.
+    """
     assert isinstance(run.model, BertForPreTraining), "only runs on pairs have this score"
+    assert isinstance(run.options, PairOptions)
     config, tokenizer = run.model.config, run.text.tokenizer
-    task, (learning_rate, length) = labeled_texts(name), FINE_TUNING[name]
-    length = min(length, config.max_position_embeddings)
+    length = min(FINE_TUNING[task.name][1], config.max_position_embeddings)
     torch.manual_seed(seed)
     model = BertForSequenceClassification(config, task.labels).to(run.trainer.device)
-    model.bert.load_state_dict(run.model.bert.state_dict())
-    rows = encode_examples(tokenizer, task.draw(LABELS, seed), length)
-    fine_tune(model, rows, learning_rate, 4, FEWEST_STEPS, seed=seed)
-    logits = predict(model, encode_examples(tokenizer, task.test, length))  # (N, K)
-    return score(logits, torch.tensor([example.label for example in task.test])).accuracy
+    if not run.options.from_scratch:
+        model.bert.load_state_dict(run.model.bert.state_dict())
+    fine_tune(model, encode_examples(tokenizer, train, length), learning_rate, 4, min_steps, seed=seed)
+    return predict(model, encode_examples(tokenizer, test, length))
 
 
 def probe(run: Run, seed: int) -> float:
