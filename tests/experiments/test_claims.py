@@ -2,7 +2,6 @@
 
 import json
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from labml_bert.labeled_text import Example
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.fingerprint import difference, fingerprints_of
+from labml_bert.training.trainer import NonFiniteLossError
 from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
@@ -309,13 +309,20 @@ def test_without_next_sentence_prediction_its_head_is_not_trained(documents: dic
         assert result["curve"][-1][0] == 8
 
 
-def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of two classes whose texts share no word."""
     texts = [("red apple tree", 0), ("blue river stone", 1)] * 10
     examples = [Example(text, label) for text, label in texts]
     task = Task("package", ["a", "b"], examples, examples, [True] * 20)
     monkeypatch.setattr(scores, "labeled_texts", lambda name: task)
     monkeypatch.setattr(scores, "LABELS", 20)
     monkeypatch.setattr(scores, "FEWEST_STEPS", 4)
+    monkeypatch.setattr(scores, "TUNED_STEPS", 2)
+
+
+@pytest.mark.usefixtures("small_task")
+def test_scores(documents: dict[str, Any]) -> None:
     run = prepare("pairs", documents, 0, CPU)
     result = train(run)
     held_out = run.held_out
@@ -324,6 +331,32 @@ def test_scores(documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     assert first == second and run.held_out is held_out
     assert first["probe"] == 1.0, "the texts of the two classes share no word"
     assert first["seen_loss"] != result["result"]["loss"]
+
+
+@pytest.mark.usefixtures("small_task")
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_fine_tuning_starts_from_the_run_or_from_scratch(
+    documents: dict[str, Any], monkeypatch: pytest.MonkeyPatch, from_scratch: bool
+) -> None:
+    """The score tries every learning rate on a fifth of the labels, and then trains once on all of them."""
+    calls: list[tuple[float, int]] = []
+    starts: list[bool] = []
+    run = prepare("pairs", {**documents, "from_scratch": from_scratch}, 0, CPU)
+    embedding = run.model.bert.embeddings.word_embeddings.weight
+    nn.init.ones_(embedding)  # random weights with the same seed would equal those of the untrained run
+
+    def fine_tune(model: Any, rows: list[Any], learning_rate: float, *arguments: int, seed: int) -> None:
+        calls.append((learning_rate, len(rows)))
+        starts.append(torch.equal(model.bert.embeddings.word_embeddings.weight, embedding))
+        if learning_rate == scores.LEARNING_RATES[0]:
+            raise NonFiniteLossError("the loss is NaN")
+
+    monkeypatch.setattr(scores, "fine_tune", fine_tune)
+    accuracy = scores.measure_scores(run, ["package 10"], 0)["package 10"]
+    assert 0 <= accuracy <= 1
+    assert calls[:-1] == [(learning_rate, 8) for learning_rate in scores.LEARNING_RATES]
+    assert calls[-1][0] in scores.LEARNING_RATES[1:] and calls[-1][1] == 10
+    assert set(starts) == {not from_scratch}
 
 
 @pytest.mark.parametrize(
@@ -629,11 +662,8 @@ def test_repeating_a_run_gives_the_same_row(
         list(Results(claim, tmp_path, CPU).repeat(["short"], 7))
 
 
-ROW = ["pretraining-pays", "--arm", "pretrained", "--seed", "0"]
-
-
 @pytest.mark.parametrize(
-    "words", [[], ["no-such-claim"], ["head", "--arm", "both"], ["head", "--device", "x"], ROW]
+    "words", [[], ["no-such-claim"], ["head", "--arm", "both"], ["head", "--device", "x"]]
 )
 def test_bad_options_give_a_one_line_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -706,25 +736,3 @@ def test_the_list_of_claims(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert all(name in output for name in CLAIMS) and "hours" in output
     assert max(map(len, output.splitlines())) <= 80
-
-
-def test_a_claim_based_on_other_experiments_runs_them_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, commands = tmp_path / "finetune_docstrings.json", []
-
-    def run(command: list[str], check: bool) -> Any:
-        commands.append([Path(command[1]).name, *command[2:]])
-        if "--record" in command:
-            path.write_text("{}")
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(2):
-        claims.main(["pretraining-pays", "--record", str(tmp_path)])
-    assert commands == [["bert_tiny.py"], ["finetune_docstrings.py", "--record", str(path)]]
-    path.unlink()
-    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 2))
-    with pytest.raises(SystemExit) as exit_info:
-        claims.main(["pretraining-pays", "--record", str(tmp_path)])
-    assert exit_info.value.code == 2

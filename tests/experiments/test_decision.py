@@ -3,6 +3,8 @@
 import math
 import random
 import statistics
+from functools import cache
+from itertools import product
 
 import numpy
 import pytest
@@ -121,6 +123,59 @@ def test_without_an_effect_at_most_one_claim_in_twenty_is_decided_wrongly(std: f
 def test_if_one_variant_varies_more_at_most_seven_in_a_hundred_are_decided_wrongly(ratio: float) -> None:
     rates = simulate(0.0, 0.1, ratio=ratio)
     assert rates["holds"] + rates["fails"] <= 0.07
+
+
+def reached(better: int, worse: int, seeds: int) -> Analysis:
+    """A claim about the fraction of runs whose loss gets to 2.0. The numbers say how many of them do."""
+    rows = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "unigram_loss": 3.0,
+            "curve": [[0, 3.0], [10, 1.9 if seed < count else 2.1]],
+            "batch_tokens": 1,
+        }
+        for arm, count in (("better", better), ("worse", worse))
+        for seed in range(seeds)
+    ]
+    test = {"says": "x", "better": "better", "worse": "worse", "metric": "reached", "below": 1.0}
+    return Analysis({"tests": [test], "primary": "x", "delta": 0.1}, rows, {})
+
+
+def wrong_verdicts(fraction: float) -> float:
+    """
+    The exact probability of *holds* or *fails* if runs of both variants reach the loss with this probability.
+    """
+    open_states, wrong, before = {(0, 0): 1.0}, 0.0, 0
+    for n in LOOKS:
+        new_runs = [float(stats.binom.pmf(k, n - before, fraction)) for k in range(n - before + 1)]
+        states: dict[tuple[int, int], float] = {}
+        for (x, y), probability in open_states.items():
+            for (i, p), (j, q) in product(enumerate(new_runs), repeat=2):
+                states[x + i, y + j] = states.get((x + i, y + j), 0.0) + probability * p * q
+        open_states = {state: p for state, p in states.items() if verdict_on(*state, n) == "inconclusive"}
+        wrong += sum(p for state, p in states.items() if verdict_on(*state, n) in ("holds", "fails"))
+        before = n
+    return wrong
+
+
+@cache
+def verdict_on(better: int, worse: int, seeds: int) -> str:
+    return reached(better, worse, seeds).decision()
+
+
+def test_the_fraction_of_runs_that_reach_a_loss() -> None:
+    analysis = reached(4, 0, 5)
+    effect = analysis.effect(analysis.primary(), RULE_LEVEL)
+    assert effect.gain == proportion_difference([1.0] * 4 + [0.0], [0.0] * 5, RULE_LEVEL)
+    assert analysis.decision() == "holds" and reached(0, 4, 5).decision() == "fails"
+    assert reached(3, 3, 5).decision() == "inconclusive" and reached(3, 3, 5).needed_seeds() is None
+    assert reached(3, 0, 3).decision() == "inconclusive", "three seeds are too few for fractions"
+
+
+@pytest.mark.slow("goes through all outcomes of twelve seeds")
+def test_equal_fractions_are_called_different_at_most_one_time_in_twenty() -> None:
+    assert 0.04 < max(wrong_verdicts(fraction / 20) for fraction in range(21)) <= 0.05
 
 
 @pytest.mark.parametrize("std", [0.003, 0.01, 0.03, 0.1])
