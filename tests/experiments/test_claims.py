@@ -348,14 +348,14 @@ def test_fine_tuning_starts_from_the_run_or_from_scratch(
     def fine_tune(model: Any, rows: list[Any], learning_rate: float, *arguments: int, seed: int) -> None:
         calls.append((learning_rate, len(rows)))
         starts.append(torch.equal(model.bert.embeddings.word_embeddings.weight, embedding))
-        if learning_rate == scores.LEARNING_RATES[0]:
+        if len(calls) == 1:
             raise NonFiniteLossError("the loss is NaN")
 
     monkeypatch.setattr(scores, "fine_tune", fine_tune)
     accuracy = scores.measure_scores(run, ["package 10"], 0)["package 10"]
     assert 0 <= accuracy <= 1
     assert calls[:-1] == [(learning_rate, 8) for learning_rate in scores.LEARNING_RATES]
-    assert calls[-1][0] in scores.LEARNING_RATES[1:] and calls[-1][1] == 10
+    assert calls[-1][0] in scores.LEARNING_RATES and calls[-1][1] == 10
     assert set(starts) == {not from_scratch}
 
 
