@@ -25,6 +25,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -335,7 +336,8 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
     ## Checking the columns
 
     Raises `ValueError` if there are more than half as many labels as rows, probably because the column is
-    wrong, or if labels differ only in what `fold` removes. `check_counts` refuses too few rows.
+    wrong, or if labels differ only in what `fold` removes or in a final `.0`. `check_counts` refuses too few
+    rows.
     """
     if len(rows) < FEWEST_ROWS:
         return
@@ -351,13 +353,14 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
         )
     spellings: dict[str, list[str]] = {}
     for label in lines:
-        spellings.setdefault(fold(label), []).append(label)
+        # A spreadsheet may write the label 1 as 1.0.
+        spellings.setdefault(re.sub(r"^(-?\d+)\.0+$", r"\1", fold(label)), []).append(label)
     for same in spellings.values():
         if len(same) > 1:
             names = " and ".join(with_lines(label, lines[label]) for label in same[:3])
             raise ValueError(
-                f"{path}: labels that differ only in case, spaces or invisible characters: {names}; spell "
-                "them alike"
+                f"{path}: labels that differ only in case, spaces, invisible characters or a final .0: "
+                f"{names}; spell them alike"
             )
 
 

@@ -119,10 +119,12 @@ BAD_FILES = {
     "identifiers": ("a.csv", HEADER + "\n".join(f"text {i % 30},{i}" for i in range(40)),
                     "the column 'label' has 40 different values in 40 rows; is it the right column?"),
     "labels in two spellings": ("a.csv", HEADER + GOOD + "\nx, B \ny,B", "labels that differ only in case, "
-                                "spaces or invisible characters: 'b' (lines 3, 5, 7, 7 more) and 'B' (lines "
-                                "22, 23); spell"),
+                                "spaces, invisible characters or a final .0: 'b' (lines 3, 5, 7, 7 more) and "
+                                "'B' (lines 22, 23); spell"),
+    "a label as a decimal": ("a.csv", HEADER + GOOD.replace(",a", ",1").replace(",b", ",2") + "\nx,1.0",
+                             "or a final .0: '1' (lines 2, 4, 6, 7 more) and '1.0' (line 22); spell them"),
     "an accent as a character": ("a.csv", HEADER + GOOD + "\nx,\u00e9\ny,e\u0301", "(line 23); spell them"),
-    "an invisible character": ("a.csv", HEADER + GOOD + "\nx,a\u200b", "or invisible characters: 'a' (lines"),
+    "an invisible character": ("a.csv", HEADER + GOOD + "\nx,a\u200b", "invisible characters or a final .0: 'a' (lines"),
     "extra comma": ("a.csv", HEADER + GOOD + "\nx,a,", "line 22: expected 2 fields as in the header, got 3; "
                     "remove the extra comma at the end of the line"),
     "extra semicolon in the header": ("a.csv", "text;label;\na;b\n", "extra semicolon at the end of the h"),

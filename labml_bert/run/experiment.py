@@ -434,7 +434,8 @@ def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
     longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
     rows, parts = batch_tokens // longest, world_size() * count
     if rows < parts:
+        processes = f" ({world_size()} processes times {count})" if world_size() > 1 else ""
         raise ValueError(
-            f"a step has {rows} sequences of length {longest}, too few for {parts} micro-batches "
-            f"({world_size()} processes times {count}); use a larger batch or fewer micro-batches"
+            f"a step has {rows} sequences of length {longest}, too few for {parts} micro-batches{processes}; "
+            "use a larger batch or fewer micro-batches"
         )

@@ -132,8 +132,11 @@ def parse_options(
     line ends the program with one line and exit code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if any(not word or (word.startswith("--") and word.endswith("=")) for word in argv):
-        usage_error("a value is empty")
+    for i, word in enumerate(argv):
+        if not word:
+            usage_error(f"the value after {argv[i - 1]} is empty" if i else "the first argument is empty")
+        if word.startswith("--") and word.endswith("="):
+            usage_error(f"{word} has no value; write one after the =, or leave the option out")
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
         state = load_checkpoint(options.resume)[0]

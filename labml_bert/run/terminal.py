@@ -216,7 +216,8 @@ def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
     """
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = explain(error).partition(" Set TORCH")[0].strip()
-        fail(f"torch.compile failed ({reason}); install a C++ compiler, or leave out --torch-compile")
+        compiler = "install a C++ compiler, or " if "compiler" in reason.lower() else ""
+        fail(f"torch.compile failed ({reason}); {compiler}leave out --torch-compile")
     if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
         if is_first_to_fail():
             raise error

@@ -18,7 +18,7 @@ from tests.support.serving import CHROMIUM, FLAGS, Quiet
 
 ROOT = Path(__file__).parents[2]
 
-MISSING = [name for name in ("mkdocs", "pygments", "bs4", "playwright") if find_spec(name) is None]
+MISSING = [name for name in ("mkdocs", "pygments", "bs4", "lxml", "playwright") if find_spec(name) is None]
 
 
 class SkippedModule(pytest.Module):

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from lxml import html
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -24,18 +25,20 @@ SOURCES = sorted(
 
 
 @cache
-def parse_page(page: Path) -> BeautifulSoup:
-    return BeautifulSoup(page.read_text("utf-8"), "html.parser")
+def parse_page(page: Path) -> html.HtmlElement:
+    # There are about 230 pages, and lxml parses them 30 times as fast as BeautifulSoup.
+    return html.document_fromstring(page.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_each_file_can_be_rebuilt_from_its_page(site: Path, path: str) -> None:
     page = parse_page(site / path.rpartition(".")[0] / "index.html")
-    lines = page.select(".code .l")
-    numbers = [int(line.a["data-n"]) for line in lines]
+    lines = page.find_class("code")[0].find_class("l")
+    links = [line.find(".//a[@data-n]") for line in lines]
+    numbers = [int(link.get("data-n")) for link in links]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert [line.a["id"] for line in lines] == [f"L{n}" for n in numbers]
-    assert "".join(line.get_text() for line in lines).encode() == (ROOT / path).read_bytes()
+    assert [link.get("id") for link in links] == [f"L{n}" for n in numbers]
+    assert "".join(line.text_content() for line in lines).encode() == (ROOT / path).read_bytes()
     assert (site / path).read_bytes() == (ROOT / path).read_bytes()
 
 
@@ -49,58 +52,56 @@ def test_the_command_alone_writes_the_pages(site: Path) -> None:
 
 
 def test_every_link_and_fragment_has_a_target(site: Path) -> None:
-    anchors = {page: {tag["id"] for tag in parse_page(page).select("[id]")} for page in pages(site)}
+    anchors = {page: set(parse_page(page).xpath("//@id")) for page in pages(site)}
     for page in anchors:
-        for tag in parse_page(page).select("a[href]"):
-            address = urlsplit(tag["href"])
+        for link in parse_page(page).xpath("//a/@href"):
+            address = urlsplit(link)
             if address.scheme or (page.name == "404.html"):
                 continue
             target = (page.parent / unquote(address.path)).resolve() if address.path else page
             target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{page}: {tag['href']}"
+            assert target.is_file(), f"{page}: {link}"
             if address.fragment:
-                assert unquote(address.fragment) in anchors[target], f"{page}: {tag['href']}"
+                assert unquote(address.fragment) in anchors[target], f"{page}: {link}"
 
 
 def test_ids_are_unique_within_a_page(site: Path) -> None:
     for page in pages(site):
-        ids = [tag["id"] for tag in parse_page(page).select("[id]")]
+        ids = parse_page(page).xpath("//@id")
         assert len(ids) == len(set(ids)), page
 
 
 def test_scripts_of_formulas_have_one_base(site: Path) -> None:
     # Firefox draws `T_{\max}` as an error: KaTeX gives it an invisible third part.
     for page in pages(site):
-        for tag in parse_page(page).select("msub, msup, munder, mover"):
-            assert len(tag.find_all(recursive=False)) == 2, f"{page}: {tag}"
+        for tag in parse_page(page).iter("msub", "msup", "munder", "mover"):
+            assert len(tag) == 2, f"{page}: {html.tostring(tag)}"
 
 
 def test_no_page_loads_from_another_host(site: Path) -> None:
     for page in pages(site):
-        html = parse_page(page)
-        for tag in html.select("[src], link[href]"):
-            assert not urlsplit(tag.get("src") or tag["href"]).netloc, f"{page}: {tag}"
+        for address in parse_page(page).xpath("//@src | //link/@href"):
+            assert not urlsplit(address).netloc, f"{page}: {address}"
     for sheet in site.glob("**/*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text("utf-8")), sheet
 
 
 def test_every_page_has_a_strict_content_security_policy(site: Path) -> None:
     for page in pages(site):
-        html = parse_page(page)
-        policy = html.head.select_one("meta[http-equiv='Content-Security-Policy']")
-        assert policy is not None, page
-        rules = dict(rule.strip().split(" ", 1) for rule in policy["content"].split(";"))
+        tree = parse_page(page)
+        (policy,) = tree.xpath("/html/head/meta[@http-equiv='Content-Security-Policy']/@content")
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
         assert rules["default-src"] == "'self'" and "unsafe" not in rules["script-src"]
-        for script in html.select("script:not([src]):not([type])"):
-            digest = base64.b64encode(hashlib.sha256(script.string.encode()).digest()).decode()
+        for script in tree.xpath("//script[not(@src) and not(@type)]/text()"):
+            digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
             assert f"'sha256-{digest}'" in rules["script-src"], f"{page}: {script}"
-        assert not html.select("style"), page
+        assert not tree.xpath("//style"), page
 
 
 def test_each_page_has_one_first_level_heading(site: Path) -> None:
     for page in pages(site):
         if page.name != "404.html":
-            assert len(parse_page(page).select("article h1")) == 1, page
+            assert len(parse_page(page).xpath("//article//h1")) == 1, page
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,8 @@ def test_search_index_and_headings_contain_no_markup(site: Path) -> None:
         # A paragraph may begin with "Copy", but the label of a button doesn't belong in the index.
         assert not re.search(r"(?<!<p>)\bCopy\b", entry["text"]), entry
     for page in pages(site):
-        for heading in parse_page(page).select("h1, h2, h3, title"):
-            assert "{" not in heading.get_text(), f"{page}: {heading}"
+        for heading in parse_page(page).iter("h1", "h2", "h3", "title"):
+            assert "{" not in heading.text_content(), f"{page}: {heading.text_content()}"
 
 
 def test_a_first_visit_downloads_little(site: Path) -> None:

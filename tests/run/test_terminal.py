@@ -303,7 +303,7 @@ def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch
 
 def test_a_failed_compilation_is_not_called_a_lack_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """The message of the compiler quotes code, which can contain any word."""
-    from torch._inductor.exc import InvalidCxxCompiler
+    from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
     with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
         raise InvalidCxxCompiler()
@@ -313,6 +313,9 @@ def test_a_failed_compilation_is_not_called_a_lack_of_memory(capsys: pytest.Capt
     assert (
         error.endswith("; install a C++ compiler, or leave out --torch-compile\n") and error.count("\n") == 1
     )
+    with pytest.raises(SystemExit), exit_on_bad_input():
+        raise InductorError(ValueError("a shape"), None)
+    assert capsys.readouterr().err.endswith("ValueError: a shape); leave out --torch-compile\n")
 
 
 def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
