@@ -33,7 +33,7 @@ def parse_page(page: Path) -> html.HtmlElement:
 @pytest.mark.parametrize("path", SOURCES)
 def test_each_file_can_be_rebuilt_from_its_page(site: Path, path: str) -> None:
     page = parse_page(site / path.rpartition(".")[0] / "index.html")
-    lines = page.find_class("code")[0].find_class("l")
+    lines = page.find_class("l")
     links = [line.find(".//a[@data-n]") for line in lines]
     numbers = [int(link.get("data-n")) for link in links]
     assert numbers == list(range(1, len(numbers) + 1))
