@@ -1,7 +1,7 @@
 r"""
-# All of BERT in ten minutes
+# All of BERT on a laptop
 
-Does the paper's recipe work on a laptop? This script trains on both of BERT's tasks at once, with
+How far does the paper's recipe get in minutes? This script trains on both of BERT's tasks at once, with
 subwords and pairs of texts. Here are the main settings, next to those of the original:
 
 | setting | BERT base | here |
