@@ -115,7 +115,7 @@ class Run:
         self.path: Path | None = None
         self.is_resumable = True
         self.default_threads = torch.get_num_threads()
-        # Other code can set these listeners. `on_report` then replaces tracking and the progress line.
+        # Other code can set these listeners. `on_report`, if set, replaces tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
         self.on_report: Callable[[Report], None] | None = None
         self.progress = ProgressLine(options.minutes)
@@ -138,8 +138,8 @@ class Run:
     ) -> Trainer:
         """
         Creates the trainer for `model`, resumes the run if the options say so, and starts tracking. Prints
-        the header, with `title` and the rows of `details`, and the baselines. `other_texts` contains the
-        sha256 of each text, other than the corpus, that the result depends on.
+        the header, which contains `title` and the rows of `details`, and then the baselines. `other_texts`
+        contains the sha256 of each text, other than the corpus, that the result depends on.
 
         Raises `ValueError` if an option is out of range, if a step has fewer rows than micro-batches, if the
         run's folder isn't writable or is in use, or if the run can't be resumed.
@@ -147,7 +147,7 @@ class Run:
         options = self.options
         arguments = arguments or options.training_arguments()
         if self.on_step:
-            # A run with an `on_step` listener, as for a fingerprint, needs only the last regular evaluation.
+            # A run with an `on_step` listener, such as a fingerprint, needs only the last regular evaluation.
             arguments = replace(arguments, evaluations=1)
         check_micro_batches(options, text.batch_tokens)
         self.model, self.text, self.processes = model, text, world_size()

@@ -13,7 +13,7 @@ This file provides the methods that the loop calls:
             step.backward(output.loss)
         step.update()                                 # clip, check, optimizer
 
-The budget is a number of steps or of minutes. With a number of steps, a run on the CPU of one machine is
+The budget is a number of steps or of minutes. With a budget of steps, a run on the CPU of one machine is
 reproducible: the same seed gives the same bits. Even a difference in the last bits can grow over many steps.
 Each of the following can change the result:
 
@@ -228,7 +228,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. Without a handler, the loop stops after its step."""
+        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. By default, these signals end the loop after a step."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -289,8 +289,8 @@ class Trainer:
 
     def resume(self) -> None:
         """
-        Restores the last checkpoint in `run_path`, with the number of threads. Keeps the current number of
-        threads if the machine has too few logical cores, or if the number of processes has changed.
+        Restores the last checkpoint in `run_path`, including its number of threads. Keeps the current number
+        of threads if the machine has too few logical cores, or if the number of processes has changed.
 
         Raises `ValueError` if the checkpoint can't be read, is damaged, or has a different configuration.
         """
@@ -404,8 +404,8 @@ class Step:
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
         # `NaN < x` is always false, so a NaN loss makes `is_good` false. A finite loss can have infinite
         # gradients, and clipping by their infinite norm turns them into NaN. So check the norm too.
-        # In float16, a scaled gradient may exceed 65,504, the largest float16 number. The scaler then halves
-        # the scale, and the update is skipped. Reading the norm for this check means waiting for the device.
+        # In float16, a scaled gradient may exceed 65,504, the largest float16 number. Then the scaler halves
+        # the scale, and the update is skipped. To check for this overflow, we have to wait for the device.
         has_overflowed = (
             trainer.scaler.is_enabled() and not norm < math.inf and trainer.scaler.get_scale() > 1
         )
