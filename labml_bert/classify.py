@@ -84,7 +84,7 @@ SMALL = 30_000_000
 # Training stops after this many evaluations in a row without an improvement.
 PATIENCE = 3
 # By default, training lasts at most ten epochs or `MIN_STEPS` steps, whichever is longer. With 100 training
-# texts, ten epochs are only 40 steps.
+# texts in batches of 32, ten epochs are only 40 steps.
 EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
@@ -206,7 +206,7 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
-    """Describes the contents of the file, in lines for the terminal and for the model card."""
+    """Returns the lines that describe the file in the terminal and on the model card, by name."""
     repeats = f" (repeats left out: {texts.repeats:,})" if texts.repeats else ""
     return {
         "file": display_path(path),

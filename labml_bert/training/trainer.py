@@ -228,7 +228,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. By default, these signals end the loop after a step."""
+        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. By default, such a signal ends the loop."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
