@@ -21,7 +21,8 @@ class Refuse:
         if name.split(".")[0] in {"labml_bert", "labml", "transformers", "tokenizers", "safetensors", "rich"}:
             raise ImportError(f"{name} is not here")
 sys.meta_path.insert(0, Refuse())
-runpy.run_path(sys.argv[1], run_name="__main__")
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
 """
 
 TRAIN_A_STEP = {
@@ -99,21 +100,18 @@ assert losses[1] < losses[0], losses
 def test_a_copy_works_on_its_own(file: str, tmp_path: Path) -> None:
     shutil.copy(SOURCES / file, tmp_path)
     (tmp_path / "step.py").write_text(TRAIN_A_STEP[file])
-    outputs = []
-    for script in (file, "step.py"):
-        # With -P and -E, neither this folder nor the environment adds modules; the copy's own folder is added
-        # by hand.
-        add_own_folder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-        process = subprocess.run(
-            [sys.executable, "-E", "-P", "-c", f"{add_own_folder}\n{RUN_ISOLATED}", script],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert process.returncode == 0, process.stderr
-        outputs.append(process.stdout)
-    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", outputs[0])]
-    assert losses[-1] < losses[0] / 2, outputs[0]
+    # With -P and -E, neither this folder nor the environment adds modules; the copy's own folder is added by
+    # hand.
+    add_own_folder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    process = subprocess.run(
+        [sys.executable, "-E", "-P", "-c", f"{add_own_folder}\n{RUN_ISOLATED}", file, "step.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", process.stdout)]
+    assert losses[-1] < losses[0] / 2, process.stdout
 
 
 @pytest.mark.parametrize("file", TRAIN_A_STEP)
