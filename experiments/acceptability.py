@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without i
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from random import Random
@@ -44,7 +43,7 @@ from labml_bert.data.corpora import load_corpus
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
 from labml_bert.fill_mask import load_model, newest_run
-from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import token_log_probs
 from labml_bert.stdout import console, display_path, printable
@@ -212,12 +211,9 @@ def print_results(results: dict[str, dict[str, Wins]], item: dict[str, str]) -> 
 
 def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, Any]) -> dict[str, Any]:
     """Returns a record of `result`, with the configuration of the run that trained the model."""
-    configuration = run_state["configuration"]
     return {
         **describe_run("acceptability", words, torch.device("cpu"), "float32"),
-        # Record only the name of the corpus, because a path means nothing on another machine.
-        "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
-        "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+        **describe_training(run_state),
         "result": result,
     }
 
@@ -243,9 +239,12 @@ def main(argv: list[str] | None = None) -> None:
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
     name = options.corpus
+    configuration = run_state["configuration"] if run_state else {}
     if name is None:
-        name = run_state["configuration"]["corpus"] if run_state else "python-docs"
+        name = configuration.get("corpus") or "python-docs"
     corpus = load_corpus(name)
+    if options.corpus is None and configuration.get("corpus_sha256", corpus.sha256) != corpus.sha256:
+        raise ValueError(f"the run was trained on another text than {name} is now; name a text with --corpus")
     candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
     longest = model.config.max_position_embeddings
     items = choose_items(candidates, tokenizer, longest, options.sentences)

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without i
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import json
-import os
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from labml_bert.attention_map import attention_map
 from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import check_record, describe_run
+from labml_bert.run.record import check_record, describe_run, describe_training
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import load_checkpoint
@@ -55,13 +54,9 @@ def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
 
     Raises `ValueError` if the checkpoint in `run_path` is missing, unreadable or damaged.
     """
-    run_state = load_checkpoint(run_path)[0]
-    configuration = run_state["configuration"]
     record = {
         **describe_run("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
-        # Record only the name of the corpus, because a path means nothing on another machine.
-        "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
-        "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+        **describe_training(load_checkpoint(run_path)[0]),
         "result": result,
     }
     write_whole(path, json.dumps(record, separators=(",", ":")))

@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-import os
 import random
 import statistics
 import time
@@ -37,13 +36,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from labml_bert.backbone import check_python_docs
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, words
-from labml_bert.data.corpora import load_corpus
 from labml_bert.data.docstring_tasks import Docstring, distinct_docstrings
 from labml_bert.embed import cosines, embed, fit_whitening, mean_cosine, mrr_and_recall, ranks, train_simcse
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.labeled_text import Example
-from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -218,10 +217,7 @@ def main(argv: list[str] | None = None) -> None:
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
     run_state = load_checkpoint(run_path)[0] if is_run else None
-    configuration = run_state["configuration"] if run_state else {}
-    is_python_docs = configuration.get("corpus") == "python-docs"
-    if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
-        raise ValueError("the run has read the docstrings of another Python; use the same version")
+    check_python_docs(run_state["configuration"] if run_state else {})
     split = split_pairs(distinct_docstrings())
     if options.validate:
         split = hold_out(split.train, len(split.test))
@@ -236,9 +232,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments += [f"--learning-rate={options.learning_rate:g}"] + ["--validate"] * options.validate
         record = {
             **describe_run("retrieval", arguments, torch.device("cpu")),
-            # Record only the name of the corpus, because a path means nothing on another machine.
-            "configuration": {**configuration, "corpus": os.path.basename(configuration["corpus"])},
-            "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+            **describe_training(run_state),
             "result": {
                 "test_pairs": len(split.test),
                 "train_pairs": len(split.train),

@@ -16,7 +16,7 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
-from labml_bert.model_folder import read_config, read_tensors
+from labml_bert.model_folder import check_parameter_count, check_sizes, read_config, read_tensors
 from labml_bert.training.checkpoint import load_checkpoint
 
 
@@ -44,11 +44,18 @@ def find_newest_model(runs: Path) -> Path:
     return paths[-1].parent
 
 
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """Returns the state of the run whose folder contains `folder`, or `None` if no run can be read there."""
+    try:
+        return load_checkpoint(folder.parent)[0]
+    except ValueError:
+        return None
+
+
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """Describes the run whose folder contains `folder`, or returns `None` if no run can be read there."""
-    try:
-        run_state = load_checkpoint(folder.parent)[0]
-    except ValueError:
+    run_state = read_run(folder)
+    if run_state is None:
         return None
     values = {key: run_state["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
     return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
@@ -59,12 +66,30 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
     Returns the pretrained model in `folder`, with a dropout of 0.1, which the paper used for fine-tuning,
     even if the model was pretrained without dropout.
 
-    Raises `ValueError` if there is no model, or if a file is damaged.
+    Raises `ValueError` if there is no model, if a file is damaged, if the files are of two models, if the
+    model can't read pairs, or if `check_python_docs` refuses the run that pretrained it.
     """
     config = read_config(folder)
+    if config.type_vocab_size < 2:
+        raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    return Backbone(folder, config, tokenizer, read_tensors(folder), device)
+    tensors = read_tensors(folder)
+    check_sizes(config, tensors, folder / "model.safetensors")
+    check_parameter_count(config, tensors, folder / "model.safetensors")
+    if run_state := read_run(folder):
+        check_python_docs(run_state["configuration"])
+    return Backbone(folder, config, tokenizer, tensors, device)
+
+
+def check_python_docs(configuration: dict[str, Any]) -> None:
+    """
+    Raises `ValueError` if a run with this `configuration` has read the docstrings of another version of
+    Python. Texts that we take for new could then be among those that the model was trained on.
+    """
+    is_python_docs = configuration.get("corpus") == "python-docs"
+    if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
+        raise ValueError("the model has read the docstrings of another Python; use the same version")
 
 
 def random_backbone(sizes: dict[str, Any]) -> Backbone:

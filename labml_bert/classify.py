@@ -317,14 +317,15 @@ def train_command(options: argparse.Namespace) -> None:
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
         save_tokenizer(tokenizer, output, **settings)
         model.save_pretrained(output)
-        scores = print_report(predict(model, held_out), texts.labels, rest, test)
-        script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
-        for name in ("learning_rate", "epochs", "max_length", "seed"):
-            if (value := getattr(options, name)) is not None:
-                script += [f"--{name.replace('_', '-')}", str(value)]
-        facts = {**details, "file": options.file.name, "model": str(folder)}
-        script += ["--from", str(folder)]
-        write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
+    # From here on, a failure no longer deletes the classifier.
+    scores = print_report(predict(model, held_out), texts.labels, rest, test)
+    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
+    for name in ("learning_rate", "epochs", "max_length", "seed"):
+        if (value := getattr(options, name)) is not None:
+            script += [f"--{name.replace('_', '-')}", str(value)]
+    facts = {**details, "file": options.file.name, "model": str(folder)}
+    script += ["--from", str(folder)]
+    write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
     pair = ["--pair", "second text"] if texts.has_pairs else []
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
@@ -382,6 +383,8 @@ def predict_command(options: argparse.Namespace) -> None:
         remedy = "leave out --pair" if has_pair else "add the second text with --pair"
         kind = "single texts" if has_pair else "pairs of texts"
         raise ValueError(f"the classifier in {options.model} was trained with {kind}; {remedy}")
+    if has_pair and model.config.type_vocab_size < 2:
+        raise ValueError(f"the model in {options.model} has one token type; leave out --pair, or use another")
     max_length = read_max_length(settings, model.config.max_position_embeddings)
     rows = encode_examples(tokenizer, [Example(text, 0, options.pair) for text in texts], max_length)
     probabilities = predict(model, rows).softmax(-1)  # (N, K)

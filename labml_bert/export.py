@@ -296,7 +296,12 @@ def output_differences(path: Path, graph: Graph, shapes: list[tuple[int, int]]) 
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # The errors of onnxruntime have no other common class.
+        raise ValueError(
+            f"onnxruntime {onnxruntime.__version__} can't read the graph ({error}); install a newer one"
+        ) from None
     for B, T in shapes:
         inputs = example_inputs(graph.model, B, T, seed=T)
         arrays = {name: tensor.numpy() for name, tensor in zip(NAMES, inputs, strict=True)}
@@ -368,9 +373,16 @@ def main(argv: list[str] | None = None) -> None:
             checkpoint, curve = read_history(options.run)
             prepare_folder(folder, "weights.bin", "model.json")
             check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
+            is_new = not (folder / "weights.bin").exists()
             weights = write_weights(folder / "weights.bin", model)
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
-            write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
+            try:
+                write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
+            except BaseException:
+                # Weights without `model.json` would look like the file of another program.
+                if is_new:
+                    (folder / "weights.bin").unlink()
+                raise
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"changes a probability by about {error}, on random text"}
             path = folder / "weights.bin"

@@ -20,8 +20,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
-# The largest `config.json` to read, in bytes. The names of ten thousand classes take about half of that.
-LARGEST_CONFIG = 1_000_000
+# The largest `config.json` to read, in bytes. It contains the names of all classes, each of them twice.
+LARGEST_CONFIG = 50_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 # In `transformers`, two tensors have second names: the embedding, as the output matrix, and the output bias.

@@ -68,10 +68,12 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
 
 
 def check_wordpiece(tokenizer: Tokenizer) -> None:
-    """Raises `ValueError` if the tokenizer isn't WordPiece."""
+    """Raises `ValueError` if the tokenizer isn't WordPiece, or if it doesn't split a text into words."""
     if not isinstance(tokenizer.model, models.WordPiece):
         kind = type(tokenizer.model).__name__
         raise ValueError(f"new tokens need a WordPiece tokenizer, and this one is {kind}; use its own tokens")
+    if tokenizer.pre_tokenizer is None:
+        raise ValueError("the tokenizer has no pre-tokenizer that splits a text into words; use another")
 
 
 def read_words(path: Path) -> list[str]:

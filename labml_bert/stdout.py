@@ -97,6 +97,12 @@ def print_error(message: object) -> None:
     print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 
 
+def print_note(line: str) -> None:
+    """Prints one line to stderr, because the output may go to a file."""
+    if not is_silent:
+        print(without_controls(line), file=sys.stderr)
+
+
 def printable(token: str | None) -> str:
     """A token in printable characters: line ends become visible, and what can't be shown becomes `?`."""
     token = "?" if token is None else token

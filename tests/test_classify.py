@@ -497,6 +497,10 @@ def test_bad_arguments_give_a_one_line_error(
     assert_fails(bad_folder, arguments, message, capsys)
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_be_repeated(
     backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,12 +511,30 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
     def fail(*_: object) -> None:
         # The user's own file stays.
         (output / "notes.txt").write_text("mine")
-        raise OSError(errno.ENOSPC, "No space left on device", str(output / "README.md"))
+        raise OSError(errno.ENOSPC, "No space left on device", str(output / "model.safetensors"))
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(classify, "write_classifier_card", fail)
+        patch.setattr(BertForSequenceClassification, "save_pretrained", fail)
         classify.main(words)
     assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
     (output / "notes.txt").unlink()
+    # If only the report fails, for example because nobody reads it, the classifier stays.
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(classify, "print_report", interrupt)
+        classify.main(words)
+    classify.main(["predict", str(output), "yes"])
+    shutil.rmtree(output)
     classify.main(words)
     assert set(classify.SAVED_FILES) <= {file.name for file in output.iterdir()} | {"vocab.txt"}
+
+
+def test_a_model_with_one_token_type_predicts_no_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = wordpiece_tokenizer([small_text(300)], 90)
+    config = replace(CONFIG, vocab_size=tokenizer.get_vocab_size(), type_vocab_size=1)
+    BertForSequenceClassification(config, ["a", "b"]).save_pretrained(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    message = "has one token type; leave out --pair"
+    assert_fails(tmp_path, ["predict", str(tmp_path), "one", "--pair", "two"], message, capsys)
+    classify.main(["predict", str(tmp_path), "one"])

@@ -1,5 +1,6 @@
 """Exported models equal the original: the weights for the web page, and the ONNX graph."""
 
+import errno
 import hashlib
 import json
 import os
@@ -366,3 +367,40 @@ def test_a_missing_package_is_a_one_line_error(
     pretend_missing(monkeypatch, package)
     words = f"--to onnx needs the package {package}; install it with: pip install onnx"
     assert_rejected(["model", "--to", "onnx"], words, bad_files, capsys)
+
+
+def test_weights_without_their_description_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the same command would take them for the file of another program."""
+    folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(export, "write_web", fail)
+        export.main([str(folder), "--to", "web"])
+    assert list((folder / "web").iterdir()) == []
+    export.main([str(folder), "--to", "web"])
+    assert (folder / "web" / "weights.bin").is_file()
+
+
+@TRACES
+def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnxruntime
+
+    folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
+
+    def fail(*_: object, **__: object) -> None:
+        raise Exception("Unsupported model IR version: 10, max supported IR version: 9")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(SystemExit) as exit_info:
+        export.main([str(folder), "--to", "onnx"])
+    assert exit_info.value.code == 2
+    assert re.fullmatch(
+        r"error: onnxruntime \S+ can't read .+; install a newer one\n", capsys.readouterr().err
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from labml_bert import fill_mask
+from labml_bert import fill_mask, model_folder
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import write_tensors
@@ -86,7 +86,8 @@ def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
         load_model(tmp_path)
 
 
-def test_a_large_config_is_not_read(tmp_path: Path) -> None:
+def test_a_large_config_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_folder, "LARGEST_CONFIG", 1_000_000)
     content = {"model_type": "bert", **{f"name {i}": i for i in range(200_000)}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="has more than 1,000,000 bytes"):

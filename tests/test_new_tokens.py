@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from labml_bert import modern_folder, new_tokens
 from labml_bert.bert import BertConfig
@@ -186,6 +186,9 @@ def test_other_tokenizers_are_refused() -> None:
     for function in (lambda t: add_tokens(t, ["hat"]), lambda t: frequent_split_words(t, TEXT, 3)):
         with pytest.raises(ValueError, match="need a WordPiece tokenizer, and this one is WordLevel"):
             function(character_tokenizer(TEXT))
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}))
+    with pytest.raises(ValueError, match="has no pre-tokenizer"):
+        frequent_split_words(tokenizer, TEXT, 3)
 
 
 def test_a_list_of_words(tmp_path: Path) -> None:

@@ -115,12 +115,12 @@ class Results:
         self.rows: dict[str, dict[str, Any]] = {}
         try:
             make_folder(self.path.parent)
+            self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
             self.record = (
                 json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
             )
             self.recorded_rows = {row_key(row): row for row in self.record["table"]}
             self.check()
-            self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
         except BlockingIOError:
             raise ValueError(
                 f"another process is running this claim in {self.path}; wait until it ends"
@@ -269,9 +269,11 @@ class Results:
         steps: dict[str, Callable[[], object]] = {}
         first = self.claim.first_seeds()[0]
         for arm in self.claim.arms:
-            row = next(row for row in self.rows.values() if row["arm"] == arm and row["seed"] == first)
-            run = prepare(self.claim.job, row["options"], 0, self.device)
-            for length in sorted({length for _, length in row["lengths"]}):
+            rows = [row for row in self.rows.values() if row["arm"] == arm]
+            options = next(row["options"] for row in rows if row["seed"] == first)
+            run = prepare(self.claim.job, options, 0, self.device)
+            # A run that failed early may not have reached all lengths.
+            for length in sorted({length for row in rows for _, length in row["lengths"]}):
                 steps[json.dumps([arm, length])] = partial(timed_step, run, length)
         step_seconds: dict[str, dict[str, float]] = {arm: {} for arm in self.claim.arms}
         for name, times in time_in_turn(steps, self.device, rounds, repeats).items():

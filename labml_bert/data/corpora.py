@@ -33,7 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from labml_bert.files import encoding_error, make_folder, whole_file, without_nul
-from labml_bert.stdout import console
+from labml_bert.stdout import print_note
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -156,11 +156,11 @@ def visible_files(folder: Path) -> Iterator[Path]:
             if path.is_file():
                 yield path
             elif path.is_symlink() and path.is_dir():
-                console.print(f"  skipped {path}, a link to another folder")
+                print_note(f"  skipped {path}, a link to another folder")
             elif path.is_dir():
                 folders.append(path)
             else:
-                console.print(f"  skipped {path}, which is not a file")
+                print_note(f"  skipped {path}, which is not a file")
 
 
 def decode_file_name(name: Path | str) -> str:

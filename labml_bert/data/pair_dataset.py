@@ -14,6 +14,7 @@ writes `manifest.json` last, and a folder without this file isn't a finished dat
 
 import collections
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -24,6 +25,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,6 +210,11 @@ def write_shards(
             futures.append(pool.submit(write_in_worker, shard))
         while futures:
             yield futures.popleft().result()
+    except BrokenProcessPool:
+        raise ValueError(
+            "a process that builds pairs was killed, perhaps for lack of memory; divide long documents into "
+            "several files, or free some memory, and run the same command again"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -283,6 +290,11 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
         try:
             dataset = Dataset.from_parquet(files, cache_dir=str(arrow))
         except Exception as error:  # Each kind of damage raises a different error.
+            for cause in (error, error.__cause__):
+                # Before it unpacks a file, `datasets` checks the free space itself.
+                is_full = getattr(cause, "errno", None) == errno.ENOSPC or "disk space" in str(cause)
+                if isinstance(cause, OSError) and is_full:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arrow)) from None
             raise ValueError(
                 f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
             ) from None

@@ -119,7 +119,7 @@ FINISHED = "finished"
 
 def is_foreign(name: str) -> bool:
     """Whether a file can't be the remnant of a process that was killed before it wrote `blocks.jsonl`."""
-    return name not in (".lock", "tokenizer.json") and not name.endswith(PART)
+    return name != ".lock" and not name.endswith(PART)
 
 
 def read_progress(folder: Path) -> Progress | None:

@@ -278,6 +278,8 @@ def main(argv: list[str] | None = None) -> None:
                     fingerprints[part]["checked"] = origin()
                     console.print(f"  {label}: reproduced")
             if is_writing and fingerprints:
+                # Another program may have added rows in the meantime.
+                record = json.loads(path.read_text("utf-8"))
                 write_whole(path, json.dumps({**record, "fingerprints": fingerprints}, indent=1))
     console.print(f"  {count} fingerprints in {time.monotonic() - start:.0f} s, {failures} not reproduced")
     if failures:

@@ -132,11 +132,6 @@ def parse_options(
     line ends the program with one line and exit code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    for i, word in enumerate(argv):
-        if not word:
-            usage_error(f"the value after {argv[i - 1]} is empty" if i else "the first argument is empty")
-        if word.startswith("--") and word.endswith("="):
-            usage_error(f"{word} has no value; write one after the =, or leave the option out")
     options = parse(options_type, options_type(), description, argv)
     if options.resume is not None:
         state = load_checkpoint(options.resume)[0]
@@ -183,6 +178,11 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
     Parses a command line. An error prints one line instead of tyro's box of several lines. A number that is
     far too large is an error too, so the rest of the program doesn't have to consider overflows.
     """
+    for i, word in enumerate(argv):
+        if not word:
+            usage_error(f"the value after {argv[i - 1]} is empty" if i else "the first argument is empty")
+        if word.startswith("--") and word.endswith("="):
+            usage_error(f"{word} has no value; write one after the =, or leave the option out")
     box = io.StringIO()
     try:
         with optional_values, only_rank_zero_prints(), contextlib.redirect_stderr(box):
@@ -206,6 +206,8 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
             re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not an integer", message)
         )
     for name, value in vars(options).items():
+        if value == ():
+            usage_error(f"--{name.replace('_', '-')} has no value; write one, or leave the option out")
         limit = LARGEST_VALUES.get(name, LARGEST_SIZE)
         if isinstance(value, int | float) and limit < value < math.inf:
             usage_error(f"{name} is {value}; it must be at most {limit:,}")

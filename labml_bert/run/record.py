@@ -76,6 +76,17 @@ def describe_run(
     }
 
 
+def describe_training(run_state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries about the training of a model. `run_state` is from the checkpoint of its run."""
+    configuration = run_state["configuration"]
+    # Record only the name of the corpus, because a path means nothing on another machine.
+    corpus = os.path.basename(configuration.get("corpus") or "")
+    return {
+        "configuration": {**configuration, "corpus": corpus},
+        "trained": {"steps": run_state["step"], "seconds": run_state["seconds"]},
+    }
+
+
 def clean_arguments(argv: list[str] | None) -> list[str]:
     """
     The arguments of a valid command line, without `--record FILE`. The path of a corpus is shortened to its

@@ -1,5 +1,6 @@
 """Text to Parquet to tensors: the pairs in the files, interrupted builds, batches against a slow oracle."""
 
+import errno
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +443,46 @@ def test_a_small_build_starts_no_workers(
     assert build_dataset(texts(), wordpiece, tmp_path / "large", DatasetArguments(), 2) == whole
     small = build_dataset(texts(10), wordpiece, tmp_path / "small", DatasetArguments(), 2)
     assert 1 < len(small["parts"]) < module.FEW_SHARDS
+
+
+def test_a_killed_worker_is_a_line_with_a_remedy(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BrokenPool:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def submit(self, *_: object) -> Any:
+            raise BrokenProcessPool("a process was terminated abruptly")
+
+        def shutdown(self, cancel_futures: bool) -> None:
+            pass
+
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 5_000)
+    monkeypatch.setattr(module, "ProcessPoolExecutor", BrokenPool)
+    with pytest.raises(ValueError, match="was killed, perhaps for lack of memory; divide"):
+        build_dataset(texts(), wordpiece, tmp_path, DatasetArguments(), 2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError("Not enough disk space.")],
+)
+def test_a_full_disk_is_not_called_a_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    import datasets
+
+    build_small_dataset(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("an error occurred while generating the dataset") from error
+
+    monkeypatch.setattr(datasets.Dataset, "from_parquet", fail)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        open_dataset(tmp_path)
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.glob("part-*.parquet")), "the files stay"
 
 
 def test_a_rebuild_with_fewer_documents_leaves_no_old_files(

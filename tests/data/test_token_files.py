@@ -404,6 +404,13 @@ def test_a_folder_that_does_not_fit_is_refused(
         action(tmp_path / "tokens", tokenizer, files)
 
 
+def test_the_folder_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "tokenizer.json").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and has no tokenized text"):
+        corpus_of(tmp_path, tokenizer, write_text(tmp_path.parent / "text"))
+    assert (tmp_path / "tokenizer.json").read_text() == "mine"
+
+
 def test_a_folder_without_its_list_of_blocks_is_not_read_as_text(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

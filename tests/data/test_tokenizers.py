@@ -90,6 +90,18 @@ def test_a_saved_tokenizer_is_loaded_and_other_files_are_rejected(tmp_path: Path
         load_tokenizer(path)
 
 
+def test_special_tokens_that_are_only_in_the_vocabulary_are_not_split(tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer([TEXT], 120)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    bare, text = Tokenizer.from_file(str(path)), "a [MASK] b"
+    assert bare.encode(text).ids != tokenizer.encode(text).ids
+    assert load_tokenizer(path).encode(text).ids == tokenizer.encode(text).ids
+    assert load_tokenizer(path).get_vocab() == tokenizer.get_vocab()
+
+
 def test_special_tokens_have_the_names_of_the_original() -> None:
     assert SPECIAL_TOKENS == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from labml_bert.baselines.ngrams import NgramModel, ngram_baselines
 from labml_bert.data.tokenizers import character_tokenizer, special_token_ids, word_tokenizer
+from labml_bert.training.checkpoint import load_checkpoint
 from tests.support.runs import small_text
 from tests.support.tiny_run import assert_fails, train_tiny
 
@@ -161,6 +162,22 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     run_folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_fails(main, ["--run", str(run_folder), *arguments], message, capsys)
+
+
+@pytest.mark.processes
+def test_a_text_that_has_changed_is_not_held_out(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new held-out part could be text that the model was trained on."""
+    state = load_checkpoint(run_folder)[0]
+    state["configuration"]["corpus_sha256"] = "0"
+    monkeypatch.setitem(script["make_record"].__globals__, "load_checkpoint", lambda path: (state, {}))
+    assert_fails(main, ["--run", str(run_folder)], "was trained on another text than", capsys)
+    # The checkpoint of another program may not name its text.
+    del state["configuration"]["corpus"], state["configuration"]["corpus_sha256"]
+    words = ["--sentences", "10", "--corpus", str(run_folder.parents[2] / "text.txt")]
+    main(["--run", str(run_folder), *words, "--record", str(tmp_path / "record.json")])
+    assert json.loads((tmp_path / "record.json").read_text())["configuration"]["corpus"] == ""
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -648,6 +648,20 @@ def test_a_claim_without_pilots_begins_with_fresh_seeds(
 
 
 @pytest.mark.processes
+def test_steps_are_timed_at_the_lengths_of_all_seeds(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run may have failed before the sequences grew."""
+    claim = Claim("small", "A small claim", 2, 1, {"short": {}}, "masked", options)
+    results = Results(claim, tmp_path, CPU)
+    rows = [{"arm": "short", "seed": seed, "options": options} for seed in (0, 1)]
+    results.rows = {"a": {**rows[0], "lengths": [[0, 8]]}, "b": {**rows[1], "lengths": [[0, 8], [4, 16]]}}
+    monkeypatch.setattr("experiments.claims.results.timed_step", lambda run, length: None)
+    results.time_steps(rounds=1, repeats=1)
+    assert results.record["step_seconds"]["short"].keys() == {"8", "16"}
+
+
+@pytest.mark.processes
 def test_repeating_a_run_gives_the_same_row(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

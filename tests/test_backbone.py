@@ -1,0 +1,60 @@
+"""The encoder that an experiment fine-tunes: what isn't accepted as one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from labml_bert import backbone
+from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
+from labml_bert.models import BertForPreTraining
+from tests.support.runs import small_text
+
+CPU = torch.device("cpu")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+CONFIG = BertConfig(vocab_size=90, **SIZES, max_position_embeddings=24)
+
+
+def save(folder: Path, config: BertConfig = CONFIG) -> Path:
+    """Saves an untrained model in `folder`, without checksums, as `transformers` would."""
+    tokenizer = wordpiece_tokenizer([small_text(300)], config.vocab_size)
+    BertForPreTraining(replace(config, vocab_size=tokenizer.get_vocab_size())).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    for path in folder.glob("*SUMS*"):
+        path.unlink()
+    return folder
+
+
+def test_a_model_gets_the_dropout_for_fine_tuning(tmp_path: Path) -> None:
+    loaded = backbone.load_backbone(save(tmp_path), CPU)
+    assert loaded.config.hidden_dropout_prob == loaded.config.attention_probs_dropout_prob == 0.1
+
+
+def test_a_configuration_with_fewer_layers_than_the_weights_is_refused(tmp_path: Path) -> None:
+    """Half of the model would be compared as if it were the whole one."""
+    path = save(tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match="not from one model"):
+        backbone.load_backbone(tmp_path, CPU)
+
+
+def test_a_model_with_one_token_type_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, replace(CONFIG, type_vocab_size=1))
+    with pytest.raises(ValueError, match="has one token type, so it can't read pairs"):
+        backbone.load_backbone(folder, CPU)
+
+
+def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = {"corpus": "python-docs", "corpus_sha256": "0"}
+    state = {"configuration": configuration, "step": 1, "seconds": 1.0}
+    folder = save(tmp_path)
+    monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (state, {}))
+    with pytest.raises(ValueError, match="the docstrings of another Python"):
+        backbone.load_backbone(folder, CPU)
+    configuration["corpus"] = "my.txt"
+    assert backbone.load_backbone(folder, CPU).folder == folder
