@@ -22,7 +22,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-import math
 import os
 from typing import Annotated, Any
 
@@ -170,8 +169,9 @@ def main(run: Run, options: Options) -> None:
             run.log(step, evaluate(EVALUATION_TOKENS))
 
     def describe_old_text(result: dict[str, float]) -> str:
-        before = read_metrics(run.path)["before.old_loss"][0][1] if run.path else math.nan
-        return f"  the old text had a loss of {before:.3f}, and has {result['old_loss']:.3f} now\n"
+        before = read_metrics(run.path).get("before.old_loss") if run.path else None
+        had = f"had a loss of {before[0][1]:.3f}, and " if before else ""
+        return f"  the old text {had}has a loss of {result['old_loss']:.3f} now\n"
 
     run.finish(evaluate, describe_old_text)
 

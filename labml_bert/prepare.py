@@ -120,6 +120,10 @@ def main(argv: list[str] | None = None) -> None:
             if path.is_dir() and options.output.resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"the output would be in {path}, among the texts; choose another folder")
         files = find_files(options.text)
+        with console.status("checking the text"):
+            # A file that can't be read has to be changed. After hours of work, that would mean to start over.
+            for _ in read_files(files):
+                pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         settings = {

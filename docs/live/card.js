@@ -14,7 +14,11 @@ const CONFIGS = {
 const NUMBERS = { bert: ["layer_norm_eps"], modernbert: ["norm_eps", "global_rope_theta", "local_rope_theta"] };
 const is_count = (value) => Number.isInteger(value) && value > 0 && value < 2 ** 31;
 const is_object = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const is_point = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite);
+// The steps and the loss of a moment. The page draws a line for every nat, so there can't be a million of them.
+const is_moment = (steps, loss) => is_count(steps) && Number.isFinite(loss) && loss >= 0 && loss < 100;
+const is_point = (value) => Array.isArray(value) && value.length === 2 && is_moment(...value);
+// The page compares the attention weights of the arms, so they must have the same layers, heads and positions.
+const SHARED = ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"];
 
 // The names and shapes of the parameters that a config asks for. The decoder has no matrix of its own.
 function shapes_of({ model_type, vocab_size: V, hidden_size: D, intermediate_size: I, ...config }) {
@@ -85,6 +89,7 @@ function fault(card) {
   if (!Array.isArray(tokens) || !tokens.every((token) => typeof token === "string")) return "its tokens aren't a list of texts";
   // The page looks up one character at a time.
   if (tokens.some((token) => [...token].length !== 1 && !/^\[\w+\]$/.test(token))) return "its tokens aren't characters";
+  if (new Set(tokens).size < tokens.length) return "it has a token twice";
   const is_id = (id) => Number.isInteger(id) && id >= 0 && id < tokens.length;
   if (!is_id(card.mask_id) || !is_id(card.unk_id)) return "it has no id of [MASK] or [UNK]";
   const has_frame = is_id(card.cls_id) && is_id(card.sep_id);
@@ -94,10 +99,14 @@ function fault(card) {
     const reason = fault_of_arm(arm, tokens);
     if (reason) return `${name}: ${reason}`;
   }
+  const values_of = (name) => new Set(Object.values(arms).map(({ config }) => config[name]));
+  const other = SHARED.find((name) => values_of(name).size > 1);
+  if (other) return `its arms have different ${other}`;
   const is_checkpoint = (one) =>
-    is_object(one) && Object.hasOwn(arms, one.arm) && [one.seconds, one.steps, one.loss].every(Number.isFinite) &&
+    is_object(one) && Object.hasOwn(arms, one.arm) && Number.isFinite(one.seconds) && is_moment(one.steps, one.loss) &&
     /^[\w-]+\.bin$/.test(one.file) && is_count(one.bytes) && /^[0-9a-f]{64}$/.test(one.sha256);
   if (!Array.isArray(checkpoints) || !checkpoints.length || !checkpoints.every(is_checkpoint)) return "its checkpoints don't fit";
+  if (new Set(checkpoints.map(({ file }) => file)).size < checkpoints.length) return "two of its checkpoints share a file";
   return null;
 }
 

@@ -84,7 +84,7 @@ export class Inside {
     const points = [...this.lines.flatMap(([, curve]) => curve), ...this.metadata.checkpoints.map((one) => [one.steps, one.loss])];
     const most = Math.max(...points.map(([steps]) => steps));
     const low = Math.floor(Math.min(...points.map(([, loss]) => loss)));
-    const high = Math.max(...points.map(([, loss]) => loss));
+    const high = Math.max(low + 1, ...points.map(([, loss]) => loss));
     const x = (steps) => LEFT + (steps / most) * (WIDTH - LEFT - 10);
     const y = (loss) => 10 + ((high - loss) / (high - low)) * (HEIGHT - BOTTOM - 10);
     this.at = { x, y, steps: (offset) => ((offset - LEFT) / (WIDTH - LEFT - 10)) * most };

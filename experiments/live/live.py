@@ -41,6 +41,7 @@ from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.export import (
+    check_is_export,
     describe_weights,
     prepare_folder,
     rounding_error,
@@ -292,11 +293,13 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
         raise ValueError("--arm adds a model to a record; name the record with --record")
     try:
         record: dict[str, Any] = json.loads(options.record.read_text("utf-8"))
-        descriptions = json.loads((folder / "model.json").read_text("utf-8"))["arms"]
-    except (OSError, ValueError, KeyError) as error:
+        descriptions: dict[str, Any] = json.loads((folder / "model.json").read_text("utf-8"))["arms"]
+        saved = {**record["configuration"], "corpus": record["corpus"]["sha256"]}
+        if not isinstance(descriptions, dict) or saved["experiment"] != "live":
+            raise ValueError("this is no record of this experiment")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read the other models: {error}; train all models, without --arm") from None
-    saved, values = record["configuration"], options.configuration()
-    saved = {**saved, "corpus": record["corpus"]["sha256"]}
+    values = options.configuration()
     values["corpus"] = load_corpus(options.corpus).sha256
     for name in sorted(saved.keys() & values.keys() - {"minutes", "steps"}):
         if saved[name] != values[name]:
@@ -315,7 +318,10 @@ def main(run: Run, options: Options) -> None:
         raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
     if launcher():
         raise ValueError("this experiment needs a single process; start it without torchrun")
-    folder = prepare_folder(options.output)
+    for arm in ARMS:
+        make_model(arm, arm_options(arm, options), vocab_size=10)  # refuses sizes before the first run
+    folder = prepare_folder(options.output, "model.json")
+    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[')
     record, descriptions = read_other_arms(options, folder)
     run.is_resumable = False
 

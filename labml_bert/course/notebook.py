@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labml_bert.course.check import check_folder
-from labml_bert.course.folder import read_files, write_exercises
+from labml_bert.course.folder import read_files, write_exercises, write_file
 from labml_bert.course.report import print_report, read_step
 from labml_bert.course.source import location, replace_function
 
@@ -29,9 +29,9 @@ def check_cell(line: str, cell: str) -> None:
     try:
         step = read_step(line.strip())
         text = replace_function(read_files(FOLDER)[step.file], step.function, cell)
-        (FOLDER / step.file).write_text(text, encoding="utf-8")
+        write_file(FOLDER / step.file, text)
         print_report(check_folder(FOLDER, step), FOLDER)
     except SyntaxError as error:
         print(f"error: the cell isn't valid Python{location(error)}: {error.msg}")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}")

@@ -39,6 +39,11 @@ def main(folder: Path, arguments: list[str]) -> None:
     for name in ("", "data", "training"):
         package = importlib.import_module(f"labml_bert.{name}".rstrip("."))
         package.__path__.insert(0, str(folder / name))
+    from labml_bert.run import terminal
+
+    # Started by itself, the script would resume with our code instead of the learner's.
+    other_folder = [] if folder == Path.cwd() else ["--folder", str(folder)]
+    terminal.start_words = ["-m", "labml_bert.course", "train", *other_folder, "--"]
     sys.argv = [str(EXPERIMENT), *arguments]
     runpy.run_path(str(EXPERIMENT), run_name="__main__")
 

@@ -92,6 +92,10 @@ def exit_on_bad_input() -> Iterator[None]:
         fail(f"the program or a library failed: {error}")
 
 
+# The words that start this program again, if they aren't the name of the script.
+start_words: list[str] = []
+
+
 @contextlib.contextmanager
 def exit_cleanly(
     find_path: Callable[[], Path | None], is_resumable: Callable[[], bool], resume_options: Sequence[str] = ()
@@ -113,7 +117,8 @@ def exit_cleanly(
     except KeyboardInterrupt:
         path = find_path()
         if rank() == 0 and path is not None and has_checkpoint(path):
-            again = command(*launcher(), sys.argv[0], "--resume", display_path(path), *resume_options)
+            script = start_words or [sys.argv[0]]
+            again = command(*launcher(), *script, "--resume", display_path(path), *resume_options)
             print_last(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
             print_last("\nstopped; run the same command to start over (earlier results are unchanged)")

@@ -143,7 +143,7 @@ def save_checkpoint(
 def restore(
     run_path: Path,
     tensors: dict[str, Tensor],
-    step: int,
+    metadata: dict[str, Any],
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     generator: torch.Generator,
@@ -152,9 +152,9 @@ def restore(
     """
     ## Restoring
 
-    Restores the weights, moments and random states from the `tensors` that `load_checkpoint` returned. The
-    checkpoint may be from a run with a different number of processes. If a process other than rank
-    zero has no random state in the checkpoint, the process keeps its current state.
+    Restores the weights, moments and random states from what `load_checkpoint` returned. The checkpoint may
+    be from a run with a different number of processes. If a process other than rank zero has no random state
+    in the checkpoint, the process keeps its current state.
 
     Raises `ValueError` if a required tensor is missing, or if one has the wrong shape or type.
     """
@@ -167,7 +167,9 @@ def restore(
             states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
             is_adam = isinstance(optimizer, torch.optim.AdamW)
             needed = {"step", "exp_avg", "exp_avg_sq"} if is_adam else {"momentum_buffer"}
-            if step > 0 and not all(needed <= state.keys() for state in states.values()):
+            # In float16, all steps may have been skipped so far, and then there are no moments yet.
+            is_due = metadata["step"] > 0 and not metadata.get("scaler")
+            if (is_due or any(states.values())) and not all(needed <= s.keys() for s in states.values()):
                 raise KeyError("a moment is missing")
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for index, state in states.items():

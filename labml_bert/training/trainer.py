@@ -316,9 +316,7 @@ class Trainer:
                 f"{self.run_path} was started with {key} = {before[key]}, not {now[key]}; "
                 "leave that option out to resume, or start a new run"
             )
-        restore(
-            self.run_path, tensors, state["step"], self.model, self.optimizers, self.generator, self.device
-        )
+        restore(self.run_path, tensors, state, self.model, self.optimizers, self.generator, self.device)
         self.step, self.seconds = state["step"], state["seconds"]
         # Checkpoints from older versions contain neither the scaler's state nor the number of threads.
         if state.get("scaler"):

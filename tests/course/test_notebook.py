@@ -1,5 +1,6 @@
 """The cell magic of the course, called as IPython calls it."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_a_cell_is_saved_and_checked(folder: Path, number: int, capsys: pytest.C
     check_cell(f" {number}\n", code.replace("return", "raise ValueError #"))
     assert "✗ Your code raises ValueError." in capsys.readouterr().out
     assert "raise ValueError" in (folder / step.file).read_text("utf-8")
+
+
+def test_a_full_disk_is_one_line_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(Path, "write_text", fail)
+    check_cell("1", whole_function(read_reference(STEPS[0].file), STEPS[0].function))
+    assert "No space left on device" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

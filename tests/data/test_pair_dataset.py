@@ -445,6 +445,14 @@ def test_a_small_build_starts_no_workers(
     assert 1 < len(small["parts"]) < module.FEW_SHARDS
 
 
+def test_parquet_files_of_another_program_stay(tmp_path: Path, wordpiece: Tokenizer) -> None:
+    path = tmp_path / "part-00007.parquet"
+    pq.write_table(pa.table({"x": [1]}), path)
+    with pytest.raises(ValueError, match="is a file of another program"):
+        build_dataset(texts(10), wordpiece, tmp_path, DatasetArguments(), 1)
+    assert pq.read_table(path).to_pydict() == {"x": [1]}
+
+
 def test_a_killed_worker_is_a_line_with_a_remedy(
     tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -621,6 +621,18 @@ def test_bad_input_of_prepare(
     assert_fails(prepare.main, [*arguments, *output], message, capsys)
 
 
+def test_a_bad_byte_in_the_last_file_is_found_before_the_work_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever mends the file has another text, and would have to start over."""
+    write_text(tmp_path / "text")
+    (tmp_path / "text" / "zzz.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(SystemExit):
+        prepare.main([str(tmp_path / "text"), "--output", str(tmp_path / "tokens"), "--vocab-size", "90"])
+    assert "zzz.txt is not UTF-8" in capsys.readouterr().err
+    assert not (tmp_path / "tokens").exists()
+
+
 def test_a_disk_that_fails_is_reported_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

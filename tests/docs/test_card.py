@@ -83,6 +83,12 @@ def card_with_tensors(change: Callable[[list[dict[str, Any]]], object]) -> dict[
     return card
 
 
+def card_with_checkpoint(**changes: object) -> dict[str, Any]:
+    card = card_with()
+    card["checkpoints"][0].update(changes)
+    return card
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("card", "reason"),
@@ -109,6 +115,11 @@ def card_with_tensors(change: Callable[[list[dict[str, Any]]], object]) -> dict[
             "tok_embeddings.weight isn't 115 by",
         ),
         (card_with_tensors(lambda tensors: tensors.append(tensors[0])), "has tensors that the model doesn't"),
+        (card_with(max_position_embeddings=64), "its arms have different max_position_embeddings"),
+        (card_with(tokens=["a", *json.loads(CARD)["tokens"][1:-1], "a"]), "it has a token twice"),
+        (card_with_checkpoint(steps=0), "its checkpoints don't fit"),
+        (card_with_checkpoint(loss=1e9), "its checkpoints don't fit"),
+        (card_with_checkpoint(file="modern-2.bin"), "two of its checkpoints share a file"),
         ([], "it isn't an object"),
     ],
 )

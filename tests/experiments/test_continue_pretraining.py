@@ -14,6 +14,7 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.modern_folder import save_pretrained
 from labml_bert.run.fingerprint import load_script
+from labml_bert.training import tracking
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.tracking import read_metrics
 from tests.support.runs import main_in_process, small_text
@@ -63,6 +64,19 @@ def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch
     record = json.loads((folder / "r.json").read_text())
     assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
     assert "--from model" in record["command"] and "--from-" not in record["command"]
+
+
+@pytest.mark.processes
+def test_without_the_first_measurement_the_run_still_gets_its_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_later_lines(path: Path) -> dict[str, list[tuple[int, float]]]:
+        return {name: points for name, points in read_metrics(path).items() if name != "before.old_loss"}
+
+    monkeypatch.setattr(tracking, "read_metrics", read_later_lines)
+    continue_in(folder, monkeypatch, "--from=model", "--record=r.json")
+    assert "the old text has a loss of " in capsys.readouterr().out
+    assert (folder / "r.json").is_file()
 
 
 def test_new_tokens_are_in_the_saved_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,7 @@ def test_one_model_can_be_trained_again(
     for more, message in (
         ([], "name the record with --record"),
         (["--record", str(tmp_path / "none.json")], "cannot read the other models"),
+        (["--record", str(ROOT / "docs" / "runs" / "speed.json")], "cannot read the other models"),
         (["--record", str(record_path), "--hidden-size", "32"], "hidden_size is 32, but 16 in"),
     ):
         with pytest.raises(SystemExit):
@@ -284,6 +285,8 @@ def test_several_processes_are_rejected(
         ),
         (["--record", "no/r.json"], "cannot write 'no/r.json'"),
         (["--output"], "Missing value for argument '--output'"),
+        (["--output", "other"], "has files of another program"),
+        (["--hidden-size", "18"], "an even multiple of num_attention_heads"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(
@@ -295,9 +298,11 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(small_text(100))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.json").write_text('{"format": "layers-model"}')
     with pytest.raises(SystemExit) as exit_info:
         main([*command_line(Path("text.txt")), *arguments])
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert message in error and re.fullmatch("error: .+\n", error)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["text.txt"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"text.txt", "model.json"}

@@ -122,6 +122,10 @@ def test_a_step_that_overflows_float16_is_skipped_and_halves_the_scale(tmp_path:
         has_changed.append(
             any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         )
+        if step.number == 1:
+            # So far, all steps were skipped, so there are no moments.
+            trainer.save()
+            Trainer(new_model("bert"), arguments, generator, DEVICE, "float16", tmp_path).resume()
     skipped = has_changed.index(True)
     assert skipped > 0 and has_changed == [False] * skipped + [True] * (steps - skipped)
     assert scales == [2.0 ** (40 - min(i + 1, skipped)) for i in range(steps)]
