@@ -27,7 +27,7 @@ the loss and the accuracy of next sentence prediction. The baseline for next sen
 the majority class every time."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
@@ -104,6 +104,13 @@ def main(run: Run, options: Options) -> None:
     """Pretrain a small BERT on both tasks, from text to a model that transformers can load."""
     stages = parse_schedule(options.schedule)
     lengths = [stage.length for stage in stages]
+    # Making pairs takes minutes, so refuse bad sizes and training arguments first.
+    config = options.model_config(
+        vocab_size=options.vocab_size,
+        intermediate_size=4 * options.hidden_size,
+        max_position_embeddings=lengths[-1],
+    )
+    arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
     with run.reading_text():
         corpus = load_corpus(options.corpus)
         tokenizer = wordpiece_tokenizer(corpus.train, options.vocab_size)
@@ -117,19 +124,13 @@ def main(run: Run, options: Options) -> None:
             options.mlm_probability,
             options.dupe_factor,
         )
-    config = options.model_config(
-        vocab_size=text.vocab_size,
-        intermediate_size=4 * options.hidden_size,
-        max_position_embeddings=lengths[-1],
-    )
-    model = BertForPreTraining(config)
+    model = BertForPreTraining(replace(config, vocab_size=text.vocab_size))
     pairs = len(text.batches[lengths[0]].dataset)
     details = {
         "vocabulary": f"{text.vocab_size:,} subwords",
         "length": " then ".join(map(str, lengths)) + " subwords, two texts in each",
         "pairs": f"{pairs:,} of length {lengths[0]}; masks {options.masking}",
     }
-    arguments = options.training_arguments(adam_bias_correction=options.adam == "corrected")
     trainer = run.trainer(model, text, "both tasks of BERT", details, arguments)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):

@@ -180,6 +180,11 @@ MORE_BAD_INPUT = {
     "fine-tuning of a flipped bit": ("finetune_docstrings", ["--model", "flipped_model"], "the sha256"),
     "pairs of a single text": ("bert_tiny", ["--corpus", "good.txt"], "two documents for training"),
     "pairs without sentence breaks": ("bert_tiny", ["--corpus", "unbroken"], "no sentence breaks"),
+    "sizes before the pairs": (
+        "bert_tiny",
+        ["--corpus", "unbroken", "--hidden-size", "130"],
+        "hidden_size 130 is not divisible by num_attention_heads 4",
+    ),
     "pairs of one document": ("bert_tiny", ["--corpus", "one.txt"],
                               "two documents for training and two held out"),
     "pairs longer than a step": ("bert_tiny", ["--corpus", "documents", "--batch-tokens", "64"],
