@@ -301,6 +301,17 @@ def test_a_command_for_windows_has_double_quotes(monkeypatch: pytest.MonkeyPatch
     assert terminal.command("-m", "x", r"C:\my runs", "it's") == r"""python -m x "C:\my runs" it's"""
 
 
+def test_a_program_that_starts_the_script_also_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The course trains with the learner's files, so the script alone would resume with other code."""
+    monkeypatch.setattr(terminal, "start_words", ["-m", "labml_bert.course", "train", "--"])
+    (tmp_path / CHECKPOINT).touch()
+    with pytest.raises(SystemExit), exit_cleanly(lambda: tmp_path, lambda: True):
+        raise KeyboardInterrupt
+    assert f" -m labml_bert.course train -- --resume {tmp_path}\n" in capsys.readouterr().out
+
+
 def test_a_failed_compilation_is_not_called_a_lack_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """The message of the compiler quotes code, which can contain any word."""
     from torch._inductor.exc import InductorError, InvalidCxxCompiler
