@@ -233,8 +233,8 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
             tokenizer.no_padding()
             # A special token that is only an entry of the vocabulary would be split like any other text.
             names = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
-            known = [t for t in SPECIAL_TOKENS if tokenizer.token_to_id(t) is not None]
-            tokenizer.add_special_tokens([t for t in known if t not in names])
+            entries = [t for t in SPECIAL_TOKENS if tokenizer.token_to_id(t) is not None]
+            tokenizer.add_special_tokens([t for t in entries if t not in names])
             # Some defects show up only when the tokenizer encodes an unknown character or word, or a pair.
             text = "a \ue000 \ua66e " + "x" * 200
             ids = [*tokenizer.encode(text).ids, *tokenizer.encode(text, "b").ids]
