@@ -19,6 +19,9 @@ from tests.support.server import Server
 # ignore it too, and a test that interrupts such a program would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Likewise, `nohup` makes the tests ignore SIGHUP.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The first two profiles run the same examples every time. For many new ones: --hypothesis-profile=long
 settings.register_profile("quick", deadline=None, derandomize=True)
