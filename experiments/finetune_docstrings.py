@@ -49,13 +49,12 @@ from labml_bert.backbone import (
     load_backbone,
     parse_label_count,
     random_backbone,
-    read_pretraining,
 )
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, tune
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
-from labml_bert.finetuning import encode_examples, fine_tune, predict
+from labml_bert.finetuning import choose_learning_rate, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_text import Example, choose_hyperparameter, score
+from labml_bert.labeled_text import Example, score
 from labml_bert.model_folder import load_weights
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
@@ -63,7 +62,6 @@ from labml_bert.run.record import at_least_one, average_losses, check_record, de
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
 from labml_bert.training.device import Precision, choose_device
-from labml_bert.training.trainer import NonFiniteLossError
 
 PRETRAINED, FROM_SCRATCH, BAG_OF_WORDS = ARMS = ("pretrained", "from scratch", "bag of words")
 # The models of `bert_tiny.py` are small, so they need a higher learning rate than the 2e-5 to 5e-5 of BERT
@@ -131,17 +129,13 @@ def train_and_predict(
     return predict(model, encode_examples(backbone.tokenizer, test, length)), losses
 
 
-def choose_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, min_steps: int) -> float:
+def tune_learning_rate(backbone: Backbone, task: Task, arm: str, count: int, min_steps: int) -> float:
     """Returns the learning rate that is best with `count` labels, on a fifth of the texts of seed 0."""
 
     def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
-        try:
-            return train_and_predict(backbone, task, arm, learning_rate, train, validation, 0, min_steps)[0]
-        except NonFiniteLossError:
-            # This learning rate is too high, so give it the score of always predicting the first class.
-            return torch.zeros(len(validation), len(task.labels))  # (N, K)
+        return train_and_predict(backbone, task, arm, learning_rate, train, validation, 0, min_steps)[0]
 
-    return choose_hyperparameter(LEARNING_RATES, task.draw(count, 0), attempt)
+    return choose_learning_rate(LEARNING_RATES, task.draw(count, 0), len(task.labels), attempt)
 
 
 def print_scores(title: str, rows: list[dict[str, Any]]) -> None:
@@ -234,7 +228,7 @@ def main(argv: list[str] | None = None) -> None:
                     else:
                         key = (task.name, arm, min(count, MAX_TUNING_LABELS))
                         if key not in learning_rates:
-                            learning_rates[key] = choose_learning_rate(backbone, task, arm, key[2], steps)
+                            learning_rates[key] = tune_learning_rate(backbone, task, arm, key[2], steps)
                         learning_rate = learning_rates[key]
                         logits, losses = train_and_predict(
                             backbone, task, arm, learning_rate, examples, task.test, seed, steps
@@ -267,7 +261,7 @@ def main(argv: list[str] | None = None) -> None:
                 "max_length": MAX_LENGTH,
                 "seeds": options.seeds,
             },
-            "pretrained": read_pretraining(folder),
+            "pretrained": backbone.pretraining,
             "tasks": {task.name: task.describe() for task in tasks},
             "parameters": parameters,
             "table": table,

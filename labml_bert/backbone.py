@@ -28,6 +28,8 @@ class Backbone(NamedTuple):
     tokenizer: Tokenizer
     tensors: dict[str, Tensor]
     device: torch.device
+    pretraining: dict[str, Any] | None = None
+    """Describes the run whose folder contains `folder`. It's `None` if no run can be read there."""
 
 
 def find_newest_model(runs: Path) -> Path:
@@ -42,23 +44,6 @@ def find_newest_model(runs: Path) -> Path:
             "python experiments/bert_tiny.py"
         )
     return paths[-1].parent
-
-
-def read_run(folder: Path) -> dict[str, Any] | None:
-    """Returns the state of the run whose folder contains `folder`, or `None` if no run can be read there."""
-    try:
-        return load_checkpoint(folder.parent)[0]
-    except ValueError:
-        return None
-
-
-def read_pretraining(folder: Path) -> dict[str, Any] | None:
-    """Describes the run whose folder contains `folder`, or returns `None` if no run can be read there."""
-    run_state = read_run(folder)
-    if run_state is None:
-        return None
-    values = {key: run_state["configuration"].get(key) for key in ("experiment", "corpus_sha256", "seed")}
-    return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
 def load_backbone(folder: Path, device: torch.device) -> Backbone:
@@ -77,9 +62,23 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
     tensors = read_tensors(folder)
     check_sizes(config, tensors, folder / "model.safetensors")
     check_parameter_count(config, tensors, folder / "model.safetensors")
-    if run_state := read_run(folder):
-        check_python_docs(run_state["configuration"])
-    return Backbone(folder, config, tokenizer, tensors, device)
+    return Backbone(folder, config, tokenizer, tensors, device, read_pretraining(folder))
+
+
+def read_pretraining(folder: Path) -> dict[str, Any] | None:
+    """
+    Describes the run whose folder contains `folder`, or returns `None` if no run can be read there.
+
+    Raises `ValueError` if `check_python_docs` refuses the run.
+    """
+    try:
+        run_state = load_checkpoint(folder.parent)[0]
+    except ValueError:
+        return None
+    configuration = run_state["configuration"]
+    check_python_docs(configuration)
+    values = {key: configuration.get(key) for key in ("experiment", "corpus_sha256", "seed")}
+    return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
 def check_python_docs(configuration: dict[str, Any]) -> None:

@@ -317,7 +317,7 @@ def train_command(options: argparse.Namespace) -> None:
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
         save_tokenizer(tokenizer, output, **settings)
         model.save_pretrained(output)
-    # From here on, a failure no longer deletes the classifier.
+    # The classifier is complete, so don't delete it if the report fails.
     scores = print_report(predict(model, held_out), texts.labels, rest, test)
     script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
     for name in ("learning_rate", "epochs", "max_length", "seed"):

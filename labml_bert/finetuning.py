@@ -23,7 +23,7 @@ from labml_bert.heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from labml_bert.labeled_text import Example, quality
+from labml_bert.labeled_text import Example, choose_hyperparameter, quality
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.checkpoint import load_named_weights, named_weights
@@ -132,6 +132,29 @@ def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequen
             for number in target if isinstance(target, list) else [target]:
                 if not 0 <= number < count and not (is_tagger and number == IGNORE):
                     raise ValueError(f"{name} of row {i} has {number}; use a number from 0 to {count - 1}")
+
+
+def choose_learning_rate(
+    learning_rates: Sequence[float],
+    examples: Sequence[Example],
+    classes: int,
+    train_and_predict: Callable[[float, list[Example], list[Example]], Tensor],
+) -> float:
+    """
+    Returns the learning rate that `choose_hyperparameter` chooses for a classifier with `classes` classes. If
+    `train_and_predict` raises `NonFiniteLossError`, the learning rate is too high, and it gets the score of
+    always predicting the first class.
+
+    Raises `ValueError` if there are fewer than five examples.
+    """
+
+    def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
+        try:
+            return train_and_predict(learning_rate, train, validation)
+        except NonFiniteLossError:
+            return torch.zeros(len(validation), classes)  # (N, K)
+
+    return choose_hyperparameter(learning_rates, examples, attempt)
 
 
 def fine_tune(

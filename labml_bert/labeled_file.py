@@ -353,7 +353,7 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
         )
     spellings: dict[str, list[str]] = {}
     for label in lines:
-        # A spreadsheet may write the label 1 as 1.0.
+        # A spreadsheet can turn the label 1 into 1.0.
         spellings.setdefault(re.sub(r"^(-?\d+)\.0+$", r"\1", fold(label)), []).append(label)
     for same in spellings.values():
         if len(same) > 1:

@@ -20,7 +20,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
-# The largest `config.json` to read, in bytes. It contains the names of all classes, each of them twice.
+# The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
+# `id2label` and in `label2id`.
 LARGEST_CONFIG = 50_000_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"

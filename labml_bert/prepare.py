@@ -120,10 +120,12 @@ def main(argv: list[str] | None = None) -> None:
             if path.is_dir() and options.output.resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"the output would be in {path}, among the texts; choose another folder")
         files = find_files(options.text)
-        with console.status("checking the text"):
-            # A file that can't be read has to be changed. After hours of work, that would mean to start over.
-            for _ in read_files(files):
-                pass
+        if not (options.output / BLOCKS).is_file():
+            # Fixing an unreadable file changes the text and makes all ids written so far useless, so read all
+            # files before writing the first ids.
+            with console.status("checking the text"):
+                for _ in read_files(files):
+                    pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         settings = {

@@ -99,7 +99,7 @@ def print_error(message: object) -> None:
 
 def print_note(line: str) -> None:
     """Prints one line to stderr, because the output may go to a file."""
-    if not is_silent:
+    if not console.quiet:
         print(without_controls(line), file=sys.stderr)
 
 

@@ -14,10 +14,10 @@ const CONFIGS = {
 const NUMBERS = { bert: ["layer_norm_eps"], modernbert: ["norm_eps", "global_rope_theta", "local_rope_theta"] };
 const is_count = (value) => Number.isInteger(value) && value > 0 && value < 2 ** 31;
 const is_object = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-// The steps and the loss of a moment. The page draws a line for every nat, so there can't be a million of them.
-const is_moment = (steps, loss) => is_count(steps) && Number.isFinite(loss) && loss >= 0 && loss < 100;
-const is_point = (value) => Array.isArray(value) && value.length === 2 && is_moment(...value);
-// The page compares the attention weights of the arms, so they must have the same layers, heads and positions.
+// A point of a learning curve. The page draws a grid line for every nat, so a huge loss would freeze it.
+const is_on_curve = (steps, loss) => is_count(steps) && Number.isFinite(loss) && loss >= 0 && loss < 100;
+const is_point = (value) => Array.isArray(value) && value.length === 2 && is_on_curve(...value);
+// The page shows the same layers, heads and positions for every arm.
 const SHARED = ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"];
 
 // The names and shapes of the parameters that a config asks for. The decoder has no matrix of its own.
@@ -103,7 +103,7 @@ function fault(card) {
   const other = SHARED.find((name) => values_of(name).size > 1);
   if (other) return `its arms have different ${other}`;
   const is_checkpoint = (one) =>
-    is_object(one) && Object.hasOwn(arms, one.arm) && Number.isFinite(one.seconds) && is_moment(one.steps, one.loss) &&
+    is_object(one) && Object.hasOwn(arms, one.arm) && Number.isFinite(one.seconds) && is_on_curve(one.steps, one.loss) &&
     /^[\w-]+\.bin$/.test(one.file) && is_count(one.bytes) && /^[0-9a-f]{64}$/.test(one.sha256);
   if (!Array.isArray(checkpoints) || !checkpoints.length || !checkpoints.every(is_checkpoint)) return "its checkpoints don't fit";
   if (new Set(checkpoints.map(({ file }) => file)).size < checkpoints.length) return "two of its checkpoints share a file";

@@ -170,11 +170,8 @@ class Analysis:
             x, y = ([math.log(arrival.value) for arrival in side] for side in self.times(test))
             return y, x
         if test["metric"] == "reached":
-            goal = self.rows[0]["unigram_loss"] - test["below"]
-            x, y = (
-                [float(self.arrival(row, goal, "tokens").has_arrived) for row in self.of(test[side])]
-                for side in ("better", "worse")
-            )
+            better, worse = self.times(test | {"metric": "tokens"})
+            x, y = ([float(arrival.has_arrived) for arrival in side] for side in (better, worse))
             return x, y
         if test["metric"] == "failed":
             # Count each run by itself, without averaging over the grid.

@@ -23,13 +23,19 @@ from experiments.claims.options import PairOptions
 from experiments.claims.training import Run
 from labml_bert.data.docstring_tasks import Task, distinct_docstrings, package_task, summary_task
 from labml_bert.data.paired_text import PairedText
-from labml_bert.finetuning import Row, collate_rows, encode_examples, fine_tune, predict
+from labml_bert.finetuning import (
+    Row,
+    choose_learning_rate,
+    collate_rows,
+    encode_examples,
+    fine_tune,
+    predict,
+)
 from labml_bert.heads import BertForSequenceClassification
-from labml_bert.labeled_text import Example, choose_hyperparameter, score
+from labml_bert.labeled_text import Example, score
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.evaluation import evaluate_pretraining
-from labml_bert.training.trainer import NonFiniteLossError
 
 # Fine-tuning and the probe use this many labeled texts.
 LABELS = 1000
@@ -38,7 +44,8 @@ FEWEST_STEPS = 200
 # Each task has a learning rate and a maximum number of tokens. With 1,000 labels, these learning rates were
 # the best for a pretrained model in the first record of `finetune_docstrings.py`.
 FINE_TUNING = {"package": (1e-3, 48), "summary": (1e-4, 64)}
-# `tuned_accuracy` tries these learning rates. Its runs are longer: a network from scratch learns slowly.
+# `tuned_accuracy` tries these learning rates. Its runs are longer, because a network from scratch needs more
+# steps.
 LEARNING_RATES, TUNED_STEPS = (3e-4, 1e-3, 3e-3), 300
 
 
@@ -102,13 +109,9 @@ def tuned_accuracy(run: Run, name: str, labels: int, seed: int) -> float:
     examples = task.draw(labels, seed)
 
     def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
-        try:
-            return train_and_predict(run, task, train, validation, learning_rate, seed, TUNED_STEPS)
-        except NonFiniteLossError:
-            # This learning rate is too high, so give it the score of always predicting the first class.
-            return torch.zeros(len(validation), len(task.labels))  # (N, K)
+        return train_and_predict(run, task, train, validation, learning_rate, seed, TUNED_STEPS)
 
-    best = choose_hyperparameter(LEARNING_RATES, examples, attempt)
+    best = choose_learning_rate(LEARNING_RATES, examples, len(task.labels), attempt)
     return test_accuracy(run, task, examples, best, seed, TUNED_STEPS)
 
 

@@ -53,7 +53,6 @@ from labml_bert.backbone import (
     load_backbone,
     parse_label_count,
     random_backbone,
-    read_pretraining,
 )
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here
 from labml_bert.finetuning import collate_rows, fine_tune
@@ -352,7 +351,7 @@ def main(argv: list[str] | None = None) -> None:
             "max_length": longest,
             "seeds": options.seeds,
         },
-        "pretrained": read_pretraining(folder),
+        "pretrained": backbone.pretraining,
         "tasks": {
             task: {
                 "train": len(sampled[task]),

@@ -41,7 +41,7 @@ def main(folder: Path, arguments: list[str]) -> None:
         package.__path__.insert(0, str(folder / name))
     from labml_bert.run import terminal
 
-    # Started by itself, the script would resume with our code instead of the learner's.
+    # If the learner resumed with `mlm_tiny.py`, the run would use our code instead of the learner's.
     other_folder = [] if folder == Path.cwd() else ["--folder", str(folder)]
     terminal.start_words = ["-m", "labml_bert.course", "train", *other_folder, "--"]
     sys.argv = [str(EXPERIMENT), *arguments]

@@ -46,6 +46,7 @@ from labml_bert.data.pair_shards import (
     DatasetArguments,
     Shard,
     ShardWriter,
+    is_foreign,
     read_finished,
     read_metadata,
     shard_fingerprint,
@@ -116,7 +117,10 @@ def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. The caller must hold the lock of `folder`."""
-    check_no_foreign_files(folder)
+    for path in folder.glob("part-*.parquet"):
+        # The build would delete it.
+        if is_foreign(path):
+            raise ValueError(f"{path} is a file of another program; choose another folder")
     remove_partial_files(folder)
     # Folders in this folder are deleted below, so it must not be a link.
     check_own(folder / "arrow", stat.S_ISDIR)
@@ -149,19 +153,6 @@ def build_locked(
             shutil.rmtree(arrow)
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
-
-
-def check_no_foreign_files(folder: Path) -> None:
-    """Raises `ValueError` if the folder has Parquet files of another program. A build would delete them."""
-    import pyarrow.parquet as pq
-
-    for path in folder.glob("part-*.parquet"):
-        try:
-            is_foreign = b"labml_bert" not in (pq.read_metadata(path).metadata or {})
-        except (OSError, ValueError):
-            is_foreign = False  # One of our files that was damaged is built again.
-        if is_foreign:
-            raise ValueError(f"{path} is a file of another program; choose another folder")
 
 
 def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:

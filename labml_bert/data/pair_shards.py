@@ -107,6 +107,14 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
     return {"name": shard.path.name, **metadata, "rows": parquet.num_rows, "bytes": size, "sha256": digest}
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether a Parquet file is intact and of another program. A damaged file may be one of ours."""
+    try:
+        return b"labml_bert" not in (pq.read_metadata(path).metadata or {})
+    except (OSError, ValueError):
+        return False
+
+
 def has_valid_checksums(path: Path) -> bool:
     """Whether all pages of a file match their checksums. Checking a file is far faster than building it."""
     try:

@@ -92,7 +92,7 @@ def exit_on_bad_input() -> Iterator[None]:
         fail(f"the program or a library failed: {error}")
 
 
-# The words that start this program again, if they aren't the name of the script.
+# The command-line words that start this program again. If the list is empty, the script's path does.
 start_words: list[str] = []
 
 

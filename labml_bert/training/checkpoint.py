@@ -167,9 +167,10 @@ def restore(
             states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
             is_adam = isinstance(optimizer, torch.optim.AdamW)
             needed = {"step", "exp_avg", "exp_avg_sq"} if is_adam else {"momentum_buffer"}
-            # In float16, all steps may have been skipped so far, and then there are no moments yet.
-            is_due = metadata["step"] > 0 and not metadata.get("scaler")
-            if (is_due or any(states.values())) and not all(needed <= s.keys() for s in states.values()):
+            # There are no moments before the first update. In float16, the first steps may have been skipped.
+            may_be_empty = metadata["step"] == 0 or metadata.get("scaler")
+            is_complete = all(needed <= state.keys() for state in states.values())
+            if not is_complete and (any(states.values()) or not may_be_empty):
                 raise KeyError("a moment is missing")
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for index, state in states.items():
