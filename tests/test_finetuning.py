@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
-from labml_bert.finetuning import Row, collate_rows, encode_examples, fine_tune, predict, shuffle_batches
+from labml_bert.finetuning import (
+    Row,
+    choose_learning_rate,
+    collate_rows,
+    encode_examples,
+    fine_tune,
+    predict,
+    shuffle_batches,
+)
 from labml_bert.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -177,6 +186,18 @@ def test_choosing_a_hyperparameter_uses_each_example_once() -> None:
     assert sorted([*rest, *fifth]) == sorted(examples)
     with pytest.raises(ValueError, match="4 labeled texts cannot be split"):
         choose_hyperparameter([1.0], examples[:4], predict_fifth)
+
+
+def test_a_learning_rate_at_which_the_loss_explodes_is_not_chosen() -> None:
+    examples = [Example("x", label % 2) for label in range(20)]
+
+    def train_and_predict(learning_rate: float, _: list[Example], validation: list[Example]) -> Tensor:
+        if learning_rate > 1:
+            raise NonFiniteLossError("the loss is NaN")
+        return torch.eye(2)[torch.tensor([example.label for example in validation])]
+
+    assert choose_learning_rate([2.0, 1.0, 3.0], examples, 2, train_and_predict) == 1.0
+    assert choose_learning_rate([2.0, 3.0], examples, 2, train_and_predict) == 2.0
 
 
 def test_a_saved_classifier_gives_the_same_logits(tmp_path: Path) -> None:

@@ -227,6 +227,11 @@ def run_finetuning(checker: Checker) -> None:
     m.predict(model, rows)
     m.EarlyStopping(model, rows, patience=1)
 
+    def explode(*_: object) -> None:
+        raise m.NonFiniteLossError("the loss is NaN")
+
+    m.choose_learning_rate([1.0], examples * 5, K, explode)
+
 
 def run_labeled_text(checker: Checker) -> None:
     m = checker.module
