@@ -97,9 +97,12 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     ## What the model starts with
 
     Returns the model and its tokenizer, with any new tokens added. With `from_scratch`, the weights are
-    random. Raises `ValueError` if there is no model, or if a new token doesn't suit the tokenizer."""
+    random. A resumed run has all of this in its own folder, so `--from` may be gone. Raises `ValueError` if
+    there is no model, or if a new token doesn't suit the tokenizer."""
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
+    if options.resume is not None:
+        return load_model(options.resume)
     model, tokenizer = load_model(Path(options.from_))
     if options.new_tokens is not None:
         words = read_words(Path(options.new_tokens))

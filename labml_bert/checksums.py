@@ -67,10 +67,12 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     Returns the contents of a file. A file that isn't in `SHA256SUMS` isn't checked.
 
     Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
-    it has more than `most` bytes or doesn't match its sha256 in `SHA256SUMS`.
+    it has more than `most` bytes, doesn't match its sha256 in `SHA256SUMS`, or is listed there but missing.
     """
     # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
+        if path.name in read_sums(path.parent):
+            raise ValueError(f"{path} is missing; put it back, or remove its line from {SUMS}")
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most:,} bytes")

@@ -335,7 +335,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     Returns the settings in `tokenizer_config.json`, or an empty dictionary if the file can't be read.
 
-    Raises `ValueError` if the file is damaged or isn't a JSON object.
+    Raises `ValueError` if the file is damaged, has been deleted, or isn't a JSON object.
     """
     path = folder / "tokenizer_config.json"
     try:

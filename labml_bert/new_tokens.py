@@ -166,6 +166,14 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "count")
         _, tokenizer = load_model(options.run or newest_run(Path("logs")))
         words = frequent_split_words(tokenizer, load_corpus(options.corpus).train, options.count)
+        # Elsewhere, a character that the output can't show becomes a `?`. Here, it would change a word.
+        try:
+            "\n".join(words).encode(console.encoding)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the output is in {error.encoding}, which has no {error.object[error.start]!a}; "
+                "set PYTHONIOENCODING=utf-8"
+            ) from None
         console.print(*words, sep="\n")
 
 

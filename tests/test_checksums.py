@@ -31,6 +31,16 @@ def test_each_flipped_bit_is_detected(tmp_path: Path) -> None:
             read_checked(path)
 
 
+def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(FileNotFoundError):
+        read_checked(path)
+    write_checked(path, "{}")
+    path.unlink()
+    with pytest.raises(ValueError, match="config.json is missing; put it back, or remove its line"):
+        read_checked(path)
+
+
 def test_a_flipped_bit_in_the_list_never_changes_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_checked(path, "{}")

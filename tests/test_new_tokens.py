@@ -1,5 +1,6 @@
 """New tokens: their embeddings, the larger tokenizer, and folders that `transformers` opens."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,10 @@ def test_the_program_lists_words_that_can_be_added(
     monkeypatch.setattr(new_tokens, "frequent_split_words", lambda *_: long_words)
     new_tokens.main(arguments)
     assert capsys.readouterr().out == "\n".join(long_words) + "\n"
+    with monkeypatch.context() as context:
+        context.setattr(console, "_file", io.TextIOWrapper(io.BytesIO(), "ascii", "replace"))
+        long_words.append("naïve")
+        assert_fails(new_tokens.main, arguments, r"ascii, which has no '\xef'; set PYTHONIOENCODING", capsys)
     monkeypatch.setattr(console, "quiet", True)
     new_tokens.main(arguments)
     assert capsys.readouterr().out == ""

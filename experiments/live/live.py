@@ -49,7 +49,7 @@ from labml_bert.export import (
     write_web,
     write_weights,
 )
-from labml_bert.files import write_whole
+from labml_bert.files import lock, write_whole
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -324,7 +324,14 @@ def main(run: Run, options: Options) -> None:
     check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[')
     record, descriptions = read_other_arms(options, folder)
     run.is_resumable = False
+    with lock(folder):
+        train_and_write(run, options, folder, record, descriptions)
 
+
+def train_and_write(
+    run: Run, options: Options, folder: Path, record: dict[str, Any], descriptions: dict[str, Any]
+) -> None:
+    """Trains the models of `--arm`, and replaces them in `folder`, `record` and `descriptions`."""
     trained_models: dict[str, TrainedModel] = {}
     for arm in ARMS if options.arm == "all" else (options.arm,):
         # One record contains all runs, so no run writes its own.

@@ -112,7 +112,9 @@ def test_a_run_of_a_bert_without_special_tokens_continues(
 
 def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
-    # The run can resume from another folder, because it remembers where its files are.
+    # The run remembers where its texts are. Its own folder has the model and the new tokens.
+    (folder / "model").rename(folder / "moved")
+    (folder / "words.txt").unlink()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     script = load_script("continue_pretraining")
@@ -123,7 +125,6 @@ def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("words.txt", "kwargs\ndataclass", "the tokenizer has changed since"),
         ("old.txt", small_text(201), "the old text has changed since"),
         ("new.txt", code(401), "the text has changed since"),
     ],
@@ -137,13 +138,11 @@ def test_a_run_whose_files_have_changed_is_not_resumed(
     message: str,
 ) -> None:
     run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
-    before = (run / "tokenizer.json").read_bytes()
     (folder / name).write_text(text)
     script = load_script("continue_pretraining")
     with pytest.raises(SystemExit) as exit_info:
         script.launch(script.main, script.Options, ["--resume", str(run)])
     assert exit_info.value.code == 2 and message in capsys.readouterr().err
-    assert (run / "tokenizer.json").read_bytes() == before
 
 
 def corrupt_config(folder: Path) -> None:

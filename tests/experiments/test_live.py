@@ -19,6 +19,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
+from labml_bert.files import lock
 from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -99,6 +100,7 @@ def test_each_checkpoint_of_the_runs_is_a_file(output_folder: Path) -> None:
     assert [entry["arm"] for entry in metadata["checkpoints"]] == arms
     assert [entry["steps"] for entry in metadata["checkpoints"]] == [4, 90, 180, 360] * 3
     assert {path.name for path in (output_folder / "web").iterdir()} == {
+        ".lock",
         "model.json",
         *(entry["file"] for entry in metadata["checkpoints"]),
     }
@@ -264,6 +266,17 @@ def test_a_stopped_run_cannot_be_resumed(output_folder: Path, capsys: pytest.Cap
     )
 
 
+def test_two_programs_do_not_write_to_one_folder(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web").mkdir()
+    with lock(tmp_path / "web"), pytest.raises(SystemExit) as exit_info:
+        main([*command_line(corpus_file), "--output", "web"])
+    assert exit_info.value.code == 2 and "is locked by another process" in capsys.readouterr().err
+    assert not (tmp_path / "logs").exists()
+
+
 def test_several_processes_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,4 +318,5 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert message in error and re.fullmatch("error: .+\n", error)
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"text.txt", "model.json"}
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert files - {".lock"} == {"text.txt", "model.json"}
