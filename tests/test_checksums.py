@@ -37,7 +37,7 @@ def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
         read_checked(path)
     write_checked(path, "{}")
     path.unlink()
-    with pytest.raises(ValueError, match="config.json is missing; put it back, or remove its line"):
+    with pytest.raises(ValueError, match=r"config\.json is missing; put it back, or remove its line"):
         read_checked(path)
 
 
