@@ -273,8 +273,8 @@ class BertModelOutput(NamedTuple):
     pooler_output: Tensor | None
     """One vector per sequence, `(B, D)`. `None` if the model has no pooler."""
     attentions: tuple[Tensor, ...] | None
-    """Each layer's attention weights, `(B, H, T, T)`, if requested. With `output_positions`, the last layer
-    computes only their rows and, for the pooler, that of `[CLS]`."""
+    """Each layer's attention weights, `(B, H, T, T)`, if requested. With `output_positions`, the last layer's
+    weights have only the rows of these positions, after that of `[CLS]` if there is a pooler."""
 
 
 class BertModel(nn.Module):
@@ -305,9 +305,9 @@ class BertModel(nn.Module):
     ) -> BertModelOutput:
         """
         The first four arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
-        mask, all positions are tokens. `output_positions`, `(B, P)`, lists the positions whose vectors you
-        need (by default, all). The pooler reads position 0 even if it isn't listed. Raises `ValueError` if
-        the mask isn't `(B, T)` or contains negative floats."""
+        mask, every position counts as a token. `output_positions`, `(B, P)`, lists the positions whose
+        vectors you need (by default, all). The pooler reads position 0 even if it isn't listed. Raises
+        `ValueError` if the mask isn't `(B, T)` or contains negative floats."""
         if attention_mask is not None:
             # An additive mask is 0 for a token and far below 0 for padding.
             is_additive = attention_mask.is_floating_point() and (attention_mask < 0).any()

@@ -119,8 +119,8 @@ class TokenMasker:
         ### Which tokens
 
         Draws a random number for each token and chooses the candidates with numbers below `mlm_probability`.
-        With `max_predictions_per_seq`, the number of chosen tokens in a row isn't random: it takes those with
-        the smallest draws. Returns a boolean tensor, `(B, T)`, that is true for the chosen tokens.
+        With `max_predictions_per_seq`, the number of tokens to choose isn't random, and the candidates with
+        the smallest numbers are chosen. Returns a boolean tensor, `(B, T)`, true for the chosen tokens.
         """
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:

@@ -261,8 +261,8 @@ class ModernBertModel(nn.Module):
     ) -> Tensor:
         """
         The first three arguments are `(B, T)`. `attention_mask` is 1 for a token and 0 for padding. Without a
-        mask, all positions are tokens. `position_ids` default to 0, 1, 2, …, and only their differences
-        matter. But the window of a local layer ignores `position_ids`. `output_positions`,
+        mask, every position counts as a token. `position_ids` default to 0, 1, 2, …, and only their
+        differences matter. But the window of a local layer ignores `position_ids`. `output_positions`,
         `(B, P)`, lists the positions whose vectors you need (by default, all). Returns these vectors,
         `(B, P, D)`. Raises `ValueError` if the mask isn't `(B, T)` or contains negative floats."""
         config, T = self.config, input_ids.size(1)

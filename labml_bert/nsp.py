@@ -47,7 +47,7 @@ class PairMaker:
     ## Making pairs
 
     Collects a chunk of sentences from a document and cuts it in two after a random sentence. A is the first
-    part. B is the rest of the chunk, or enough text from a different document to fill the pair. Source:
+    part. B is the rest of the chunk, or text from a different document, up to the end of that document. Source:
     `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert)."""
 
     documents: Sequence[Document]
@@ -180,8 +180,8 @@ def next_sentence_loss(logits: Tensor, labels: Tensor, num_pairs_in_batch: Tenso
 
     Returns the mean cross-entropy of the labeled pairs, in nats. `logits` is `(B, 2)`, and `labels` is `(B)`.
     As in `transformers`, -100 marks an unlabeled pair. For a micro-batch, pass the number of labeled pairs in
-    the whole batch as `num_pairs_in_batch`, so that the micro-batch losses add up to the batch loss. If you
-    don't pass it and no pair is labeled, the loss is 0, not NaN.
+    the whole batch as `num_pairs_in_batch`, so that the micro-batch losses add up to the batch loss.
+    Without `num_pairs_in_batch`, the loss of a batch with no labeled pair is 0, not NaN.
     """
     if num_pairs_in_batch is None:
         num_pairs_in_batch = (labels != -100).sum().clamp(min=1)
