@@ -47,7 +47,7 @@ class PairMaker:
     ## Making pairs
 
     Collects a chunk of sentences from a document and cuts it in two after a random sentence. A is the first
-    part. B is the rest of the chunk, or text from a different document, up to the end of that document. Source:
+    part. B is the rest of the chunk, or as much text from a different document as fits. Source:
     `create_instances_from_document` in [google-research/bert](https://github.com/google-research/bert)."""
 
     documents: Sequence[Document]
