@@ -37,7 +37,7 @@ class BertConfig:
     hidden_size: int = 768  # a multiple of the number of heads
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
-    intermediate_size: int = 3072  # four times the hidden size in the paper
+    intermediate_size: int = 3072  # in the paper, four times the hidden size
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype once: on a CPU, LayerNorm then returns the dtype of its input."""
+    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps its input's dtype, so one cast is enough."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 
