@@ -42,6 +42,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
 from labml_bert.stdout import display_path
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.distributed import rank
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
@@ -97,8 +98,8 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     ## What the model starts with
 
     Returns the model and its tokenizer, with any new tokens added. With `from_scratch`, the weights are
-    random. A resumed run has all of this in its own folder, so `--from` may be gone. Raises `ValueError` if
-    there is no model, or if a new token doesn't suit the tokenizer."""
+    random. A resumed run has all of this in its own folder, so `--from` may be gone, unless the run writes a
+    record. Raises `ValueError` if there is no model, or if a new token doesn't suit the tokenizer."""
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
     if options.resume is not None:
@@ -113,6 +114,22 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
         kind: Any = type(model)
         model = kind(model.config)
     return model, tokenizer
+
+
+def check_old_text(options: Options, sha256: str) -> None:
+    """
+    Raises `ValueError` if the run in `--from` was trained on the old text, and the text has changed since
+    then. The run may have been trained on what is held out now.
+    """
+    folder = Path(options.from_ or "")
+    for path in (folder, folder.parent):
+        if (path / CHECKPOINT).is_file():
+            values = load_checkpoint(path)[0]["configuration"]
+            if values.get("corpus") == options.old_corpus and values.get("corpus_sha256") != sha256:
+                raise ValueError(
+                    "the old text has changed since the model in --from was trained on it; use the text as "
+                    "it was then, or another --old-corpus"
+                )
 
 
 def main(run: Run, options: Options) -> None:
@@ -143,6 +160,7 @@ def main(run: Run, options: Options) -> None:
             )
             for name in (options.corpus, options.old_corpus)
         )
+        check_old_text(options, old_text.corpus.sha256)
     details = {
         "from": display_path(Path(options.from_ or "")) + ", random weights" * options.from_scratch,
         "vocabulary": f"{text.vocab_size:,} tokens",

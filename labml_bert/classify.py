@@ -140,8 +140,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
     add_cls_sep(tokenizer)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     model = BertForSequenceClassification(config, labels)
-    encoder = {name: tensor for name, tensor in tensors.items() if name.startswith("bert.")}
-    load_weights(model, encoder, path, NEW_PARAMETERS)
+    load_weights(model, tensors, path, NEW_PARAMETERS)
     return model, tokenizer
 
 

@@ -138,7 +138,8 @@ def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
     if not (run_path / CHECKPOINT).is_file():
         return {"arm": run_path.resolve().name, "seconds": None, "steps": None, "loss": None}, []
     metadata = load_checkpoint(run_path)[0]
-    curve = [[step, round(loss, 4)] for step, loss in read_metrics(run_path).get("valid.loss", [])]
+    points = read_metrics(run_path, metadata["step"]).get("valid.loss", [])
+    curve = [[step, round(loss, 4)] for step, loss in points]
     checkpoint = {
         "arm": metadata["configuration"].get("experiment", run_path.resolve().name),
         "seconds": round(metadata["seconds"], 1),

@@ -142,8 +142,8 @@ def choose_learning_rate(
 ) -> float:
     """
     Returns the learning rate that `choose_hyperparameter` chooses for a classifier with `classes` classes. If
-    `train_and_predict` raises `NonFiniteLossError`, the learning rate is too high, and it gets the score of
-    always predicting the first class.
+    `train_and_predict` raises `NonFiniteLossError`, the learning rate is too high, and it gets the lowest
+    possible score.
 
     Raises `ValueError` if there are fewer than five examples.
     """
@@ -152,7 +152,9 @@ def choose_learning_rate(
         try:
             return train_and_predict(learning_rate, train, validation)
         except NonFiniteLossError:
-            return torch.zeros(len(validation), classes)  # (N, K)
+            labels = torch.tensor([example.label for example in validation])  # (N)
+            # The right class has a probability of zero for each text.
+            return torch.zeros(len(validation), classes).scatter(1, labels[:, None], -torch.inf)  # (N, K)
 
     return choose_hyperparameter(learning_rates, examples, attempt)
 
@@ -207,8 +209,10 @@ def fine_tune(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
+    # As in the original code, there is no warm-up if it would be shorter than a step.
+    warmup_ratio = 0.1 if steps >= 10 else 0.0
     arguments = TrainingArguments(
-        steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
+        steps=steps, learning_rate=learning_rate, warmup_ratio=warmup_ratio, evaluations=epochs
     )
     # Fine-tuning usually takes only minutes, so it saves no checkpoints.
     trainer = Trainer(model, arguments, generator, device, precision)

@@ -99,7 +99,10 @@ def load_weights(
     unchanged.
     """
     parameters = dict(model.named_parameters())
-    missing = [n for n in parameters if n not in tensors and not n.startswith(tuple(new_parameters))]
+    new = tuple(new_parameters)
+    # Two heads can have tensors with the same names.
+    tensors = {n: tensor for n, tensor in tensors.items() if n.startswith("bert.") or not n.startswith(new)}
+    missing = [n for n in parameters if n not in tensors and not n.startswith(new)]
     if missing:
         raise ValueError(
             f"{path} has no {missing[0]}, which {type(model).__name__} needs; it belongs to another kind of "

@@ -119,7 +119,8 @@ class BertPreTrainedModel(nn.Module):
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
         this project or of `transformers`. Tensors that this class has no parameter for, such as those of
         other heads, are ignored. Parameters whose names start with one of the prefixes in `new_parameters`
-        may be missing from the file. They then keep their initial values. `arguments` go to the constructor.
+        keep their initial values. Those of the encoder are an exception: if the file has them, they are
+        loaded. `arguments` go to the constructor.
 
         Raises `ValueError` if a file is missing or damaged, if any other parameter is missing, if the sizes
         of the tensors don't match `config.json`, or if a setting isn't implemented.

@@ -50,7 +50,7 @@ WIDTH, HEIGHT, MARGIN = 480, 240, 64
 
 
 class RunFolder(NamedTuple):
-    """A run, as read from its folder."""
+    """A run, as read from its folder, up to its last checkpoint."""
 
     path: Path
     configuration: dict[str, Any]
@@ -79,7 +79,7 @@ def read_run(path: Path) -> RunFolder:
         metadata["step"],
         metadata["seconds"],
         (path / "model" / "config.json").is_file(),
-        read_metrics(path),
+        read_metrics(path, metadata["step"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -194,10 +195,26 @@ def test_a_learning_rate_at_which_the_loss_explodes_is_not_chosen() -> None:
     def train_and_predict(learning_rate: float, _: list[Example], validation: list[Example]) -> Tensor:
         if learning_rate > 1:
             raise NonFiniteLossError("the loss is NaN")
-        return torch.eye(2)[torch.tensor([example.label for example in validation])]
+        # The other learning rate is wrong about each text, and that's still better.
+        return -torch.eye(2)[torch.tensor([example.label for example in validation])]
 
     assert choose_learning_rate([2.0, 1.0, 3.0], examples, 2, train_and_predict) == 1.0
     assert choose_learning_rate([2.0, 3.0], examples, 2, train_and_predict) == 2.0
+
+
+def test_a_single_step_trains_too() -> None:
+    """A warm-up of a tenth of a step would be the whole training, at a learning rate of 0."""
+    model = small_model(WORDS.get_vocab_size(), ["first", "second"])
+    before = [p.detach().clone() for p in model.parameters()]
+    assert len(fine_tune(model, encode_examples(WORDS, word_order_task(8, seed=0)), 1e-3, epochs=1)) == 1
+    assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_fine_tuning_works_in_a_thread() -> None:
+    """Only the main thread can handle signals."""
+    model, rows = small_model(WORDS.get_vocab_size(), ["first", "second"]), word_order_task(8, seed=0)
+    with ThreadPoolExecutor() as pool:
+        assert len(pool.submit(fine_tune, model, encode_examples(WORDS, rows), 1e-3).result()) == 3
 
 
 def test_a_saved_classifier_gives_the_same_logits(tmp_path: Path) -> None:

@@ -216,6 +216,11 @@ def test_a_new_head_on_a_model_with_another_head(tmp_path: Path) -> None:
     tagger = BertForTokenClassification.from_pretrained(tmp_path, NEW_PARAMETERS, labels=NAMES)
     for a, b in zip(tagger.bert.parameters(), model.bert.parameters(), strict=True):
         assert torch.equal(a, b)
+    # The heads of two classifiers have the same names and, with as many labels, the same shapes.
+    tagger.save_pretrained(tmp_path)
+    classifier = BertForSequenceClassification.from_pretrained(tmp_path, NEW_PARAMETERS, labels=NAMES)
+    assert classifier.classifier.weight.shape == tagger.classifier.weight.shape
+    assert not torch.equal(classifier.classifier.weight, tagger.classifier.weight)
 
 
 def test_a_subclass_loads_the_folders_of_its_head(tmp_path: Path) -> None:

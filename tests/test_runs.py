@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from labml_bert.bert import BertConfig
+from labml_bert.export import read_history
 from labml_bert.models import BertForMaskedLM
 from labml_bert.runs import RunFolder, differences, draw_chart, draw_page, find_runs, main
+from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.tracking import append_metrics, read_metrics
 from tests.support.labels import save_run
 from tests.support.runs import SMALL, main_in_process, small_text
@@ -112,6 +114,16 @@ def test_open_shows_the_page(
     main(["--open", "--html", "curves.html"])
     assert addresses[1] == (logs.parent / "curves.html").as_uri()
     assert ("open it in a browser" in capsys.readouterr().out) is not has_browser
+
+
+def test_a_killed_run_has_the_results_of_its_checkpoint(tmp_path: Path) -> None:
+    """The metrics of the steps after the checkpoint belong to weights that are lost."""
+    run = make_run(tmp_path / "run", 0, loss=2.5)
+    assert load_checkpoint(run)[0]["step"] == 3
+    append_metrics(run, 4, {"seconds": 4.0, "loss": 1.0, "valid.loss": 0.5})
+    assert find_runs([run])[0].result("loss") == 2.5
+    checkpoint, curve = read_history(run)
+    assert (checkpoint["steps"], checkpoint["loss"], curve) == (3, 2.5, [[1, 8.0], [2, 2.5]])
 
 
 def test_names_are_escaped() -> None:

@@ -170,10 +170,27 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
     Returns the options of a run, with defaults for those that aren't in `values`. `kind` is `masked`
     (windows) or `pairs`. `values` are options from `claims.toml` or from a record.
 
-    Raises `ValueError` if this kind of run doesn't have one of the options.
+    Raises `ValueError` if this kind of run doesn't have one of the options, or not together with another.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
     names = {field.name for field in fields(options)}
     if unknown := values.keys() - names:
         raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(names))}")
-    return options(**values)
+    result = options(**values)
+    if isinstance(result, WindowOptions):
+        is_plain = (
+            not result.pre_norm and not result.gated and result.biases and result.local_attention is None
+        )
+        if result.causal and (result.positions != "learned" or not is_plain):
+            raise ValueError("causal works only with learned positions and the blocks of BERT")
+        if result.embedding_std is not None and result.positions != "learned":
+            raise ValueError("embedding_std works only with learned positions")
+    elif result.masking == "static":
+        rule = (result.mlm_probability, result.mask_replace_prob, result.random_replace_prob)
+        if rule != (
+            PairOptions.mlm_probability,
+            PairOptions.mask_replace_prob,
+            PairOptions.random_replace_prob,
+        ):
+            raise ValueError("static masking works only with the masking rule of the paper")
+    return result

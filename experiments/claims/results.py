@@ -167,13 +167,18 @@ class Results:
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
-        """Returns the row of a run. Trains it if neither this claim nor another one has recorded it."""
+        """
+        Returns the row of a run. Trains it if neither this claim nor another one has recorded it.
+
+        Raises `ValueError` if the run would have another text than the recorded runs.
+        """
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
         key = row_key(row)
         if key in self.recorded_rows:
             self.rows[key] = self.recorded_rows[key]
         elif key not in self.rows:
+            self.check_python()
             result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
             self.write()
@@ -182,6 +187,15 @@ class Results:
                 soft_wrap=True,
             )
         return self.rows[key]
+
+    def check_python(self) -> None:
+        """Raises `ValueError` if recorded runs had another Python, and so another text: its documentation."""
+        recorded, current = (x["versions"]["python"] for x in (self.record, self.source))
+        if self.recorded_rows and recorded != current:
+            raise ValueError(
+                f"the runs in {self.path} had the documentation of Python {recorded}, and this is {current}; "
+                "use that version, or another --record"
+            )
 
     def find_in_other_claims(self, new_row: dict[str, Any]) -> dict[str, Any] | None:
         """

@@ -88,11 +88,15 @@ class NgramModel:
     where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is a
     one-dimensional tensor of ids. A special token can be a neighbor, but only ordinary tokens are predicted.
 
+    Raises `ValueError` if the vocabulary is so large that the number of a triple doesn't fit into an int64.
+
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
     """
 
     def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
         V = self.vocab_size = vocab_size
+        if V**3 > 2**63:
+            raise ValueError(f"the vocabulary has {V:,} tokens; use at most {2**21:,}")
         left, word, right = ordinary_triples("training", train, special_ids)  # (N)
         n_w = torch.bincount(train, minlength=V).double()
         n_w[special_ids] = 0

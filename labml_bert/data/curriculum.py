@@ -29,7 +29,7 @@ def parse_schedule(text: str) -> list[Stage]:
 
     `"16,32,64,128"` splits the budget equally, and `"16:1,32:1,64:2,128:4"` gives each length a weight.
 
-    Raises `ValueError` if the lengths aren't increasing integers of at least 2, or if a weight isn't positive
+    Raises `ValueError` if the lengths aren't increasing integers of at least 3, or if a weight isn't positive
     and finite.
     """
     lengths, weights = [], []
@@ -40,8 +40,9 @@ def parse_schedule(text: str) -> list[Stage]:
             weights.append(float(weight or 1))
         except ValueError:
             raise ValueError(f"bad schedule {text!r}: write lengths like 16,32,64,128") from None
-    if min(lengths) < 2:
-        raise ValueError(f"bad schedule {text!r}: a sequence needs at least 2 tokens")
+    # Two of the tokens can be `[CLS]` and `[SEP]`.
+    if min(lengths) < 3:
+        raise ValueError(f"bad schedule {text!r}: a sequence needs at least 3 tokens")
     if any(a >= b for a, b in pairwise(lengths)):
         raise ValueError(f"bad schedule {text!r}: lengths must increase, like 16,32,64,128")
     if not all(weight > 0 for weight in weights) or not sum(weights) < float("inf"):

@@ -91,11 +91,18 @@ class PairedText:
         return PairBatches(dataset, collator, self.batch_tokens // length, self.generator)
 
     def held_out_pairs(self, length: int) -> list[dict[str, Tensor]]:
-        """Returns the held-out pairs in batches, with the same masks in every run."""
+        """
+        Returns the held-out pairs in batches, with the same masks in every run.
+
+        Raises `ValueError` if no token of the pairs is chosen for masking.
+        """
         arguments = DatasetArguments(length, lone_sentence_is_random=False)
         rows = self.build(self.corpus.valid, f"{length}-held-out", arguments).with_format("arrow")
         collator = PairCollator(self.tokenizer, None, length, held_out_generator())
-        return [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
+        batches = [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
+        if not any((batch["labels"] != IGNORE).any() for batch in batches):
+            raise ValueError("no token of the held-out text was chosen for masking; use more text")
+        return batches
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """

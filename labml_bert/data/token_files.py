@@ -50,7 +50,8 @@ TRAIN, VALID = "train.bin", "valid.bin"
 # Each block except for the last one has at least this many characters. Tokenizing a block takes tens of times
 # the block's size in memory.
 BLOCK_SIZE = 4_000_000
-# About this many bytes of a large text are held out. With many more, an evaluation could take minutes.
+# About this many bytes of a large text are held out, or several times as many if its files are compressed.
+# With many more, an evaluation could take minutes.
 HELD_OUT_SIZE = 4_000_000
 
 

@@ -33,6 +33,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -237,7 +238,8 @@ class Trainer:
         # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, handler or remember) for number in numbers}
+        is_main = threading.current_thread() is threading.main_thread()  # No other thread can set handlers.
+        before = {number: signal.signal(number, handler or remember) for number in numbers if is_main}
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from labml_bert.baselines.ngrams import ngram_baselines
+from labml_bert.baselines.ngrams import NgramModel, ngram_baselines
 
 
 def slow_baselines(
@@ -75,6 +75,12 @@ def test_a_special_token_between_two_others_is_never_the_prediction() -> None:
 def test_unseen_tokens_have_a_finite_loss() -> None:
     *_, table = ngram_baselines(torch.tensor([1, 2, 1, 2, 1, 2]), torch.tensor([3, 4, 3, 4]), 5, [0])
     assert math.isfinite(table.loss)
+
+
+def test_a_vocabulary_whose_triples_have_no_int64_is_rejected() -> None:
+    with pytest.raises(ValueError, match="the vocabulary has 2,097,153 tokens; use at most 2,097,152"):
+        NgramModel(torch.arange(9), 2**21 + 1, [])
+    NgramModel(torch.tensor([0, 1, 2**21 - 1, 2]), 2**21, [])
 
 
 @pytest.mark.parametrize(("text", "reason"), [([1, 2], "shorter than three"), ([0] * 9, "special tokens")])

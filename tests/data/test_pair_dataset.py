@@ -517,8 +517,10 @@ def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
         build_small_dataset(tmp_path / "pairs")
     assert own.is_dir()
     (tmp_path / "pairs" / "arrow").unlink()
+    (tmp_path / "pairs" / "arrow" / "mine").mkdir(parents=True)
     build_small_dataset(tmp_path / "pairs")
     assert (tmp_path / "pairs" / "film.part").read_text() == "kept"
+    assert (tmp_path / "pairs" / "arrow" / "mine").is_dir()
 
 
 def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
 
 
 def test_all_claims_take_less_than_twelve_hours() -> None:
-    assert len(CLAIMS) == 19
+    assert len(CLAIMS) == 20
     assert sum(claim.minutes for claim in CLAIMS.values()) < 720
     assert all(len(claim.first_seeds()) >= 3 for claim in CLAIMS.values())
     assert CLAIMS["short-to-long"].seeds >= 5
@@ -369,6 +369,25 @@ def test_an_unknown_option_is_rejected(options: dict[str, Any], kind: str, name:
         prepare(kind, {**options, name: 1}, 0, CPU)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("masked", {"causal": True, "positions": "rotary"}),
+        ("masked", {"causal": True, "pre_norm": True}),
+        ("masked", {"causal": True, "biases": False}),
+        ("masked", {"causal": True, "local_attention": 8}),
+        ("masked", {"positions": "sinusoidal", "embedding_std": 1.0}),
+        ("pairs", {"masking": "static", "mlm_probability": 0.4}),
+        ("pairs", {"masking": "static", "mask_replace_prob": 1.0}),
+    ],
+)
+def test_options_that_do_not_work_together_are_rejected(kind: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="works only with"):
+        read_options(kind, {"tokens": 1, **values})
+    first = next(iter(values))
+    read_options(kind, {"tokens": 1, first: values[first]})
+
+
 def test_a_hidden_size_that_the_heads_do_not_divide_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="hidden_size 16 is not divisible by num_attention_heads 3"):
         prepare("masked", {**options, "num_attention_heads": 3}, 0, CPU)
@@ -479,6 +498,22 @@ def test_an_interrupted_claim_continues_and_gives_the_same_rows(
         "long": {"32"},
         "zero": {"8", "16", "32"},
     }
+
+
+@pytest.mark.processes
+def test_a_claim_does_not_continue_with_another_text(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of the claims is the documentation of Python, so another version has another text."""
+    claim = small_claim(options)
+    results = Results(claim, tmp_path, CPU)
+    results.get_row("short", 0, {"learning_rate": 1e-3})
+    del results
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    results = Results(claim, tmp_path, CPU)
+    results.get_row("short", 0, {"learning_rate": 1e-3})
+    with pytest.raises(ValueError, match=r"of Python .*, and this is 3\.99\.0; use that version"):
+        results.get_row("long", 0, {"learning_rate": 1e-3})
 
 
 @pytest.mark.processes

@@ -3,12 +3,14 @@
 import json
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
+from labml_bert.data.corpora import Corpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.models import BertForMaskedLM
 from labml_bert.new_tokens import add_tokens
@@ -38,6 +40,24 @@ def test_occurrences_are_whole_words_in_their_context() -> None:
     assert len(many) == 7
     with pytest.raises(ValueError, match="has none of the new tokens"):
         find_occurrences(tokenizer, ["hats"], ["hat"], 9)
+
+
+def test_words_that_do_not_fit_into_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the error would come after the training of all models."""
+    tokenizer, run = tokenizer_of("the cat", 60), script["run_seed"]
+    config = BertConfig(60, 16, 1, 1, 16, max_position_embeddings=8)
+    pretrained = SimpleNamespace(path=Path())
+    monkeypatch.setitem(run.__globals__, "load_model", lambda _: (BertForMaskedLM(config), tokenizer))
+    monkeypatch.setitem(run.__globals__, "train", lambda *_: pretrained)
+    monkeypatch.setitem(run.__globals__, "write_new_tokens", lambda *_: ["abcdefghijkl"])
+    corpus = Corpus("new.txt", ["abcdefghijkl"], ["abcdefghijkl"])
+    with pytest.raises(ValueError, match=r"no occurrence of a new token in new\.txt fits"):
+        run(script["Options"](), corpus, 0)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(main.__globals__, "launcher", lambda: ["-m", "torch.distributed.run"])
+    assert_fails(main, [], "needs a single process; start it without torchrun", capsys)
 
 
 class Oracle(torch.nn.Module):

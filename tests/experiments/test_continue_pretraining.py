@@ -63,6 +63,7 @@ def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert [step for step, _ in curves[name]] == [0, 1, 2, 3, 4]
     record = json.loads((folder / "r.json").read_text())
     assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
+    assert str(folder) not in json.dumps(record), "folders of this machine tell nobody anything"
     assert "--from model" in record["command"] and "--from-" not in record["command"]
 
 
@@ -143,6 +144,21 @@ def test_a_run_whose_files_have_changed_is_not_resumed(
     with pytest.raises(SystemExit) as exit_info:
         script.launch(script.main, script.Options, ["--resume", str(run)])
     assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_changed_old_text_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is held out now may have been training text of the run that the model comes from."""
+    words = ["--corpus=old.txt", *SHORT, "--max-position-embeddings=64"]
+    main_in_process(monkeypatch, folder, *words, experiment="own_language")
+    (start,) = folder.glob("logs/own_language/*")
+    continue_in(folder, monkeypatch, f"--from={start}")
+    (folder / "old.txt").write_text(small_text(100, seed=1) + small_text(200))
+    for name in (start, start / "model"):
+        with pytest.raises(SystemExit) as exit_info:
+            continue_in(folder, monkeypatch, f"--from={name}")
+        assert exit_info.value.code == 2 and "old text has changed since the model" in capsys.readouterr().err
 
 
 def corrupt_config(folder: Path) -> None:
