@@ -15,11 +15,12 @@ train: $(VENV)/.run
 # From a file of labels to the folder `classifier`. It starts from the BERT in the folder FROM, or else from one
 # that it pretrains for two minutes, once. For a second classifier: make classifier ARGS="--output another"
 LABELS ?= labels.csv
+export LABELS FROM
 classifier: $(VENV)/.baselines
-	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier --check-only $(ARGS)
-	@test -n "$(FROM)" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
-	@$(BIN)/python -m labml_bert.classify train "$(LABELS)" --output classifier \
-		--from "$(or $(FROM),$$(dirname $$(ls -d logs/bert_tiny/*/model | tail -n 1)))" $(ARGS)
+	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier --check-only $(ARGS)
+	@test -n "$$FROM" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
+	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier \
+		--from "$${FROM:-$$(dirname "$$(ls -dt logs/bert_tiny/*/model | head -n 1)")}" $(ARGS)
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.
 speed: $(VENV)/.run

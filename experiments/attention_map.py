@@ -48,14 +48,14 @@ def print_weights(result: dict[str, Any], top: int = 3) -> None:
     console.print(table)
 
 
-def write_record(path: Path, result: dict[str, Any], run_path: Path) -> None:
+def write_record(path: Path, text: str, result: dict[str, Any], run_path: Path) -> None:
     """
     Writes `result` as JSON, with the configuration of the run that trained the model.
 
     Raises `ValueError` if the checkpoint in `run_path` is missing, unreadable or damaged.
     """
     record = {
-        **describe_run("attention_map", ["--record", path.name], torch.device("cpu"), "float32"),
+        **describe_run("attention_map", [text, "--record", path.name], torch.device("cpu"), "float32"),
         **describe_training(load_checkpoint(run_path)[0]),
         "result": result,
     }
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"{run_path} has a modern model, and the map is of a BERT; use another run")
         result = attention_map(model, tokenizer, options.text)
         if options.record is not None:
-            write_record(options.record, result, run_path)
+            write_record(options.record, options.text, result, run_path)
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     print_weights(result)
     predictions = ", ".join(f"{token!r} {probability:.0%}" for token, probability in result["guesses"][0])

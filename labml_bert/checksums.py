@@ -13,11 +13,12 @@ A file of JSON lines, to which a program appends, has a checksum at the start of
     {"crc32": 878173012, "step": 390, "loss": 2.913}
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,24 @@ def file_sha256(path: Path) -> str:
 
 
 def write_checked(path: Path, text: str) -> None:
+    """Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`, as `listed` does."""
+    with listed(path), whole_file(path) as part:
+        part.write_bytes((text + "\n").encode())
+
+
+@contextlib.contextmanager
+def listed(path: Path) -> Iterator[None]:
     """
-    Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`.
+    Lists the file that the `with` block writes in `SHA256SUMS`.
 
     Raises `OSError` if that fails. If the program is killed in between, the file may be left unlisted, but
     never listed with a wrong sha256.
     """
-    data = (text + "\n").encode()
-    digest, sums = hashlib.sha256(data).hexdigest(), read_sums(path.parent)
-    if sums.pop(path.name, digest) != digest:
+    sums = read_sums(path.parent)
+    if sums.pop(path.name, None) is not None:
         write_sums(path.parent, sums)
-    with whole_file(path) as part:
-        part.write_bytes(data)
-    write_sums(path.parent, {**sums, path.name: digest})
+    yield
+    write_sums(path.parent, {**sums, path.name: file_sha256(path)})
 
 
 def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
@@ -76,14 +82,21 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most:,} bytes")
-    data = path.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    if read_sums(path.parent).get(path.name, digest) != digest:
+    check_sha256(path)
+    return path.read_bytes()
+
+
+def check_sha256(path: Path) -> None:
+    """
+    Raises `ValueError` if the file doesn't match its sha256 in `SHA256SUMS`. So if a file comes from another
+    model, it isn't taken for one of this folder.
+    """
+    digest = read_sums(path.parent).get(path.name)
+    if digest not in (None, file_sha256(path)):
         raise ValueError(
             f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
             f"remove its line from {SUMS}"
         )
-    return data
 
 
 def parse_json(text: bytes | str) -> Any:

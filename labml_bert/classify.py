@@ -42,7 +42,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import print_report
-from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
+from labml_bert.data.tokenizers import add_cls_sep, encode_texts, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
 from labml_bert.files import check_utf8, is_utf8, lock
 from labml_bert.fill_mask import newest_run
@@ -376,6 +376,8 @@ def predict_command(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
+        if not encode_texts(tokenizer, [text])[0]:
+            raise ValueError(f"{name} has no tokens; write some text, or leave it out")
     settings = read_settings(options.model)
     has_pair = options.pair is not None
     if settings.get(PAIRS, has_pair) is not has_pair:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labml_bert.data.corpora import read_utf8
-from labml_bert.files import is_utf8
+from labml_bert.files import is_utf8, without_nul
 from labml_bert.labeled_text import Example
 from labml_bert.stdout import printable
 
@@ -249,7 +249,8 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_header(header: list[str], line: int) -> None:
-    """Raises `ValueError` if `text` or `label` is missing, or if a nonempty name occurs twice."""
+    """Raises `ValueError` if `text` or `label` is missing, or if a name has a NUL or occurs twice."""
+    without_nul("".join(header), f"line {line}")
     for name in ("text", "label"):
         if name not in header:
             names = printable(", ".join(header))
@@ -303,6 +304,9 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     NUL or half a character, or if the label is too long or contains a control character.
     """
     values: dict[str, str] = {}
+    similar = [name for name in row if name.strip().lower() == "pair"]
+    if similar and "pair" not in similar:
+        raise ValueError(f"line {line}: the name {quote_label(similar[0])} must be 'pair'; rename it")
     for name in ("text", "label", "pair"):
         value = row.get(name)
         if name == "pair" and value in (None, ""):
@@ -389,9 +393,9 @@ def read_lines(data: bytes) -> list[str]:
     Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
     byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
 
-    Raises `ValueError` if all lines are blank.
+    Raises `ValueError` if all lines are blank, or if there is a NUL character.
     """
-    if not data.strip():
+    text = data.decode("utf-8-sig", "surrogateescape")
+    if not text.strip():
         raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
-    lines = data.decode("utf-8-sig", "surrogateescape").removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in without_nul(text, "the input").removesuffix("\n").split("\n")]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.checksums import parse_json, read_checked
+from labml_bert.checksums import check_sha256, parse_json, read_checked
 from labml_bert.modern import ModernBertConfig
 
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
@@ -185,6 +185,7 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
+    check_sha256(path)
     try:
         return files.read_tensors(path)[0]
     except ValueError as error:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.checksums import write_checked
+from labml_bert.checksums import listed, write_checked
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -108,7 +108,8 @@ class BertPreTrainedModel(nn.Module):
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
-        files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
+        with listed(folder / "model.safetensors"):
+            files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
         write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
     @classmethod

@@ -41,7 +41,7 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.record import at_least_one
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console
+from labml_bert.stdout import console, without_controls
 
 
 def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> list[str]:
@@ -61,7 +61,12 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     # Sort equally frequent words alphabetically, so that the list doesn't depend on their order in the text.
     words = sorted(counts, key=lambda word: (-counts[word], word))
     pieces = encode_texts(tokenizer, words)
-    split_words = [word for word, ids in zip(words, pieces, strict=True) if len(ids) > 1]
+    # A word with control characters, some of which are invisible, can't be printed as it is.
+    split_words = [
+        word
+        for word, ids in zip(words, pieces, strict=True)
+        if len(ids) > 1 and word == without_controls(word)
+    ]
     if not split_words:
         raise ValueError("the tokenizer splits no word of this text, so there is nothing to add")
     return split_words[:count]

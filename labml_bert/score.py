@@ -36,6 +36,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
+from labml_bert.labeled_file import read_lines
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -143,17 +144,8 @@ class Score(NamedTuple):
 
 
 def read_texts(data: bytes) -> list[str]:
-    """
-    Returns the lines of `data` that aren't blank. A byte that isn't UTF-8 becomes a surrogate, as it does on
-    the command line, so `check_encoding` refuses the line.
-
-    Raises `ValueError` if all lines are blank.
-    """
-    lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "surrogateescape").split("\n")]
-    texts = [line for line in lines if line.strip()]
-    if not texts:
-        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
-    return texts
+    """Returns the lines of `data` that aren't blank. Raises `ValueError` as `read_lines` does."""
+    return [line for line in read_lines(data) if line.strip()]
 
 
 def main(argv: list[str] | None = None) -> None:

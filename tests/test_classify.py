@@ -293,8 +293,11 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     assert make("FROM=my_bert") == [check, train.replace("logs/bert_tiny/b", "my_bert")]
     assert make("LABELS=bad.csv") == [check.replace("labels.csv", "bad.csv")]
     assert make() == [check, "experiments/bert_tiny.py --minutes 2", train]
-    (tmp_path / "logs" / "bert_tiny" / "a" / "model").mkdir(parents=True)
+    (tmp_path / "logs" / "bert_tiny" / "c" / "model").mkdir(parents=True)
+    os.utime(tmp_path / "logs" / "bert_tiny" / "c" / "model", (0, 0))  # This run is older.
     assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
+    name = 'my "labels" `today`.csv'
+    assert make(f"LABELS={name}") == [line.replace("labels.csv", name) for line in (check, train)]
 
 
 def test_two_programs_do_not_write_to_the_same_folder(
@@ -457,6 +460,7 @@ BAD_ARGUMENTS = {
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
     "predict an invisible text": (["predict", "classifier", "a", "\u200b"], "text 2 is empty"),
+    "predict what the tokenizer drops": (["predict", "classifier", "\ue000"], "text 1 has no tokens"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
     "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),

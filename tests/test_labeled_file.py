@@ -112,6 +112,10 @@ BAD_FILES = {
     "not UTF-8": ("a.csv", b"text,label\ncaf\xe9,a\n", "(line 2); convert it, for example with: "
                   "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
     "UTF-16": ("a.csv", (HEADER + GOOD).encode("utf-16"), "convert it with: iconv -f UTF-16 -t UTF-8 FILE"),
+    "UTF-16 without a mark": ("a.csv", (HEADER + GOOD).encode("utf-16-le"), "line 1 has NUL characters"),
+    "UTF-32": ("a.csv", (HEADER + GOOD).encode("utf-32"), "convert it with: iconv -f UTF-32 -t UTF-8 FILE"),
+    "another case": ("a.csv", "text,label,Pair\n" + GOOD.replace(",a\n", ",a,x\n").replace(",b\n", ",b,x\n"),
+                     "the name 'Pair' must be 'pair'; rename it"),
     "Excel": ("a.csv", b"PK\x03\x04rest", 'is an Excel file or an archive; save it as "CSV UTF-8" in Excel'),
     "old Excel": ("a.xls", b"\xd0\xcf\x11\xe0\xa1", "is an Excel file"),
     "swapped columns": ("a.csv", "label,text\n" + GOOD, "the column 'label' has 20 different values in 20 "

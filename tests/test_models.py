@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.new_tokens import add_embeddings
 from tests.support.damage import flip_bit
 from tests.support.parity import (
@@ -131,6 +134,7 @@ def test_the_old_parameter_names_of_layer_norm(tmp_path: Path) -> None:
     }
     assert sum("gamma" in name for name in tensors) > 2
     save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / SUMS).unlink()
     reloaded = BertForPreTraining.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reloaded.parameters(), strict=True))
 
@@ -388,8 +392,28 @@ def test_a_model_with_a_flipped_bit_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(flip_bit(data, len(data) - 7))
+    with pytest.raises(ValueError, match=rf"does not have the sha256.*remove its line from {SUMS}"):
+        BertForMaskedLM.from_pretrained(tmp_path)
+    (tmp_path / SUMS).unlink()
     with pytest.raises(ValueError, match=r"does not have the sha256.*save it again"):
         BertForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("is_modern", [False, True])
+def test_the_weights_of_another_model_are_rejected(is_modern: bool, tmp_path: Path) -> None:
+    """The other file is whole, and fits the configuration."""
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        if is_modern:
+            config = ModernBertConfig(20, 16, 1, 2, 24, pad_token_id=0)
+            modern_folder.save_pretrained(ModernBertForMaskedLM(config), tmp_path / str(seed))
+        else:
+            BertForMaskedLM(random_config(0)).save_pretrained(tmp_path / str(seed))
+    load = modern_folder.from_pretrained if is_modern else BertForMaskedLM.from_pretrained
+    load(tmp_path / "1")
+    shutil.copy(tmp_path / "0" / "model.safetensors", tmp_path / "1")
+    with pytest.raises(ValueError, match="does not have the sha256 that it was saved with"):
+        load(tmp_path / "1")
 
 
 @pytest.mark.parametrize("model_class", [BertForMaskedLM, BertForPreTraining])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from labml_bert import modern_folder, new_tokens
 from labml_bert.bert import BertConfig
@@ -162,6 +162,10 @@ def test_the_most_frequent_words_that_are_split() -> None:
     assert frequent_split_words(small_tokenizer(), texts, 9) == ["cats", "hat", "hats"]
     with pytest.raises(ValueError, match="splits no word"):
         frequent_split_words(small_tokenizer(), ["the cat"], 9)
+    # A word that can't be printed as it is would be another word in the list.
+    tokenizer = small_tokenizer()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = None, pre_tokenizers.WhitespaceSplit()
+    assert frequent_split_words(tokenizer, ["c\u200fats " * 3 + "cats"], 9) == ["cats"]
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_bad_input_gives_a_one_line_error(
     [
         (b"", "there is no text;"),
         (b" \n\n", "there is no text;"),
+        ("dog".encode("utf-16-le"), "the input has NUL characters, so it is not plain text"),
         (b"dog\n\xff\xfe\n", "text 2: the text has bytes that are not UTF-8"),
     ],
 )

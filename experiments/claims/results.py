@@ -190,11 +190,11 @@ class Results:
 
     def check_python(self) -> None:
         """Raises `ValueError` if recorded runs had another Python, and so another text: its documentation."""
-        recorded, current = (x["versions"]["python"] for x in (self.record, self.source))
-        if self.recorded_rows and recorded != current:
+        old, current = (x["versions"]["python"] for x in (self.record, self.source))
+        if self.recorded_rows and old != current:
             raise ValueError(
-                f"the runs in {self.path} had the documentation of Python {recorded}, and this is {current}; "
-                "use that version, or another --record"
+                f"the runs in {self.path} had the documentation of Python {old}, and this is {current}; use "
+                "that version, or another --record"
             )
 
     def find_in_other_claims(self, new_row: dict[str, Any]) -> dict[str, Any] | None:

@@ -46,9 +46,17 @@ class OneLineParser(argparse.ArgumentParser):
         fail(f"{message}; see --help")
 
 
+def path_argument(name: str) -> Path:
+    """Returns the path with this name. Raises `ArgumentTypeError` if the name is empty."""
+    if not name:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(name)
+
+
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2."""
-    print("error:", " ".join(str(reason).split()), file=sys.stderr)
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(reason).split()))
+    print("error:", text, file=sys.stderr)
     raise SystemExit(2) from None
 
 
@@ -181,10 +189,10 @@ def main(argv: list[str] | None = None) -> None:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
         command.set_defaults(run=run, step=None)
         if name == "start":
-            command.add_argument("folder", type=Path, help="new folder for the exercises")
+            command.add_argument("folder", type=path_argument, help="new folder for the exercises")
         else:
             words = "folder of the exercises (default: the current folder)"
-            command.add_argument("--folder", type=Path, default=Path(), help=words)
+            command.add_argument("--folder", type=path_argument, default=Path(), help=words)
         if name in ("check", "hint", "show", "solve"):
             command.add_argument(
                 "--step", type=step_argument, help="number of a step (default: the next one)"

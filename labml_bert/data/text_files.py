@@ -53,7 +53,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         if not inside or not all(file.is_file() for file in inside):
             raise ValueError(f"{path} is not a file or a folder of files; name your text files")
         files += inside
-    return files
+    return list(dict.fromkeys(files))
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -187,6 +187,7 @@ def test_files_in_a_fixed_order_and_none_missing(tmp_path: Path) -> None:
         tmp_path / "b/2.txt",
         tmp_path / "a.txt",
     ]
+    assert find_files([tmp_path / "a.txt", tmp_path]) == [tmp_path / name for name in names]
     (tmp_path / "empty").mkdir()
     for bad in ("empty", "missing.txt"):
         with pytest.raises(ValueError, match=f"{bad} is not a file or a folder of files"):
