@@ -1,12 +1,12 @@
 """
-# Checksums of small files
+# Checksums of saved files
 
 A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration can silently change what
-a model predicts. `files.py` checks files of tensors. The functions below check small files.
+a model predicts. So can a file from another model: its weights may have the right shapes.
 
-`write_checked` lists each file that it writes in `SHA256SUMS` in the same folder. You can check all listed
-files with `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A
-file that isn't listed, such as one from another program, isn't checked.
+So we list each file of a saved model in `SHA256SUMS` in the same folder. You can check all listed files with
+`sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
+isn't listed, such as one from another program, isn't checked.
 
 A file of JSON lines, to which a program appends, has a checksum at the start of each line:
 
