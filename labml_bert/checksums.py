@@ -2,13 +2,15 @@
 # Checksums of saved files
 
 A disk can return wrong bits, and one wrong bit in a vocabulary or in a configuration can silently change what
-a model predicts. So can a file from another model: its weights may have the right shapes.
+a model predicts. A file from another model can do the same: if its weights have the right names and shapes,
+they load without an error.
 
-So we list each file of a saved model in `SHA256SUMS` in the same folder. You can check all listed files with
-`sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
-isn't listed, such as one from another program, isn't checked.
+When we save a model, we write the sha256 of each file to `SHA256SUMS` in the same folder. Whenever we read
+one of these files, we check it. You can check them all with `sha256sum --check SHA256SUMS`. If you change a
+file yourself, remove its line from that list. A file that isn't listed, such as one from another program,
+isn't checked.
 
-A file of JSON lines, to which a program appends, has a checksum at the start of each line:
+Programs append to a file of JSON lines, so each line starts with a checksum of its own:
 
     {"crc32": 878173012, "step": 390, "loss": 2.913}
 """
@@ -25,7 +27,7 @@ from typing import Any
 from labml_bert.files import whole_file, write_whole
 
 SUMS = "SHA256SUMS"
-# The largest size to read, in bytes. This is enough for a tokenizer with millions of tokens.
+# The default limit of `read_checked`, in bytes. This is enough for a tokenizer with millions of tokens.
 LARGEST_FILE = 1_000_000_000
 
 
@@ -56,10 +58,10 @@ def write_checked(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def listed(path: Path) -> Iterator[None]:
     """
-    Lists the file that the `with` block writes in `SHA256SUMS`.
+    Adds a file to `SHA256SUMS` after the `with` block has written it.
 
-    Raises `OSError` if that fails. If the program is killed in between, the file may be left unlisted, but
-    never listed with a wrong sha256.
+    Raises `OSError` if that fails. If the program is killed meanwhile, the file may be missing in the list,
+    but it's never listed with a wrong sha256.
     """
     sums = read_sums(path.parent)
     if sums.pop(path.name, None) is not None:
@@ -72,8 +74,9 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     """
     Returns the contents of a file. A file that isn't in `SHA256SUMS` isn't checked.
 
-    Raises `FileNotFoundError` if there is no regular file, `OSError` if it can't be read, and `ValueError` if
-    it has more than `most` bytes, doesn't match its sha256 in `SHA256SUMS`, or is listed there but missing.
+    Raises `ValueError` if the file is listed but missing, has more than `most` bytes, or doesn't match its
+    sha256. Raises `FileNotFoundError` if there is no regular file and none is listed, and `OSError` if the
+    file can't be read.
     """
     # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
@@ -88,8 +91,8 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 def check_sha256(path: Path) -> None:
     """
-    Raises `ValueError` if the file doesn't match its sha256 in `SHA256SUMS`. So if a file comes from another
-    model, it isn't taken for one of this folder.
+    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256. It may be damaged, or come
+    from another model.
     """
     digest = read_sums(path.parent).get(path.name)
     if digest not in (None, file_sha256(path)):

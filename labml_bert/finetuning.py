@@ -184,7 +184,7 @@ def fine_tune(
       learning rate.
     - Training takes at least `min_steps` steps. With 100 texts in batches of 32, three epochs are only 12
       steps. Training longer makes fine-tuning on few texts [more stable](https://arxiv.org/abs/2006.04884).
-    - Adam has its bias correction, which the original code omits. [Leaving it
+    - We use Adam with bias correction, which the original code omits. [Leaving it
       out](https://arxiv.org/abs/2006.05987) is another cause of instability.
 
     This function trains any head except that of `BertForMultipleChoice`, which needs a loop of its own.
