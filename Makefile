@@ -15,6 +15,7 @@ train: $(VENV)/.run
 # From a file of labels to the folder `classifier`. It starts from the BERT in the folder FROM, or else from one
 # that it pretrains for two minutes, once. For a second classifier: make classifier ARGS="--output another"
 LABELS ?= labels.csv
+# The shell reads these names itself. If `make` put them into its commands, the shell could run what's in them.
 export LABELS FROM
 classifier: $(VENV)/.baselines
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier --check-only $(ARGS)

@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
+import contextlib
 import os
 from typing import Annotated, Any
 
@@ -42,7 +43,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
 from labml_bert.stdout import display_path
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import rank
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
@@ -103,7 +104,8 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
     if options.resume is not None:
-        return load_model(options.resume)
+        with contextlib.suppress(ValueError):  # If a file there is damaged, go on with `--from`.
+            return load_model(options.resume)
     model, tokenizer = load_model(Path(options.from_))
     if options.new_tokens is not None:
         words = read_words(Path(options.new_tokens))
@@ -116,20 +118,22 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     return model, tokenizer
 
 
-def check_old_text(options: Options, sha256: str) -> None:
+def check_old_text(folder: Path, name: str, sha256: str) -> None:
     """
-    Raises `ValueError` if the run in `--from` was trained on the old text, and the text has changed since
-    then. The run may have been trained on what is held out now.
+    Raises `ValueError` if the run in `folder`, or in the folder above it, was trained on the old text, called
+    `name`, and the text has changed since then. The run may have been trained on what is held out now.
     """
-    folder = Path(options.from_ or "")
     for path in (folder, folder.parent):
-        if (path / CHECKPOINT).is_file():
+        with contextlib.suppress(ValueError):  # A model folder needs no checkpoint, so it may be damaged.
             values = load_checkpoint(path)[0]["configuration"]
-            if values.get("corpus") == options.old_corpus and values.get("corpus_sha256") != sha256:
-                raise ValueError(
-                    "the old text has changed since the model in --from was trained on it; use the text as "
-                    "it was then, or another --old-corpus"
-                )
+            if values.get("corpus") == name and values.get("corpus_sha256", sha256) != sha256:
+                break
+    else:
+        return
+    raise ValueError(
+        "the old text has changed since the model in --from was trained on it; use the text as it was then, "
+        "or another --old-corpus"
+    )
 
 
 def main(run: Run, options: Options) -> None:
@@ -160,7 +164,8 @@ def main(run: Run, options: Options) -> None:
             )
             for name in (options.corpus, options.old_corpus)
         )
-        check_old_text(options, old_text.corpus.sha256)
+        if options.from_ and not options.from_scratch and options.resume is None:
+            check_old_text(Path(options.from_), options.old_corpus, old_text.corpus.sha256)
     details = {
         "from": display_path(Path(options.from_ or "")) + ", random weights" * options.from_scratch,
         "vocabulary": f"{text.vocab_size:,} tokens",

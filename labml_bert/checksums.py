@@ -5,10 +5,10 @@ A disk can return wrong bits, and one wrong bit in a vocabulary or in a configur
 a model predicts. A file from another model can do the same: if its weights have the right names and shapes,
 they load without an error.
 
-When we save a model, we write the sha256 of each file to `SHA256SUMS` in the same folder. Whenever we read
-one of these files, we check it. You can check them all with `sha256sum --check SHA256SUMS`. If you change a
-file yourself, remove its line from that list. A file that isn't listed, such as one from another program,
-isn't checked.
+When we save a model, we write the sha256 of its weights, its configuration and its tokenizer to `SHA256SUMS`
+in the same folder. Whenever we read one of these files, we check it. You can check them all with
+`sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
+isn't listed, such as one from another program, isn't checked.
 
 Programs append to a file of JSON lines, so each line starts with a checksum of its own:
 
@@ -50,24 +50,26 @@ def file_sha256(path: Path) -> str:
 
 
 def write_checked(path: Path, text: str) -> None:
-    """Writes a text and a final newline, atomically, and lists the file in `SHA256SUMS`, as `listed` does."""
-    with listed(path), whole_file(path) as part:
-        part.write_bytes((text + "\n").encode())
+    """Writes a text and a final newline, atomically, and adds the file to `SHA256SUMS`, as `listing` does."""
+    data = (text + "\n").encode()
+    with listing(path, hashlib.sha256(data).hexdigest()), whole_file(path) as part:
+        part.write_bytes(data)
 
 
 @contextlib.contextmanager
-def listed(path: Path) -> Iterator[None]:
+def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     """
-    Adds a file to `SHA256SUMS` after the `with` block has written it.
+    Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
+    will have. Without it, the file is read again.
 
-    Raises `OSError` if that fails. If the program is killed meanwhile, the file may be missing in the list,
-    but it's never listed with a wrong sha256.
+    Raises `OSError` if that fails. If the block fails or the program is killed, the file may be missing in
+    the list, but it's never listed with a wrong sha256.
     """
     sums = read_sums(path.parent)
-    if sums.pop(path.name, None) is not None:
+    if path.name in sums and sums.pop(path.name) != digest:
         write_sums(path.parent, sums)
     yield
-    write_sums(path.parent, {**sums, path.name: file_sha256(path)})
+    write_sums(path.parent, {**read_sums(path.parent), path.name: digest or file_sha256(path)})
 
 
 def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
@@ -85,17 +87,17 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most:,} bytes")
-    check_sha256(path)
-    return path.read_bytes()
+    data = path.read_bytes()
+    check_digest(path, hashlib.sha256(data).hexdigest())
+    return data
 
 
-def check_sha256(path: Path) -> None:
+def check_digest(path: Path, digest: str) -> None:
     """
-    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256. It may be damaged, or come
-    from another model.
+    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256 than `digest`. It may be
+    damaged, or come from another model.
     """
-    digest = read_sums(path.parent).get(path.name)
-    if digest not in (None, file_sha256(path)):
+    if read_sums(path.parent).get(path.name, digest) != digest:
         raise ValueError(
             f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
             f"remove its line from {SUMS}"

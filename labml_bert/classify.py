@@ -376,8 +376,10 @@ def predict_command(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
-        if not encode_texts(tokenizer, [text])[0]:
-            raise ValueError(f"{name} has no tokens; write some text, or leave it out")
+    counts = [len(ids) for ids in encode_texts(tokenizer, texts)]
+    if 0 in counts:
+        number = counts.index(0) + 1
+        raise ValueError(f"{kind} {number:,} has no tokens; write some text, or leave it out")
     settings = read_settings(options.model)
     has_pair = options.pair is not None
     if settings.get(PAIRS, has_pair) is not has_pair:

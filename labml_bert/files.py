@@ -11,6 +11,7 @@ A disk can also return wrong bits. So each file of tensors that we write contain
 which is checked when you read the file. For 100 MB, the check takes a fraction of a second.
 """
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -108,25 +109,27 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: st
     text. `data` is the beginning of the file, and `place` says where the file isn't UTF-8. Without a byte
     order mark, the command is an example for the encoding of Western European Windows.
     """
-    # The mark of UTF-32 starts with that of UTF-16.
-    is_utf32 = data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff"))
-    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    marked = "UTF-32" if is_utf32 else "UTF-16" if is_utf16 else ""
+    encoding = None
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        encoding = "UTF-32"
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "UTF-16"
     if error.reason == "unexpected end of data":
         return ValueError(f"{path} is not UTF-8 at its end ({place}); was it cut off? get a whole copy")
-    if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and not marked):
+    if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and encoding is None):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
-    command = f"iconv -f {marked or 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
-    example = "" if marked else ", for example"
+    command = f"iconv -f {encoding or 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
+    example = "" if encoding else ", for example"
     return ValueError(f"{path} is not UTF-8 ({place}); convert it{example} with: {command}")
 
 
 def without_nul(text: str, name: object) -> str:
-    """Returns `text`. Raises `ValueError` if it has a NUL character, because then it isn't plain text."""
+    """
+    Returns `text`. Raises `ValueError`, with the `name` of the text, if it has a NUL character, which plain
+    text doesn't have.
+    """
     if "\0" in text:
-        raise ValueError(
-            f"{name} has NUL characters, so it is not plain text; leave it out, or save its text in UTF-8"
-        )
+        raise ValueError(f"{name} has NUL characters, so it is not plain text; save its text in UTF-8")
     return text
 
 

@@ -152,8 +152,8 @@ def choose_learning_rate(
         try:
             return train_and_predict(learning_rate, train, validation)
         except NonFiniteLossError:
+            # Each text gets the wrong class, and an infinite loss.
             labels = torch.tensor([example.label for example in validation])  # (N)
-            # The right class has a probability of zero for each text.
             return torch.zeros(len(validation), classes).scatter(1, labels[:, None], -torch.inf)  # (N, K)
 
     return choose_hyperparameter(learning_rates, examples, attempt)
@@ -209,10 +209,8 @@ def fine_tune(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
-    # As in the original code, there is no warm-up if it would be shorter than a step.
-    warmup_ratio = 0.1 if steps >= 10 else 0.0
     arguments = TrainingArguments(
-        steps=steps, learning_rate=learning_rate, warmup_ratio=warmup_ratio, evaluations=epochs
+        steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
     )
     # Fine-tuning usually takes only minutes, so it saves no checkpoints.
     trainer = Trainer(model, arguments, generator, device, precision)

@@ -31,8 +31,8 @@ from labml_bert.mlm import IGNORE, masked_lm_loss
 from labml_bert.model_folder import read_json
 from labml_bert.models import BertPreTrainedModel
 
-# The names of the parameters that a pretrained folder may lack start with these prefixes. The head is new,
-# and a model that was pretrained without next sentence prediction may have no pooler.
+# Parameters with these prefixes start with new values, even if the folder has a head with the same names. The
+# pooler is an exception: it's new only if the model was pretrained without next sentence prediction.
 NEW_PARAMETERS = ("classifier.", "qa_outputs.", "bert.pooler.")
 
 

@@ -27,7 +27,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -249,7 +249,10 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_header(header: list[str], line: int) -> None:
-    """Raises `ValueError` if `text` or `label` is missing, or if a name has a NUL or occurs twice."""
+    """
+    Raises `ValueError` if `text` or `label` is missing, if a nonempty name occurs twice, if a name has a NUL
+    character, or if `check_pair_name` refuses the names.
+    """
     without_nul("".join(header), f"line {line}")
     for name in ("text", "label"):
         if name not in header:
@@ -261,6 +264,17 @@ def check_header(header: list[str], line: int) -> None:
     for name in header:
         if name and header.count(name) > 1:
             raise ValueError(f"line {line}: two columns are called {quote_label(name)}; rename or remove one")
+    check_pair_name(header, line)
+
+
+def check_pair_name(names: Collection[str], line: int) -> None:
+    """Raises `ValueError` if a name is `pair` but for its case and spaces, and no name is `pair` exactly."""
+    similar = [name for name in names if name.strip().lower() == "pair"]
+    if similar and "pair" not in similar:
+        raise ValueError(
+            f"line {line}: is {quote_label(similar[0])} the second text? then call it 'pair', or else give "
+            "it another name"
+        )
 
 
 def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -290,6 +304,7 @@ def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(
                 f'line {number} is not a JSON object; write {{"text": "…", "label": "…"}} on each line'
             )
+        check_pair_name(row, number)
         yield number, row
 
 
@@ -304,9 +319,6 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
     NUL or half a character, or if the label is too long or contains a control character.
     """
     values: dict[str, str] = {}
-    similar = [name for name in row if name.strip().lower() == "pair"]
-    if similar and "pair" not in similar:
-        raise ValueError(f"line {line}: the name {quote_label(similar[0])} must be 'pair'; rename it")
     for name in ("text", "label", "pair"):
         value = row.get(name)
         if name == "pair" and value in (None, ""):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.checksums import check_sha256, parse_json, read_checked
+from labml_bert.checksums import check_digest, file_sha256, parse_json, read_checked, read_sums
 from labml_bert.modern import ModernBertConfig
 
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
@@ -100,7 +100,7 @@ def load_weights(
     """
     parameters = dict(model.named_parameters())
     new = tuple(new_parameters)
-    # Two heads can have tensors with the same names.
+    # Two heads can have tensors with the same names. But a pooler, `bert.pooler`, has been pretrained.
     tensors = {n: tensor for n, tensor in tensors.items() if n.startswith("bert.") or not n.startswith(new)}
     missing = [n for n in parameters if n not in tensors and not n.startswith(new)]
     if missing:
@@ -185,7 +185,11 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
-    check_sha256(path)
+    try:
+        if path.name in read_sums(folder):
+            check_digest(path, file_sha256(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
     try:
         return files.read_tensors(path)[0]
     except ValueError as error:

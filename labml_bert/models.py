@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.checksums import listed, write_checked
+from labml_bert.checksums import listing, write_checked
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -108,7 +108,7 @@ class BertPreTrainedModel(nn.Module):
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
-        with listed(folder / "model.safetensors"):
+        with listing(folder / "model.safetensors"):
             files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
         write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 
@@ -120,8 +120,8 @@ class BertPreTrainedModel(nn.Module):
         Loads a model from a folder and returns it in eval mode. The folder can come from `save_pretrained` of
         this project or of `transformers`. Tensors that this class has no parameter for, such as those of
         other heads, are ignored. Parameters whose names start with one of the prefixes in `new_parameters`
-        keep their initial values. Those of the encoder are an exception: if the file has them, they are
-        loaded. `arguments` go to the constructor.
+        keep their initial values. The pooler is an exception: if the file has one, it's loaded. `arguments`
+        go to the constructor.
 
         Raises `ValueError` if a file is missing or damaged, if any other parameter is missing, if the sizes
         of the tensors don't match `config.json`, or if a setting isn't implemented.

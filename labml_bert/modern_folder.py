@@ -23,7 +23,7 @@ from torch import Tensor
 
 from labml_bert import files
 from labml_bert.checks import check_modern_config
-from labml_bert.checksums import listed, write_checked
+from labml_bert.checksums import listing, write_checked
 from labml_bert.model_folder import (
     check_finite,
     check_parameter_count,
@@ -59,7 +59,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     # aren't in the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
-    with listed(folder / "model.safetensors"):
+    with listing(folder / "model.safetensors"):
         files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
     write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
 

@@ -49,7 +49,8 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     ## Which words?
 
     Returns the most frequent words of `texts` that the tokenizer splits, up to `count`, in decreasing order.
-    The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`.
+    The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`. Words with
+    control characters are left out.
 
     Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
     """

@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +85,13 @@ def display_path(path: Path) -> str:
     with contextlib.suppress(ValueError):
         text = str(path.resolve().relative_to(Path.cwd()))
     return f"./{text}" if text.startswith("-") else text
+
+
+def path_with_name(name: str) -> Path:
+    """For an `ArgumentParser`: the path with this name. Raises `ArgumentTypeError` if the name is empty."""
+    if not name:
+        raise ArgumentTypeError("the name is empty")
+    return Path(name)
 
 
 def without_controls(text: str) -> str:

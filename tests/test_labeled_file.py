@@ -115,7 +115,8 @@ BAD_FILES = {
     "UTF-16 without a mark": ("a.csv", (HEADER + GOOD).encode("utf-16-le"), "line 1 has NUL characters"),
     "UTF-32": ("a.csv", (HEADER + GOOD).encode("utf-32"), "convert it with: iconv -f UTF-32 -t UTF-8 FILE"),
     "another case": ("a.csv", "text,label,Pair\n" + GOOD.replace(",a\n", ",a,x\n").replace(",b\n", ",b,x\n"),
-                     "the name 'Pair' must be 'pair'; rename it"),
+                     "line 1: is 'Pair' the second text? then call it 'pair', or else"),
+    "another case in JSONL": ("a.jsonl", '{"text": "x", "label": "a", "PAIR": "y"}', "line 1: is 'PAIR' the"),
     "Excel": ("a.csv", b"PK\x03\x04rest", 'is an Excel file or an archive; save it as "CSV UTF-8" in Excel'),
     "old Excel": ("a.xls", b"\xd0\xcf\x11\xe0\xa1", "is an Excel file"),
     "swapped columns": ("a.csv", "label,text\n" + GOOD, "the column 'label' has 20 different values in 20 "

@@ -170,7 +170,7 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
     Returns the options of a run, with defaults for those that aren't in `values`. `kind` is `masked`
     (windows) or `pairs`. `values` are options from `claims.toml` or from a record.
 
-    Raises `ValueError` if this kind of run doesn't have one of the options, or not together with another.
+    Raises `ValueError` if this kind of run doesn't have one of the options, or if two don't work together.
     """
     options = {"masked": WindowOptions, "pairs": PairOptions}[kind]
     names = {field.name for field in fields(options)}

@@ -170,7 +170,7 @@ class Results:
         """
         Returns the row of a run. Trains it if neither this claim nor another one has recorded it.
 
-        Raises `ValueError` if the run would have another text than the recorded runs.
+        Raises `ValueError` if the recorded runs had another version of the text.
         """
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
@@ -178,7 +178,7 @@ class Results:
         if key in self.recorded_rows:
             self.rows[key] = self.recorded_rows[key]
         elif key not in self.rows:
-            self.check_python()
+            self.check_python(options.get("corpus", "python-docs"))
             result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
             self.write()
@@ -188,12 +188,17 @@ class Results:
             )
         return self.rows[key]
 
-    def check_python(self) -> None:
-        """Raises `ValueError` if recorded runs had another Python, and so another text: its documentation."""
-        old, current = (x["versions"]["python"] for x in (self.record, self.source))
-        if self.recorded_rows and old != current:
+    def check_python(self, corpus: str) -> None:
+        """
+        Raises `ValueError` if the text comes with Python and recorded runs used another version of Python,
+        which has another text.
+        """
+        current = self.source["versions"]["python"]
+        rows = self.recorded_rows.values()
+        others = {row.get("versions", self.record["versions"])["python"] for row in rows} - {current}
+        if corpus.startswith("python-") and others:
             raise ValueError(
-                f"the runs in {self.path} had the documentation of Python {old}, and this is {current}; use "
+                f"the runs in {self.path} had the text of Python {min(others)}, and this is {current}; use "
                 "that version, or another --record"
             )
 

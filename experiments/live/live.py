@@ -59,7 +59,7 @@ from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_named_weights, named_weights
-from labml_bert.training.distributed import launcher
+from labml_bert.training.distributed import refuse_launcher
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
@@ -316,22 +316,23 @@ def main(run: Run, options: Options) -> None:
     --output."""
     if options.resume:
         raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
-    if launcher():
-        raise ValueError("this experiment needs a single process; start it without torchrun")
+    refuse_launcher()
     for arm in ARMS:
         make_model(arm, arm_options(arm, options), vocab_size=10)  # refuses sizes before the first run
     folder = prepare_folder(options.output, "model.json")
-    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[')
-    record, descriptions = read_other_arms(options, folder)
     run.is_resumable = False
     with lock(folder):
-        train_and_write(run, options, folder, record, descriptions)
+        train_and_write(run, options, folder)
 
 
-def train_and_write(
-    run: Run, options: Options, folder: Path, record: dict[str, Any], descriptions: dict[str, Any]
-) -> None:
-    """Trains the models of `--arm`, and replaces them in `folder`, `record` and `descriptions`."""
+def train_and_write(run: Run, options: Options, folder: Path) -> None:
+    """
+    Trains the models of `--arm`, and writes them to `folder`. The caller must hold the lock of the folder.
+
+    Raises `ValueError` if the folder has a file of another program, or if `read_other_arms` refuses a file.
+    """
+    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[')
+    record, descriptions = read_other_arms(options, folder)
     trained_models: dict[str, TrainedModel] = {}
     for arm in ARMS if options.arm == "all" else (options.arm,):
         # One record contains all runs, so no run writes its own.

@@ -88,7 +88,7 @@ class NgramModel:
     where $n(l, r)$ is how often $l$ and $r$ occurred with one token between them. `train` is a
     one-dimensional tensor of ids. A special token can be a neighbor, but only ordinary tokens are predicted.
 
-    Raises `ValueError` if the vocabulary is so large that the number of a triple doesn't fit into an int64.
+    Raises `ValueError` if the vocabulary is so large that the index of a triple doesn't fit into an int64.
 
     Source: [Chen and Goodman, 1996](https://arxiv.org/abs/cmp-lg/9606011), who compare smoothing methods.
     """

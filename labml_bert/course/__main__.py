@@ -20,7 +20,6 @@ if __name__ == "__main__":
 import argparse
 import difflib
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ from labml_bert.course.source import PACKAGE, function_lines, location, read_ref
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
-from labml_bert.stdout import console
+from labml_bert.stdout import console, path_with_name, print_error
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -46,17 +45,9 @@ class OneLineParser(argparse.ArgumentParser):
         fail(f"{message}; see --help")
 
 
-def path_argument(name: str) -> Path:
-    """Returns the path with this name. Raises `ArgumentTypeError` if the name is empty."""
-    if not name:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return Path(name)
-
-
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(reason).split()))
-    print("error:", text, file=sys.stderr)
+    print_error(" ".join(str(reason).split()))
     raise SystemExit(2) from None
 
 
@@ -189,10 +180,10 @@ def main(argv: list[str] | None = None) -> None:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
         command.set_defaults(run=run, step=None)
         if name == "start":
-            command.add_argument("folder", type=path_argument, help="new folder for the exercises")
+            command.add_argument("folder", type=path_with_name, help="new folder for the exercises")
         else:
             words = "folder of the exercises (default: the current folder)"
-            command.add_argument("--folder", type=path_argument, default=Path(), help=words)
+            command.add_argument("--folder", type=path_with_name, default=Path(), help=words)
         if name in ("check", "hint", "show", "solve"):
             command.add_argument(
                 "--step", type=step_argument, help="number of a step (default: the next one)"

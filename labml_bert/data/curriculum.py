@@ -40,7 +40,7 @@ def parse_schedule(text: str) -> list[Stage]:
             weights.append(float(weight or 1))
         except ValueError:
             raise ValueError(f"bad schedule {text!r}: write lengths like 16,32,64,128") from None
-    # Two of the tokens can be `[CLS]` and `[SEP]`.
+    # Two of the tokens can be `[CLS]` and `[SEP]`, and then a third is needed to predict something.
     if min(lengths) < 3:
         raise ValueError(f"bad schedule {text!r}: a sequence needs at least 3 tokens")
     if any(a >= b for a, b in pairwise(lengths)):

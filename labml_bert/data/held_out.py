@@ -5,7 +5,7 @@ You can compare two results only if both were measured on the same masks. So eac
 once, by the paper's rule and with a fixed seed. Two runs with the same held-out windows or pairs are
 evaluated on the same masks, whatever masks they use in training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ def mask_held_out(
     Raises `ValueError` if the masker chooses none of the tokens.
     """
     masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
-    if (masked.labels == IGNORE).all():
-        raise ValueError("no token of the held-out text was chosen for masking; use more text")
+    check_labels([masked.labels])
     return masked
+
+
+def check_labels(labels: Iterable[Tensor]) -> None:
+    """Raises `ValueError` if no token of the held-out batches with these `labels` was chosen."""
+    if all((batch == IGNORE).all() for batch in labels):
+        raise ValueError("no token of the held-out text was chosen for masking; use more text")

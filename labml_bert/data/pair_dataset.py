@@ -148,6 +148,7 @@ def build_locked(
     digest = hashlib.sha256("".join(part["fingerprint"] for part in parts).encode()).hexdigest()
     manifest = {"fingerprint": digest, "arguments": asdict(arguments), **totals, "parts": parts}
     save_tokenizer(tokenizer, folder)
+    # Delete only folders with names like ours.
     for arrow in (folder / "arrow").glob("[0-9a-f]" * 16):
         if arrow.name != digest[:16]:
             shutil.rmtree(arrow)

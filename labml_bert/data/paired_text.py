@@ -18,7 +18,7 @@ from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
 from labml_bert.data.corpora import Corpus, cache_folder
-from labml_bert.data.held_out import held_out_generator
+from labml_bert.data.held_out import check_labels, held_out_generator
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
@@ -100,8 +100,7 @@ class PairedText:
         rows = self.build(self.corpus.valid, f"{length}-held-out", arguments).with_format("arrow")
         collator = PairCollator(self.tokenizer, None, length, held_out_generator())
         batches = [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
-        if not any((batch["labels"] != IGNORE).any() for batch in batches):
-            raise ValueError("no token of the held-out text was chosen for masking; use more text")
+        check_labels(batch["labels"] for batch in batches)
         return batches
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":

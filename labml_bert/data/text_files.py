@@ -43,7 +43,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     ## Reading files
 
     Returns the files in `paths`. In place of each folder, returns the files that `corpora.visible_files`
-    finds in it, sorted by path.
+    finds in it, sorted by path. Each file is returned only once.
 
     Raises `ValueError` if a path isn't a file or folder, or if a folder has no such files.
     """
@@ -53,7 +53,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         if not inside or not all(file.is_file() for file in inside):
             raise ValueError(f"{path} is not a file or a folder of files; name your text files")
         files += inside
-    return list(dict.fromkeys(files))
+    return list({file.resolve(): file for file in reversed(files)}.values())[::-1]
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -9,7 +9,6 @@ with what you need to repeat the run. A run rejects bad input before it saves an
 
 import contextlib
 import json
-import os
 import signal
 import stat
 import time
@@ -347,8 +346,9 @@ class Run:
     def arguments(self) -> list[str]:
         """Returns, as command-line arguments, the non-default options that change the result."""
         user_options, text = self.user_options, self.text
+        # Record the text's name and not its path, because another machine may not have that path.
         non_defaults = {
-            f.name: text.corpus.name if f.name == "corpus" else without_folder(getattr(user_options, f.name))
+            f.name: text.corpus.name if f.name == "corpus" else getattr(user_options, f.name)
             for f in fields(user_options)
             if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
@@ -361,9 +361,8 @@ class Run:
     def describe(self, result: dict[str, float]) -> dict[str, Any]:
         """Describes the run and its result for the record and the model card."""
         text, trainer = self.text, self.current_trainer
-        values = {name: without_folder(value) for name, value in self.configuration.items()}
         return {
-            "configuration": {**values, "corpus": text.corpus.name},
+            "configuration": {**self.configuration, "corpus": text.corpus.name},
             "corpus": {
                 "name": text.corpus.name,
                 "sha256": text.corpus.sha256,
@@ -404,11 +403,6 @@ def new_run_path(runs: Path, experiment: str) -> Path:
         raise ValueError(
             f"cannot write runs to {runs}: {error.strerror}; choose another folder with --runs"
         ) from None
-
-
-def without_folder(value: Any) -> Any:
-    """The last part of an absolute path, which may not exist on another machine, or else `value` itself."""
-    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
 def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:

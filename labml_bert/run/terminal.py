@@ -35,6 +35,7 @@ from labml_bert.stdout import (
     console,
     display_path,
     is_ascii_only,
+    path_with_name,
     print_error,
     printable,
     without_controls,
@@ -162,13 +163,6 @@ def print_last(text: str) -> None:
         # Don't use `print`. If Python couldn't write the buffer at exit, the exit code would change.
         with contextlib.suppress(OSError):
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
-
-
-def path_with_name(name: str) -> Path:
-    """Returns the path with this name. Raises `ArgumentTypeError` if the name is empty."""
-    if not name:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return Path(name)
 
 
 class OneLineParser(argparse.ArgumentParser):

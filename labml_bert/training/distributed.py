@@ -76,6 +76,12 @@ def launcher() -> list[str]:
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
 
 
+def refuse_launcher() -> None:
+    """Raises `ValueError` if `torchrun` has started this process."""
+    if launcher():
+        raise ValueError("this experiment needs a single process; start it without torchrun")
+
+
 def local_gpu(name: str) -> str:
     """
     ## One GPU per process

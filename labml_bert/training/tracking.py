@@ -61,15 +61,15 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
         append(file, line)
 
 
-def read_metrics(run_path: Path, most: float = math.inf) -> dict[str, list[tuple[int, float]]]:
+def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list[tuple[int, float]]]:
     """
     ## Reading
 
     Returns all metrics of a run by name, each as a list of `(step, value)`, ordered by step. A resumed run
     repeats the steps after its last checkpoint. For these steps, the values from before the resume are left
     out. If a step was reported twice, the later value counts. Damaged lines and values of `null` are skipped.
-    Lines from earlier versions of this package have no `crc32`, so these lines aren't checked. Steps above
-    `most` are left out. If the folder has no metrics, the dictionary is empty.
+    Lines from earlier versions of this package have no `crc32`, so these lines aren't checked. Steps after
+    `up_to_step` are left out. If the folder has no metrics, the dictionary is empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
@@ -87,7 +87,9 @@ def read_metrics(run_path: Path, most: float = math.inf) -> dict[str, list[tuple
                 for name, points in metrics.items()
             }
         last_step = step
-        for name, value in finite.items() if step <= most else ():
+        if step > up_to_step:
+            continue
+        for name, value in finite.items():
             metrics.setdefault(name, {})[step] = value
     return {name: sorted(points.items()) for name, points in metrics.items()}
 

@@ -229,7 +229,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP. By default, such a signal ends the loop."""
+        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP, or else ends the loop. Needs the main thread."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -238,8 +238,8 @@ class Trainer:
         # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
-        is_main = threading.current_thread() is threading.main_thread()  # No other thread can set handlers.
-        before = {number: signal.signal(number, handler or remember) for number in numbers if is_main}
+        is_main_thread = threading.current_thread() is threading.main_thread()  # Others can't handle signals.
+        before = {n: signal.signal(n, handler or remember) for n in numbers if is_main_thread}
         try:
             yield
         finally:

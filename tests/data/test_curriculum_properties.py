@@ -24,7 +24,7 @@ def test_a_schedule_is_parsed_or_rejected(text: str) -> None:
     lengths = [number(int, length) for length, _, _ in parts]
     weights = [number(float, weight or "1") for _, _, weight in parts]
     is_valid = (
-        all(length >= 2 for length in lengths)
+        all(length >= 3 for length in lengths)
         and all(a < b for a, b in pairwise(lengths))
         and all(0 < weight < math.inf for weight in weights)
     )
@@ -40,7 +40,7 @@ def test_a_schedule_is_parsed_or_rejected(text: str) -> None:
 @given(st.data())
 def test_the_length_is_that_of_the_current_stage(data: st.DataObject) -> None:
     draw = data.draw
-    lengths = sorted(draw(st.sets(st.integers(2, 8), min_size=1, max_size=3)))
+    lengths = sorted(draw(st.sets(st.integers(3, 8), min_size=1, max_size=3)))
     weights = [draw(st.integers(1, 4)) for _ in lengths]
     text = ",".join(f"{length}:{weight}" for length, weight in zip(lengths, weights, strict=True))
     stages = parse_schedule(text)

@@ -452,6 +452,9 @@ def test_a_high_initial_loss_is_not_a_failure(options: dict[str, Any]) -> None:
 
 
 # A new record stores its commit, which starts git: hence the marker `processes` on the tests below.
+PARTS = {"curve": [], "lengths": []}
+
+
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
     arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
@@ -504,16 +507,18 @@ def test_an_interrupted_claim_continues_and_gives_the_same_rows(
 def test_a_claim_does_not_continue_with_another_text(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text of the claims is the documentation of Python, so another version has another text."""
-    claim = small_claim(options)
+    """The text of the claims comes with Python, so another version has another text."""
+    monkeypatch.setattr(Results, "run_once", lambda *_: {"result": {"loss": 1.0}, "core_seconds": 1} | PARTS)
+    claim = small_claim({**options, "corpus": "python-docs"})
     results = Results(claim, tmp_path, CPU)
     results.get_row("short", 0, {"learning_rate": 1e-3})
     del results
     monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
     results = Results(claim, tmp_path, CPU)
     results.get_row("short", 0, {"learning_rate": 1e-3})
-    with pytest.raises(ValueError, match=r"of Python .*, and this is 3\.99\.0; use that version"):
+    with pytest.raises(ValueError, match=r"text of Python .*, and this is 3\.99\.0; use"):
         results.get_row("long", 0, {"learning_rate": 1e-3})
+    results.check_python("tiny-shakespeare")
 
 
 @pytest.mark.processes

@@ -14,6 +14,7 @@ from labml_bert.data.corpora import Corpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.models import BertForMaskedLM
 from labml_bert.new_tokens import add_tokens
+from labml_bert.training import distributed
 from tests.support.runs import small_text
 from tests.support.tiny_run import assert_fails
 
@@ -56,7 +57,7 @@ def test_words_that_do_not_fit_into_the_model_are_refused(monkeypatch: pytest.Mo
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(main.__globals__, "launcher", lambda: ["-m", "torch.distributed.run"])
+    monkeypatch.setattr(distributed, "launcher", lambda: ["-m", "torch.distributed.run"])
     assert_fails(main, [], "needs a single process; start it without torchrun", capsys)
 
 

@@ -63,7 +63,6 @@ def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert [step for step, _ in curves[name]] == [0, 1, 2, 3, 4]
     record = json.loads((folder / "r.json").read_text())
     assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
-    assert str(folder) not in json.dumps(record), "folders of this machine tell nobody anything"
     assert "--from model" in record["command"] and "--from-" not in record["command"]
 
 

@@ -24,6 +24,7 @@ from labml_bert.mlm import MaskedTokens
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.launch import launch
+from labml_bert.training import distributed
 from tests.support.runs import small_text, stop_with_ctrl_c
 
 ROOT = Path(__file__).parents[2]
@@ -280,7 +281,7 @@ def test_two_programs_do_not_write_to_one_folder(
 def test_several_processes_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(script["main"].__globals__, "launcher", lambda: ["-m", "torch.distributed.run"])
+    monkeypatch.setattr(distributed, "launcher", lambda: ["-m", "torch.distributed.run"])
     with pytest.raises(SystemExit) as exit_info:
         main([])
     assert exit_info.value.code == 2
