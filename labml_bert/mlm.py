@@ -140,8 +140,8 @@ class TokenMasker:
         ### Which words
 
         Goes through the words of each row, smallest `draw` first, and chooses a word if all of its tokens
-        still fit within the row's `count`. A word's tokens must share a draw: if each token had its own and the
-        word used the smallest, long words would be favored.
+        still fit within the row's `count`. A word's tokens must share a draw: if each token had its own and
+        the word used the smallest, long words would be favored.
         """
         words = word_ids.masked_fill(~is_candidate, 0)  # (B, T)
         size = torch.zeros_like(words).scatter_add(1, words, is_candidate.long())  # (B, T)
