@@ -32,7 +32,7 @@ LARGEST_FILE = 1_000_000_000
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no such file."""
+    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`."""
     path = folder / SUMS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
@@ -60,10 +60,11 @@ def write_checked(path: Path, text: str) -> None:
 def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     """
     Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
-    will have. Without it, the file is read again.
+    will have. Without `digest`, we compute the sha256 from the written file.
 
-    Raises `OSError` if that fails. If the block fails or the program is killed, the file may be missing in
-    the list, but it's never listed with a wrong sha256.
+    Raises `OSError` if the file can't be read, or if `SHA256SUMS` can't be read or written. If the block
+    fails or the program is killed, the file may be missing from `SHA256SUMS`, but it's never listed with a
+    wrong sha256.
     """
     sums = read_sums(path.parent)
     if path.name in sums and sums.pop(path.name) != digest:
@@ -77,7 +78,7 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     Returns the contents of a file. A file that isn't in `SHA256SUMS` isn't checked.
 
     Raises `ValueError` if the file is listed but missing, has more than `most` bytes, or doesn't match its
-    sha256. Raises `FileNotFoundError` if there is no regular file and none is listed, and `OSError` if the
+    sha256. Raises `FileNotFoundError` if `path` isn't a regular file and isn't listed, and `OSError` if the
     file can't be read.
     """
     # Reading anything other than a regular file, such as a pipe, could wait forever.
@@ -94,8 +95,8 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 def check_digest(path: Path, digest: str) -> None:
     """
-    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256 than `digest`. It may be
-    damaged, or come from another model.
+    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256 than `digest`. Such a
+    file may be damaged, or come from another model.
     """
     if read_sums(path.parent).get(path.name, digest) != digest:
         raise ValueError(
