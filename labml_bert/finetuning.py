@@ -209,8 +209,10 @@ def fine_tune(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     steps = max(epochs * -(-len(rows) // batch_size), min_steps)
+    # As in the original code, there is no warm-up if it would be shorter than a step.
+    warmup_ratio = 0.1 if steps >= 10 else 0.0
     arguments = TrainingArguments(
-        steps=steps, learning_rate=learning_rate, warmup_ratio=0.1, evaluations=epochs
+        steps=steps, learning_rate=learning_rate, warmup_ratio=warmup_ratio, evaluations=epochs
     )
     # Fine-tuning usually takes only minutes, so it saves no checkpoints.
     trainer = Trainer(model, arguments, generator, device, precision)

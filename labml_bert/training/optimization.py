@@ -77,10 +77,8 @@ class TrainingArguments:
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate after a fraction `progress` of the budget. After the whole budget, it's 0."""
-        # As in the original code, there is no warm-up if it would be shorter than a step.
-        warmup_ratio = self.warmup_ratio if self.steps is None or self.steps * self.warmup_ratio >= 1 else 0.0
-        decay = (1 - progress) / (1 - warmup_ratio)
-        warmup = progress / warmup_ratio if warmup_ratio else math.inf
+        decay = (1 - progress) / (1 - self.warmup_ratio)
+        warmup = progress / self.warmup_ratio if self.warmup_ratio else math.inf
         return self.learning_rate * max(0.0, min(warmup, decay))
 
 

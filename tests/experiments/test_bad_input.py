@@ -140,7 +140,7 @@ BAD_INPUT = {
     "schedule weights that overflow": (["--schedule", "16:1e308,32:1e308"], "their sum finite"),
     "schedule weight of zero": (["--schedule", "16:0,32:1"], "every weight must be above 0"),
     "empty schedule": (["--schedule", ""], "the value after --schedule is empty"),
-    "length of one": (["--schedule", "1,32"], "at least 2 tokens"),
+    "length of two": (["--schedule", "2,32"], "at least 3 tokens"),
     "steps that are not a number": (["--steps", "many"], "--steps: 'many' is not a valid int"),
     "unknown option": (["--layers", "3"], "Unrecognized options: --layers, 3"),
     "option without a value": (["--steps"], "Missing value for argument '--steps'"),

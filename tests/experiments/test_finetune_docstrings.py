@@ -89,7 +89,7 @@ def replace_tokenizer(model: Path) -> None:
 BAD_INPUT = {
     "no model": (["--model", "nowhere"], None, "there is no model in nowhere"),
     "a folder without a model": (["--model", "."], None, "no config.json"),
-    "no tokenizer": ([], lambda model: (model / "tokenizer.json").unlink(), "no tokenizer at"),
+    "no tokenizer": ([], lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "another tokenizer": ([], replace_tokenizer, "they do not belong together"),
     "damaged weights": ([], lambda model: (model / "model.safetensors").write_bytes(b"\0"), "damaged"),
     "more labels than texts": (["--labels", "100", "999999"], None, "999999 labels for package; it has"),
