@@ -68,7 +68,7 @@ def test_the_claims_are_short_until_their_evidence_is_opened(server: str, page: 
     page.goto(server + "claims/", wait_until="networkidle")
     assert page.evaluate("document.documentElement.scrollHeight") <= 15_200
     verdicts = page.locator("#content > p > strong:has-text('Verdict:')")
-    assert verdicts.count() == 19 and all(verdicts.nth(i).is_visible() for i in range(19))
+    assert verdicts.count() == 20 and all(verdicts.nth(i).is_visible() for i in range(20))
     evidence = page.locator("#tying ~ .part-fold").first
     assert page.is_visible("#content > figure svg") and not evidence.locator("figure").is_visible()
     evidence.locator("> summary").click()
