@@ -422,7 +422,7 @@ def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """Casts `x` to the autocast dtype. On a CPU, LayerNorm keeps its input's dtype, so one cast is enough."""
+    """Casts `x` to the autocast dtype. On a CPU, every LayerNorm keeps that dtype, so we cast only once."""
     return x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else x
 
 
