@@ -38,6 +38,7 @@ import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from labml_bert.backbone import text_has_changed
 from labml_bert.baselines.ngrams import NgramModel
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.sentences import split_sentences
@@ -243,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
     if name is None:
         name = configuration.get("corpus") or "python-docs"
     corpus = load_corpus(name)
-    if options.corpus is None and configuration.get("corpus_sha256", corpus.sha256) != corpus.sha256:
+    if options.corpus is None and text_has_changed(configuration, name, corpus.sha256):
         raise ValueError(f"the run was trained on another text than {name} is now; name a text with --corpus")
     candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
     longest = model.config.max_position_embeddings

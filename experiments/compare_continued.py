@@ -53,7 +53,7 @@ from labml_bert.run.record import at_least_one, check_record, describe_run, fini
 from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
-from labml_bert.training.distributed import refuse_launcher
+from labml_bert.training.distributed import check_single_process
 from labml_bert.training.tracking import read_metrics
 
 # The vocabulary is small, so that many words of the source code are split. `own_language.py` chooses the
@@ -325,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(Options, Options(), main.__doc__ or "", sys.argv[1:] if argv is None else argv)
     with exit_on_bad_input():
         at_least_one(options, "seeds", "pretraining_steps", "steps")
-        refuse_launcher()
+        check_single_process()
         if options.record is not None:
             check_record(options.record)
         device = choose_device(options.device)

@@ -29,6 +29,7 @@ from typing import Annotated, Any
 import tyro
 from tokenizers import Tokenizer
 
+from labml_bert.backbone import text_has_changed
 from labml_bert.data.corpora import absolute_path
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
@@ -124,16 +125,15 @@ def check_old_text(folder: Path, name: str, sha256: str) -> None:
     `name`, and the text has changed since then. The run may have been trained on what is held out now.
     """
     for path in (folder, folder.parent):
-        with contextlib.suppress(ValueError):  # A model folder needs no checkpoint, so it may be damaged.
-            values = load_checkpoint(path)[0]["configuration"]
-            if values.get("corpus") == name and values.get("corpus_sha256", sha256) != sha256:
-                break
-    else:
-        return
-    raise ValueError(
-        "the old text has changed since the model in --from was trained on it; use the text as it was then, "
-        "or another --old-corpus"
-    )
+        try:
+            configuration = load_checkpoint(path)[0]["configuration"]
+        except ValueError:  # A model folder needs no checkpoint, so it may be damaged or missing.
+            continue
+        if text_has_changed(configuration, name, sha256):
+            raise ValueError(
+                "the old text has changed since the model in --from was trained on it; use the text as it "
+                "was then, or another --old-corpus"
+            )
 
 
 def main(run: Run, options: Options) -> None:

@@ -81,6 +81,14 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
     return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
+def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> bool:
+    """
+    Whether a run with this `configuration` was trained on the text called `name` when its sha256 wasn't this
+    `sha256`. What is held out now may have been training text then.
+    """
+    return configuration.get("corpus") == name and configuration.get("corpus_sha256", sha256) != sha256
+
+
 def check_python_docs(configuration: dict[str, Any]) -> None:
     """
     Raises `ValueError` if a run with this `configuration` has read the docstrings of another version of

@@ -44,7 +44,7 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import print_report
 from labml_bert.data.tokenizers import add_cls_sep, encode_texts, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_utf8, lock
+from labml_bert.files import check_utf8, is_utf8, lock, read_lines
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -54,7 +54,6 @@ from labml_bert.labeled_file import (
     fold,
     quote_label,
     read_labeled_texts,
-    read_lines,
     some,
 )
 from labml_bert.labeled_text import Example, split_by_label

@@ -133,6 +133,20 @@ def without_nul(text: str, name: object) -> str:
     return text
 
 
+def read_lines(data: bytes) -> list[str]:
+    """
+    Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
+    byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
+
+    Raises `ValueError` if all lines are blank, or if there is a NUL character.
+    """
+    text = data.decode("utf-8-sig", "surrogateescape")
+    if not text.strip():
+        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
+    lines = without_nul(text, "the input").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes the names in a folder to disk, if the system can. Raises `OSError` if the disk fails."""
     try:

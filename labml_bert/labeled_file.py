@@ -12,7 +12,8 @@ or as JSONL, with one JSON object per line and the same names:
 
     {"text": "Great film, and far too short.", "label": "good"}
 
-If your task is about two texts, the second one is called `pair`. Other columns are ignored.
+If your task is about two texts, the second one is called `pair`. Other columns are ignored, but
+not one called `Pair`, which is probably a mistake.
 
 A spreadsheet may separate the columns of a CSV file with semicolons or tabs. That works too.
 
@@ -398,16 +399,3 @@ def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -
             f"{path}: labels with too few different rows: {some(rare)}; each needs at least "
             f"{FEWEST_PER_LABEL}; fix the spelling, add rows, or remove these labels{reason}"
         )
-
-
-def read_lines(data: bytes) -> list[str]:
-    """
-    Returns the lines of `data`. Keeps blank lines, so that the line numbers in error messages are right. A
-    byte that isn't UTF-8 becomes a surrogate, as it does on the command line.
-
-    Raises `ValueError` if all lines are blank, or if there is a NUL character.
-    """
-    text = data.decode("utf-8-sig", "surrogateescape")
-    if not text.strip():
-        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
-    return [line.removesuffix("\r") for line in without_nul(text, "the input").removesuffix("\n").split("\n")]

@@ -35,8 +35,8 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.files import read_lines
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
-from labml_bert.labeled_file import read_lines
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM

@@ -127,6 +127,11 @@ class WindowOptions(Options):
     # `batch_tokens` in the second third.
     batch_ramp: bool = False
 
+    @property
+    def has_bert_blocks(self) -> bool:
+        """Whether the blocks are those of BERT, without any of the changes to them."""
+        return (self.pre_norm, self.gated, self.biases, self.local_attention) == (False, False, True, None)
+
     def mean_batch_tokens(self) -> float:
         """Returns the tokens per step, averaged over the run."""
         return self.batch_tokens * 7 / 12 if self.batch_ramp else self.batch_tokens
@@ -178,19 +183,12 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
         raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(names))}")
     result = options(**values)
     if isinstance(result, WindowOptions):
-        is_plain = (
-            not result.pre_norm and not result.gated and result.biases and result.local_attention is None
-        )
-        if result.causal and (result.positions != "learned" or not is_plain):
+        if result.causal and (result.positions != "learned" or not result.has_bert_blocks):
             raise ValueError("causal works only with learned positions and the blocks of BERT")
         if result.embedding_std is not None and result.positions != "learned":
             raise ValueError("embedding_std works only with learned positions")
     elif result.masking == "static":
-        rule = (result.mlm_probability, result.mask_replace_prob, result.random_replace_prob)
-        if rule != (
-            PairOptions.mlm_probability,
-            PairOptions.mask_replace_prob,
-            PairOptions.random_replace_prob,
-        ):
+        rule = ("mlm_probability", "mask_replace_prob", "random_replace_prob")
+        if any(getattr(result, name) != getattr(PairOptions, name) for name in rule):
             raise ValueError("static masking works only with the masking rule of the paper")
     return result

@@ -175,10 +175,9 @@ def build_masked_lm(options: WindowOptions, config: BertConfig) -> BertForMasked
     if options.positions != "learned":
         assert isinstance(model, BertForMaskedLM)
         set_positions(model, options.positions)
-    changes = (options.pre_norm, options.gated, options.biases, options.local_attention)
-    if changes != (False, False, True, None):
+    if not options.has_bert_blocks:
         assert isinstance(model, BertForMaskedLM)
-        change_blocks(model, *changes)
+        change_blocks(model, options.pre_norm, options.gated, options.biases, options.local_attention)
     if options.causal:
         model.bert.encoder = FullEncoder(model.bert.encoder, is_causal=True)  # type: ignore[assignment]
     remove_head_parts(model, options.head_dense, options.head_norm)

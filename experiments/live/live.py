@@ -59,7 +59,7 @@ from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_named_weights, named_weights
-from labml_bert.training.distributed import refuse_launcher
+from labml_bert.training.distributed import check_single_process
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.trainer import Trainer
 
@@ -316,7 +316,7 @@ def main(run: Run, options: Options) -> None:
     --output."""
     if options.resume:
         raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
-    refuse_launcher()
+    check_single_process()
     for arm in ARMS:
         make_model(arm, arm_options(arm, options), vocab_size=10)  # refuses sizes before the first run
     folder = prepare_folder(options.output, "model.json")

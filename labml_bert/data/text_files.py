@@ -53,7 +53,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         if not inside or not all(file.is_file() for file in inside):
             raise ValueError(f"{path} is not a file or a folder of files; name your text files")
         files += inside
-    return list({file.resolve(): file for file in reversed(files)}.values())[::-1]
+    by_path: dict[Path, Path] = {}
+    for file in files:
+        by_path.setdefault(file.resolve(), file)
+    return [*by_path.values()]
 
 
 def open_file(path: Path) -> BinaryIO:

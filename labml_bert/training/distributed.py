@@ -76,7 +76,7 @@ def launcher() -> list[str]:
     return ["-m", "torch.distributed.run", "--nproc_per_node", os.environ["LOCAL_WORLD_SIZE"]]
 
 
-def refuse_launcher() -> None:
+def check_single_process() -> None:
     """Raises `ValueError` if `torchrun` has started this process."""
     if launcher():
         raise ValueError("this experiment needs a single process; start it without torchrun")

@@ -229,7 +229,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler` on Ctrl-C, SIGTERM or SIGHUP, or else ends the loop. Needs the main thread."""
+        """Calls `handler`, or ends the loop, on Ctrl-C, SIGTERM or SIGHUP. Works only in the main thread."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
