@@ -47,7 +47,7 @@ from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import token_log_probs
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.stdout import console, display_path, print_note, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
 # We use sentences of at least `FEWEST_WORDS` and at most `MOST_WORDS` words. In a shorter sentence, there's
@@ -246,6 +246,8 @@ def main(argv: list[str] | None = None) -> None:
     corpus = load_corpus(name)
     if options.corpus is None and text_has_changed(configuration, name, corpus.sha256):
         raise ValueError(f"the run was trained on another text than {name} is now; name a text with --corpus")
+    if configuration.get("corpus_sha256", corpus.sha256) != corpus.sha256:
+        print_note("the run was trained on another text, so it may have seen some of these sentences")
     candidates = scramble(plain_sentences(corpus.valid), Random(options.seed))
     longest = model.config.max_position_embeddings
     items = choose_items(candidates, tokenizer, longest, options.sentences)

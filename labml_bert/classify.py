@@ -42,7 +42,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import print_report
-from labml_bert.data.tokenizers import add_cls_sep, encode_texts, load_tokenizer, save_tokenizer
+from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
 from labml_bert.files import check_utf8, is_utf8, lock, read_lines
 from labml_bert.fill_mask import newest_run
@@ -237,8 +237,7 @@ def check_output(folder: Path) -> None:
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """
-    Creates and locks the folder. If the code in the `with` block fails, the files of the classifier are
-    deleted, so that you can repeat the same command.
+    Creates and locks the folder.
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
@@ -249,12 +248,18 @@ def output_folder(folder: Path) -> Iterator[None]:
         raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
     with output_lock:
         check_output(folder)
-        try:
-            yield
-        except BaseException:
-            for name in SAVED_FILES:
-                (folder / name).unlink(missing_ok=True)
-            raise
+        yield
+
+
+@contextlib.contextmanager
+def deleting_on_error(folder: Path) -> Iterator[None]:
+    """If saving the classifier fails, deletes its files, so that you can repeat the same command."""
+    try:
+        yield
+    except BaseException:
+        for name in SAVED_FILES:
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -313,8 +318,9 @@ def train_command(options: argparse.Namespace) -> None:
         # `model_input_names`.
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
-        save_tokenizer(tokenizer, output, **settings)
-        model.save_pretrained(output)
+        with deleting_on_error(output):
+            save_tokenizer(tokenizer, output, **settings)
+            model.save_pretrained(output)
     # The classifier is complete, so don't delete it if the report fails.
     scores = print_report(predict(model, held_out), texts.labels, rest, test)
     script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
@@ -375,10 +381,6 @@ def predict_command(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
-    counts = [len(ids) for ids in encode_texts(tokenizer, texts)]
-    if 0 in counts:
-        number = counts.index(0) + 1
-        raise ValueError(f"{kind} {number:,} has no tokens; write some text, or leave it out")
     settings = read_settings(options.model)
     has_pair = options.pair is not None
     if settings.get(PAIRS, has_pair) is not has_pair:

@@ -31,7 +31,7 @@ from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
 from labml_bert.stdout import console, display_path, printable
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
+from labml_bert.training.checkpoint import CHECKPOINT, find_run_folders, load_checkpoint, with_prefix
 
 
 class Guess(NamedTuple):
@@ -160,14 +160,14 @@ def newest_run(runs: Path) -> Path:
 
     Raises `ValueError` if no run has trained, or if the search meets a damaged checkpoint first.
     """
-    checkpoints = sorted(runs.glob(f"*/*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
-    if not checkpoints:
+    folders = find_run_folders([runs], ["*/*/"])
+    if not folders:
         raise ValueError(
             f"no run under {runs}; train a model, for example with experiments/mlm_tiny.py, or name a folder"
         )
-    for path in reversed(checkpoints):
-        if load_checkpoint(path.parent)[0]["step"] > 0:
-            return path.parent
+    for folder in folders:
+        if load_checkpoint(folder)[0]["step"] > 0:
+            return folder
     raise ValueError(f"no run under {runs} has saved a trained model yet; wait, or name another run")
 
 

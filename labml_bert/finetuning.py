@@ -52,7 +52,8 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
     is shortened first.
 
-    Raises `ValueError` if `max_length` is below 5, the length of a pair with one token in each text.
+    Raises `ValueError` if a text has no tokens, or if `max_length` is below 5, the length of a pair with one
+    token in each text.
     """
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
@@ -62,6 +63,9 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     pairs = encode_texts(tokenizer, [example.pair or "" for example in examples])
     rows = []
     for example, a, b in zip(examples, texts, pairs, strict=True):
+        if not a or (example.pair is not None and not b):
+            text = example.text if not a else example.pair
+            raise ValueError(f"the text {text!a:.60} has no tokens; change it, or leave it out")
         if example.pair is None:
             ids = [cls_id, *a[: max_length - 2], sep_id]
             rows.append(Row(ids, [0] * len(ids), {"labels": example.label}))

@@ -42,8 +42,8 @@ class TokenMasker:
     r"""
     ## Masking tokens
 
-    The masker chooses about 15% of the ordinary tokens (no special tokens or padding). Each chosen token
-    meets one of three fates:
+    The masker chooses about 15% of the ordinary tokens (no special tokens or padding). There are three cases
+    for a chosen token:
 
     | fraction | what the model sees | why |
     |---|---|---|
@@ -99,13 +99,13 @@ class TokenMasker:
         is_chosen = self.choose(is_candidate, word_ids)  # (B, T)
         labels = input_ids.long().masked_fill(~is_chosen, IGNORE)  # (B, T), int64 for `F.cross_entropy`
 
-        # One draw decides each token's fate, so the fates can't overlap. If we first masked 80% and then made
+        # One draw decides each token's case, so the cases can't overlap. If we first masked 80% and then made
         # 10% of all chosen tokens random, masks included, we'd get 72% masked, 10% random and 18% kept.
-        fate = self.rand(input_ids)  # (B, T)
-        is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)
-        is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)
+        draw = self.rand(input_ids)  # (B, T)
+        is_masked = is_chosen & (draw < self.mask_replace_prob)  # (B, T)
+        is_random = is_chosen & ~is_masked & (draw < self.mask_replace_prob + self.random_replace_prob)
         ordinary_ids = self.ordinary_ids.to(input_ids)
-        index = torch.randint(len(ordinary_ids), fate.shape, generator=self.generator, device=fate.device)
+        index = torch.randint(len(ordinary_ids), draw.shape, generator=self.generator, device=draw.device)
         random_ids = ordinary_ids[index]  # (B, T)
         masked_ids = input_ids.masked_fill(is_masked, self.mask_token_id)  # (B, T)
         return MaskedTokens(torch.where(is_random, random_ids, masked_ids), labels)
@@ -318,9 +318,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest count in any row.
-    A row with fewer labeled positions gets unlabeled ones too. Pass the result to our encoders as
-    `output_positions`: unless the last layer skips the rest, a step takes 1.20 times as long (`V` = 100)."""
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest count in any row. A
+    row with fewer gets unlabeled ones too. If you pass the result to our encoders as `output_positions`, the
+    last layer computes only these. If it computed all, a step would take 1.20 times as long (`V` = 100)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

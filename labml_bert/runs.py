@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from labml_bert.files import write_whole
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
-from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
+from labml_bert.training.checkpoint import find_run_folders, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
 # The page has a chart for each of these metrics that at least one run has.
@@ -91,24 +91,17 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     Raises `ValueError` if there are no runs, if a run is damaged, if a path is a file, or if one of several
     paths doesn't exist.
     """
-    folders: list[Path] = []
     for path in paths:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is not a folder; name the folder of a run")
         if not path.exists() and len(paths) > 1:
             raise ValueError(f"there is no folder {path}; check the name")
-        if (path / CHECKPOINT).is_file():
-            folders.append(path)
-        elif (path / PREVIOUS).is_file():
-            load_checkpoint(path)  # Raises `ValueError`, and says how to restore the checkpoint.
-        else:
-            folders += [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/{CHECKPOINT}")]
+    folders = find_run_folders(paths, ["", "*/", "*/*/"])
     if not folders:
         raise ValueError(
             f"no run in {' '.join(map(str, paths))}; train a model, for example with experiments/mlm_tiny.py"
         )
-    folders.sort(key=lambda folder: (folder / CHECKPOINT).stat().st_mtime, reverse=True)
-    return [read_run(folder) for folder in dict.fromkeys(folders)]
+    return [read_run(folder) for folder in folders]
 
 
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:

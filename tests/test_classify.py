@@ -460,7 +460,8 @@ BAD_ARGUMENTS = {
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
     "predict an invisible text": (["predict", "classifier", "a", "\u200b"], "text 2 is empty"),
-    "predict what the tokenizer drops": (["predict", "classifier", "\ue000"], "text 1 has no tokens"),
+    "text without tokens": (["train", "dropped.csv", "--from", "bert", "--output", "new"], "has no tokens"),
+    "predict what the tokenizer drops": (["predict", "classifier", "\ue000"], r"text '\ue000' has no tokens"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
     "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
@@ -476,6 +477,7 @@ def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     write_csv(folder / "pairs.csv", [(*row, "pair") for row in ROWS], ("text", "label", "pair"))
     (folder / "full").mkdir()
     (folder / "full" / "file").touch()
+    (folder / "dropped.csv").write_text(HEADER + GOOD + "\n\ue000,a\n", encoding="utf-8")
     shutil.copytree(backbone, folder / "bert")
     modern = ModernBertForMaskedLM(ModernBertConfig(20, **SIZES, pad_token_id=0))
     modern_folder.save_pretrained(modern, folder / "modern")
@@ -503,6 +505,21 @@ def test_bad_arguments_give_a_one_line_error(
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_file_that_appears_during_the_training_stays(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, output = write_csv(tmp_path / "labels.csv", yes_or_no(30)), tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        (output / "README.md").write_text("mine")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(classify, "train_classifier", stop)
+    with pytest.raises(SystemExit):
+        classify.main(["train", str(path), "--from", str(backbone), "--output", str(output)])
+    assert (output / "README.md").read_text() == "mine"
 
 
 def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_be_repeated(

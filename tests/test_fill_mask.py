@@ -16,7 +16,7 @@ from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig
-from labml_bert.training.checkpoint import CHECKPOINT
+from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS
 from tests.support.runs import SMALL, run, small_text
 
 
@@ -116,6 +116,9 @@ def test_a_newer_run_that_has_not_trained_is_skipped(tmp_path: Path) -> None:
     newest.write_bytes(b"half")
     os.utime(newest, (3, 3))
     with pytest.raises(ValueError, match="is damaged"):
+        newest_run(tmp_path)
+    newest.replace(newest.with_name(PREVIOUS))
+    with pytest.raises(ValueError, match="is missing"):
         newest_run(tmp_path)
 
 

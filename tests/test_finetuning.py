@@ -47,12 +47,15 @@ def small_model(vocab_size: int, labels: list[str], **changes: object) -> BertFo
 
 def test_rows_of_single_texts_and_pairs() -> None:
     a, b, c = (LETTERS.token_to_id(letter) for letter in "abc")
-    single, pair, empty = encode_examples(
-        LETTERS, [Example("abc", 1), Example("ab", 0, "c"), Example("", 2, "")], max_length=8
-    )
+    single, pair = encode_examples(LETTERS, [Example("abc", 1), Example("ab", 0, "c")], max_length=8)
     assert single == ([CLS, a, b, c, SEP], [0] * 5, {"labels": 1})
     assert pair == ([CLS, a, b, SEP, c, SEP], [0, 0, 0, 0, 1, 1], {"labels": 0})
-    assert empty == ([CLS, SEP, SEP], [0, 0, 1], {"labels": 2})
+
+
+@pytest.mark.parametrize("example", [Example("", 0), Example("", 0, "b"), Example("a", 0, "")])
+def test_a_text_without_tokens_is_rejected(example: Example) -> None:
+    with pytest.raises(ValueError, match="the text '' has no tokens"):
+        encode_examples(LETTERS, [Example("abc", 1), example])
 
 
 def test_text_that_looks_like_a_special_token_stays_text() -> None:
@@ -63,8 +66,8 @@ def test_text_that_looks_like_a_special_token_stays_text() -> None:
 
 def test_truncation_shortens_the_longer_part() -> None:
     """Compares truncation with the original rule, which removes one token at a time."""
-    for m in range(0, 13):
-        for n in range(0, 13):
+    for m in range(1, 13):
+        for n in range(1, 13):
             for length in (5, 6, 9, 12):
                 x, y = [*"a" * m], [*"b" * n]
                 while len(x) + len(y) > length - 3:

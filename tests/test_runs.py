@@ -163,6 +163,7 @@ def test_a_curve_spans_the_chart() -> None:
         (["logs", "--html", "gone/curves.html"], "gone"),
         (["damaged"], "is damaged"),
         (["lost"], "rename previous.safetensors to checkpoint.safetensors"),
+        (["parent"], "rename previous.safetensors to checkpoint.safetensors"),
     ],
 )
 def test_bad_input(
@@ -173,7 +174,9 @@ def test_bad_input(
         (logs.parent / name).write_text("my notes")
     for name in ("damaged", "lost"):
         (logs.parent / name).mkdir()
-    (logs.parent / "lost" / "previous.safetensors").write_bytes(b"12345678")
+    for name in ("lost", "parent/lost"):
+        (logs.parent / name).mkdir(parents=True, exist_ok=True)
+        (logs.parent / name / "previous.safetensors").write_bytes(b"12345678")
     (logs.parent / "damaged" / "checkpoint.safetensors").write_bytes(b"12345678")
     assert_fails(main, arguments, message, capsys)
     for name in ("notes.txt", "notes.html"):

@@ -13,6 +13,20 @@ from labml_bert.checks import check_config
 from labml_bert.training.device import Precision
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
+# These pairs of changes would undo each other, or need code that isn't here.
+INCOMPATIBLE = (
+    ("a causal model", "other positions"),
+    ("a causal model", "other blocks"),
+    ("a causal model", "final_mlm_probability"),
+    ("an untied output", "other positions"),
+    ("an untied output", "other blocks"),
+    ("an untied output", "neighbor_heads"),
+    ("an untied output", "probe_order"),
+    ("embedding_std", "other positions"),
+    ("embedding_std", "neighbor_heads"),
+    ("neighbor_heads", "other positions"),
+)
+
 # This type maps the names of options to their values, as in `claims.toml` and in the records.
 OptionValues = dict[str, Any]
 
@@ -183,10 +197,19 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
         raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(names))}")
     result = options(**values)
     if isinstance(result, WindowOptions):
-        if result.causal and (result.positions != "learned" or not result.has_bert_blocks):
-            raise ValueError("causal works only with learned positions and the blocks of BERT")
-        if result.embedding_std is not None and result.positions != "learned":
-            raise ValueError("embedding_std works only with learned positions")
+        changes = {
+            "a causal model": result.causal,
+            "an untied output": not result.tied,
+            "other positions": result.positions != "learned",
+            "other blocks": not result.has_bert_blocks,
+            "embedding_std": result.embedding_std is not None,
+            "neighbor_heads": result.neighbor_heads is not None,
+            "final_mlm_probability": result.final_mlm_probability is not None,
+            "probe_order": result.probe_order,
+        }
+        for pair in INCOMPATIBLE:
+            if all(changes[name] for name in pair):
+                raise ValueError("{} does not work with {}; use only one of them".format(*pair))
     elif result.masking == "static":
         rule = ("mlm_probability", "mask_replace_prob", "random_replace_prob")
         if any(getattr(result, name) != getattr(PairOptions, name) for name in rule):

@@ -255,7 +255,7 @@ STEPS = (
     ),
     Step(
         name="mlm.py:TokenMasker.__call__",
-        title="Three fates: masked, random, unchanged",
+        title="Three cases: masked, random, unchanged",
         task="MaskedTokens(input_ids, labels), as in the docstring's table",
         chapter="masking",
         hints=(
@@ -274,7 +274,7 @@ STEPS = (
         mistakes=(
             Mistake(
                 "random tokens overwrite masks",
-                "is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + "
+                "is_random = is_chosen & ~is_masked & (draw < self.mask_replace_prob + "
                 "self.random_replace_prob)",
                 "is_random = is_chosen & (self.rand(input_ids) < self.random_replace_prob)",
                 "You get 72% masks, 10% random tokens and 18% unchanged ones, because random tokens "
@@ -282,17 +282,17 @@ STEPS = (
             ),
             Mistake(
                 "independent draws",
-                "is_masked = is_chosen & (fate < self.mask_replace_prob)  # (B, T)\n"
-                "        is_random = is_chosen & ~is_masked & (fate < self.mask_replace_prob + "
+                "is_masked = is_chosen & (draw < self.mask_replace_prob)  # (B, T)\n"
+                "        is_random = is_chosen & ~is_masked & (draw < self.mask_replace_prob + "
                 "self.random_replace_prob)",
-                "is_random = is_chosen & (fate < self.random_replace_prob)\n"
+                "is_random = is_chosen & (draw < self.random_replace_prob)\n"
                 "        is_masked = is_chosen & ~is_random & (self.rand(input_ids) < 0.9)",
                 "You get 81% masks, 10% random tokens and 9% unchanged ones: two independent draws overlap. "
                 "Let a single draw decide between the three cases.",
             ),
             Mistake(
                 "second draw for the rest",
-                "~is_masked & (fate < self.mask_replace_prob + self.random_replace_prob)",
+                "~is_masked & (draw < self.mask_replace_prob + self.random_replace_prob)",
                 "~is_masked & (self.rand(input_ids) < self.random_replace_prob)",
                 "You get 80% masks, 2% random tokens and 18% unchanged ones, because your second draw is "
                 "only for the tokens that the first one left. Let a single draw decide between the three "
@@ -300,22 +300,22 @@ STEPS = (
             ),
             Mistake(
                 "second draw below the sum",
-                "~is_masked & (fate <",
+                "~is_masked & (draw <",
                 "~is_masked & (self.rand(input_ids) <",
                 "You get 80% masks, 18% random tokens and 2% unchanged ones, because you draw a second time."
                 " Let a single draw decide between the three cases.",
             ),
             Mistake(
                 "masks and random tokens overlap",
-                "is_chosen & ~is_masked & (fate",
-                "is_chosen & (fate",
+                "is_chosen & ~is_masked & (draw",
+                "is_chosen & (draw",
                 "Every number below 0.8 is also below 0.9, so all your masks become random tokens. The "
                 "second case must leave out the first.",
             ),
             Mistake(
                 "always 80% and 10%",
-                "fate < self.mask_replace_prob + self.random_replace_prob",
-                "fate < self.mask_replace_prob + 0.1",
+                "draw < self.mask_replace_prob + self.random_replace_prob",
+                "draw < self.mask_replace_prob + 0.1",
                 "You always use 10% random tokens. The probability is `self.random_replace_prob`.",
             ),
             Mistake(

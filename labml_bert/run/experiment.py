@@ -346,9 +346,8 @@ class Run:
     def arguments(self) -> list[str]:
         """Returns, as command-line arguments, the non-default options that change the result."""
         user_options, text = self.user_options, self.text
-        # Record the text's name and not its path, because another machine may not have that path.
         non_defaults = {
-            f.name: text.corpus.name if f.name == "corpus" else getattr(user_options, f.name)
+            f.name: text.corpus.name if f.name == "corpus" else file_name(getattr(user_options, f.name))
             for f in fields(user_options)
             if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
@@ -362,7 +361,10 @@ class Run:
         """Describes the run and its result for the record and the model card."""
         text, trainer = self.text, self.current_trainer
         return {
-            "configuration": {**self.configuration, "corpus": text.corpus.name},
+            "configuration": {
+                **{name: file_name(value) for name, value in self.configuration.items()},
+                "corpus": text.corpus.name,
+            },
             "corpus": {
                 "name": text.corpus.name,
                 "sha256": text.corpus.sha256,
@@ -378,6 +380,11 @@ class Run:
                 "wall_seconds": time.monotonic() - self.start_time,
             },
         }
+
+
+def file_name(value: Any) -> Any:
+    """Returns the last part of an absolute path, which another machine may not have, or any other value."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def new_run_path(runs: Path, experiment: str) -> Path:

@@ -12,14 +12,14 @@ system supports hard links, we keep the previous checkpoint too.
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from labml_bert.checksums import parse_json
+from labml_bert.checksums import SUMS, parse_json, read_sums
 from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
 from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
@@ -27,6 +27,7 @@ from labml_bert.training.distributed import all_gather, rank
 CHECKPOINT = "checkpoint.safetensors"
 # We keep the previous checkpoint in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
+TOKENIZER = "tokenizer.json"
 # This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
 
@@ -115,7 +116,7 @@ def save_checkpoint(
 
     All processes must call this function. The processes have the same weights, but each one draws its own
     dropout masks. So this function gathers the random states of all processes. Rank zero writes the file,
-    with `metadata` as JSON.
+    with `metadata` as JSON. To show which run the checkpoint belongs to, we add the sha256 of the tokenizer.
 
     Raises `OSError` if the file can't be written.
     """
@@ -137,6 +138,7 @@ def save_checkpoint(
         # crash could leave no file of that name. Without hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
+    metadata = {**metadata, "tokenizer_sha256": read_sums(run_path).get(TOKENIZER)}
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
 
 
@@ -229,7 +231,11 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Reads one file for `load_checkpoint`. Raises `ValueError` if the file can't be read or is damaged."""
+    """
+    Reads one file for `load_checkpoint`.
+
+    Raises `ValueError` if the file can't be read, is damaged or was saved with a different tokenizer.
+    """
     tensors, metadata = read_tensors(path)
     try:
         state = parse_json(metadata["about"])
@@ -242,7 +248,24 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise ValueError(f"{name} is {str(value)[:20]}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
+    own, listed = state.get("tokenizer_sha256"), read_sums(path.parent).get(TOKENIZER)
+    if own and listed and own != listed:
+        raise ValueError(
+            f"{path} is not from the same run as {TOKENIZER}; if you changed {TOKENIZER}, remove its line "
+            f"from {SUMS}"
+        )
     return state, tensors
+
+
+def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
+    """
+    Returns the runs in `folders` whose paths match one of the `patterns`, the one with the newest checkpoint
+    first. A run that has only its previous checkpoint counts too: `load_checkpoint` says how to restore it.
+    """
+    names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
+    files = [file for folder in folders for name in names for file in folder.glob(name)]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [*dict.fromkeys(file.parent for file in files)]
 
 
 def save_failed_step(

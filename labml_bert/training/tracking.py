@@ -37,7 +37,7 @@ from typing import Any
 
 from labml_bert.checksums import decode_line, encode_line, parse_json
 from labml_bert.files import append, open_to_append
-from labml_bert.stdout import without_controls
+from labml_bert.stdout import display_path, print_note, without_controls
 
 METRICS = "metrics.jsonl"
 
@@ -67,19 +67,21 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
 
     Returns all metrics of a run by name, each as a list of `(step, value)`, ordered by step. A resumed run
     repeats the steps after its last checkpoint. For these steps, the values from before the resume are left
-    out. If a step was reported twice, the later value counts. Damaged lines and values of `null` are skipped.
-    Lines from earlier versions of this package have no `crc32`, so these lines aren't checked. Steps after
-    `up_to_step` are left out. If the folder has no metrics, the dictionary is empty.
+    out. If a step was reported twice, the later value counts. Values of `null` are skipped. Damaged lines are
+    skipped too, with a note on stderr. Lines from earlier versions of this package have no `crc32`, so these
+    lines aren't checked. Steps after `up_to_step` are left out. If the folder has no metrics, the dictionary
+    is empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
-    last_step = 0
+    last_step = damaged = 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             values = parse_json(line) if line.startswith(b'{"step": ') else decode_line(line)
             step = int(values.pop("step"))
             finite = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+            damaged += 1
             continue
         if step < last_step:
             metrics = {
@@ -91,6 +93,8 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
             continue
         for name, value in finite.items():
             metrics.setdefault(name, {})[step] = value
+    if damaged:
+        print_note(f"{damaged:,} damaged line{'s' * (damaged > 1)} of {display_path(path)} left out")
     return {name: sorted(points.items()) for name, points in metrics.items()}
 
 

@@ -183,7 +183,7 @@ def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.Ca
     """Without a syntax tree, all steps of a file look undone, and a hint for the first one would be wrong."""
     text = remove_bodies(read_reference("mlm.py"), [STEPS[4]])
     (course / "mlm.py").write_text(text, "utf-8")
-    assert "Three fates" in output(capsys, "hint")
+    assert "Three cases" in output(capsys, "hint")
     (course / "mlm.py").write_text(text + "def (", "utf-8")
     texts = []
     for command in ("check", "hint", "show"):

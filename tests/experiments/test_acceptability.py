@@ -178,6 +178,10 @@ def test_a_text_that_has_changed_is_not_held_out(
     words = ["--sentences", "10", "--corpus", str(run_folder.parents[2] / "text.txt")]
     main(["--run", str(run_folder), *words, "--record", str(tmp_path / "record.json")])
     assert json.loads((tmp_path / "record.json").read_text())["configuration"]["corpus"] == ""
+    assert not capsys.readouterr().err
+    state["configuration"]["corpus_sha256"] = "0"
+    main(["--run", str(run_folder), *words])
+    assert "it may have seen some of these sentences" in capsys.readouterr().err
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,9 @@ def test_a_run_measures_both_texts(folder: Path, monkeypatch: pytest.MonkeyPatch
     record = json.loads((folder / "r.json").read_text())
     assert {"loss", "accuracy", "old_loss", "old_accuracy"} <= record["result"].keys()
     assert "--from model" in record["command"] and "--from-" not in record["command"]
+    absolute = [f"--{name}={folder / file}" for name, file in (("from", "model"), ("old-corpus", "old.txt"))]
+    continue_in(folder, monkeypatch, *absolute, "--record=r.json")
+    assert str(folder) not in (folder / "r.json").read_text()
 
 
 @pytest.mark.processes

@@ -2,12 +2,14 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from labml_bert.checksums import SUMS, write_checked
 from labml_bert.data.tokenizers import character_tokenizer, load_tokenizer, save_tokenizer
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
 from tests.support.damage import flip_bit
@@ -49,6 +51,20 @@ def test_after_damage_the_previous_checkpoint_leads_to_the_same_end(tmp_path: Pa
         (path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="start a new run"):
         load_checkpoint(path)
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Its weights have the right shapes, but were trained with other ids for the same tokens."""
+    for name, letters in (("a", "abc"), ("b", "xyz")):
+        (tmp_path / name).mkdir()
+        write_checked(tmp_path / name / "tokenizer.json", character_tokenizer([letters]).to_str())
+        train_to_end(tmp_path / name)
+        assert load_checkpoint(tmp_path / name)[0]["step"] == 30
+    shutil.copy(tmp_path / "a" / CHECKPOINT, tmp_path / "b")
+    with pytest.raises(ValueError, match=r"is not from the same run as tokenizer.json; .*remove its line"):
+        load_checkpoint(tmp_path / "b")
+    (tmp_path / "b" / SUMS).unlink()
+    assert load_checkpoint(tmp_path / "b")[0]["step"] == 30
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")

@@ -60,12 +60,15 @@ def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: 
         b'{"step": 3, "loss": 1%s}' % (b"0" * 400),
     ],
 )
-def test_an_invalid_line_is_skipped(junk: bytes, tmp_path: Path) -> None:
+def test_an_invalid_line_is_skipped_with_a_note(
+    junk: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     append_metrics(tmp_path, 1, {"loss": 3.0})
     with open(tmp_path / METRICS, "ab") as file:
         file.write(junk + b"\n")
     append_metrics(tmp_path, 2, {"loss": 2.0})
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0)]}
+    assert f"damaged line of {tmp_path / METRICS} left out" in capsys.readouterr().err
 
 
 def test_a_line_with_a_flipped_bit_is_skipped(tmp_path: Path) -> None:

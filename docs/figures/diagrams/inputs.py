@@ -21,7 +21,7 @@ from labml_bert.nsp import SentencePair, collate
 
 
 def masking(d: Drawing) -> Words:
-    """The three fates of a chosen token."""
+    """The three cases for a chosen token."""
     labels = [str(IDS[TARGET]) if i == POSITION else str(IGNORE) for i in range(len(TOKENS))]
     fraction, masked = f"{TokenMasker.mlm_probability:.0%}", f"{TokenMasker.mask_replace_prob:.0%}"
     random = f"{TokenMasker.random_replace_prob:.0%}"
@@ -44,13 +44,13 @@ def masking(d: Drawing) -> Words:
             y += 42 if d.is_narrow else 38
         return y + 16
 
-    fates = [
+    cases = [
         (f"{masked} masked", MASKED),
         (f"{random} random token", replace_target("dog")),
         (f"{unchanged} unchanged", TOKENS),
     ]
     y = part(0, "Before", f"{fraction} of the ordinary tokens are chosen", [("", TOKENS)])
-    y = part(y, "After: input_ids", "what the model sees in place of a chosen token", fates)
+    y = part(y, "After: input_ids", "what the model sees in place of a chosen token", cases)
     part(y, "After: labels", f"the true id where a token was chosen, else {IGNORE}", [("", labels)])
     return Words(
         "What masking does to a batch",
