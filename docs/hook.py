@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.literate.prose import fold_parts, label_cells, prepare_for_search
+from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
 from docs.literate.rows import PageError
 from docs.literate.site import write_site
 from docs.literate.tree import navigation
@@ -54,6 +54,12 @@ def on_pre_build(config: Any) -> None:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """MkDocs calls this with the HTML of each page."""
     return prepare_for_search(label_cells(fold_parts(html)))
+
+
+def on_post_build(config: Any) -> None:
+    """MkDocs calls this after Material has written the search index."""
+    path = Path(config.site_dir, "search", "search_index.json")
+    path.write_text(tag_sections(path.read_text("utf-8")), "utf-8")
 
 
 def on_serve(server: Any, config: Any, builder: Any) -> Any:

@@ -65,10 +65,10 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If set, a row's number of chosen tokens isn't random: it's `mlm_probability` times the number of ordinary
-    tokens, rounded, but at least 1 and at most this limit. (The original code counts special tokens, too.)
-    With `word_ids`, a row can get fewer chosen tokens, because a word's tokens are chosen together or
-    not at all.
+    If you set this limit, the number of chosen tokens in a row isn't random: it's `mlm_probability` times the
+    number of ordinary tokens, rounded, but at least 1 and at most the limit. (The original code counts
+    special tokens, too.) With `word_ids`, a row can get fewer chosen tokens, because a word's tokens are
+    chosen together or not at all.
     """
     generator: torch.Generator | None = None
     """Keeps the masks independent of other random draws. It must be on the same device as the batch."""

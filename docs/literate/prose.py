@@ -5,6 +5,7 @@ Docstrings, comments and chapters are Markdown with two additions: formulas betw
 this project in backticks, which become links. Code stays as it is.
 """
 
+import json
 import re
 from collections.abc import Callable
 
@@ -146,13 +147,27 @@ def fold_parts(html: str) -> str:
 
 def prepare_for_search(html: str) -> str:
     """
-    Lets search find a section by the words of a comment such as `<!-- search: NER, tagging -->`, which stays
-    invisible. The imports of a sample are not indexed.
+    Puts the words of a comment such as `<!-- search: NER, tagging -->` where search can see them but readers
+    can't. The imports of a sample are not indexed.
     """
-    html = re.sub(r"<!-- search: (.+?) -->", r"<p hidden>\1</p>", html)
+    html = re.sub(r"<!-- (search: .+?) -->", r"<p hidden>\1</p>", html)
     # Material's search still indexes what is nested in an excluded element, so mark each word.
     return re.sub(
         r'(<span id="line-[\d-]+">)(<span class="kn">[^\n]*)',
         lambda match: match[1] + match[2].replace("<span class", "<span data-search-exclude class"),
         html,
     )
+
+
+def tag_sections(index: str) -> str:
+    """
+    Makes tags of these words in Material's search index, which is JSON. A match in a tag counts for more
+    than one in a title, so the section comes first if readers search for its words.
+    """
+    data = json.loads(index)
+    for section in data["docs"]:
+        words = re.findall(r"<p>search: (.+?)</p>", section["text"])
+        if words:
+            section["text"] = re.sub(r"<p>search: .+?</p>", "", section["text"])
+            section["tags"] = ", ".join(words).split(", ")
+    return json.dumps(data, separators=(",", ":"))

@@ -24,8 +24,8 @@ from labml_bert.course.source import PACKAGE, is_empty
 from labml_bert.course.step import Step, Verdict
 from labml_bert.course.track import STEPS
 
-# Seconds that the code of a step may take. Every check takes less than one.
-LIMIT = 10.0
+# Seconds that the code of a step may take. On an idle machine, every check takes less than one.
+LIMIT = 30.0
 # At most this many characters of an invalid line are printed.
 MAX_LINE = 200
 # Seconds for loading PyTorch, on a slow machine.

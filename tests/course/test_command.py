@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,10 @@ def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
     def run(*words: str) -> tuple[int, str]:
         words = (sys.executable, "-m", "labml_bert.course", *words)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-        begin = time.monotonic()
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.stderr == ""
         # The original code has lines of up to 110 characters.
         assert words[3] == "solve" or max(map(len, done.stdout.splitlines())) <= 80
-        assert time.monotonic() - begin < 30
         return done.returncode, done.stdout
 
     assert run("start", "mine") == (

@@ -97,9 +97,9 @@ def test_sentences_lose_only_whitespace(text: str) -> None:
 
 
 def test_a_line_of_dots_is_split_in_linear_time() -> None:
-    start = time.monotonic()
-    split_sentences("." * 200_000 + "a" + "\n" * 200_000 + " " * 200_000)
-    assert time.monotonic() - start < 2
+    """In quadratic time, this would take so long that pytest ends it."""
+    text = "." * 1_000_000 + "a" + "\n" * 1_000_000 + " " * 1_000_000
+    assert split_sentences(text) == ["." * 1_000_000 + "a"]
 
 
 @given(st.lists(st.sampled_from(["", " ", "a" * 3, "b" * 30]), max_size=20))

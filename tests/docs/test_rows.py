@@ -16,7 +16,7 @@ from docs.figures.runs import recorded_runs
 from docs.literate.expressions import chapter, evaluate, read_glossary
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
-from docs.literate.prose import fold_parts, label_cells, prepare_for_search
+from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
 from docs.literate.rows import PageError, read_rows
 from docs.literate.samples import run_samples, update_outputs
 from docs.literate.scripts import script_rows
@@ -332,7 +332,16 @@ def test_a_table_that_is_too_wide_for_a_phone_has_labels() -> None:
 def test_folds_and_words_for_search() -> None:
     folded = fold_parts("<!-- fold: More -->\n<p>x</p>\n<!-- end of fold -->")
     assert folded == '<details class="part-fold"><summary>More</summary>\n<p>x</p>\n</details>'
-    assert prepare_for_search("<!-- search: NER -->") == "<p hidden>NER</p>"
+    assert prepare_for_search("<!-- search: NER -->") == "<p hidden>search: NER</p>"
     line = '<span id="line-0-1"><span class="kn">import</span> <span class="nn">torch</span>\n</span>'
     assert prepare_for_search(line).count("<span data-search-exclude") == 2
     assert prepare_for_search(line.replace("kn", "k")) == line.replace("kn", "k")
+
+
+def test_the_words_of_a_search_comment_become_tags() -> None:
+    sections = [
+        {"text": "<p>search: NER, tagging</p> <p>Label each token.</p>"},
+        {"text": "<p>A search: none</p>"},
+    ]
+    index = json.loads(tag_sections(json.dumps({"docs": sections})))
+    assert index["docs"] == [{"text": " <p>Label each token.</p>", "tags": ["NER", "tagging"]}, sections[1]]

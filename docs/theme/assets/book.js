@@ -147,6 +147,24 @@ document.getElementById("__search").addEventListener("change", (event) => {
   if (event.target.checked) query.focus();
 });
 
+// Material ends each word of a query with a wildcard, so the "a" in "what is a token" would match every word that
+// begins with an a. The index contains no stop words, so leave them out of the query, unless nothing else is left.
+const STOP_WORDS = new Set(
+  ("a about after all am an and any are as at be between by can could difference do does don't each else for from get " +
+    "happens has have how i i'm if in into is isn't it its like many mean means much my need not of on one or should " +
+    "so than that the their them then there they this to use used using versus vs was we what what's when where which " +
+    "who why will with without work works would you your").split(" "),
+);
+const QUERY = 2; // Material's number for messages with a query
+const postMessage = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message, ...others) {
+  if (message?.type === QUERY) {
+    const words = message.data.split(/\s+/).filter((word) => !STOP_WORDS.has(word.toLowerCase()));
+    message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || message.data };
+  }
+  return postMessage.call(this, message, ...others);
+};
+
 // Search lists each page above its matching sections. If the page itself doesn't match, link to the best section.
 new MutationObserver(() => {
   for (const item of search.querySelectorAll(".md-search-result__item")) {
