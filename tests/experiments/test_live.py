@@ -92,6 +92,7 @@ def model_of(folder: Path, number: int) -> tuple[dict[str, Any], Any]:
     return metadata, model.eval()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_each_checkpoint_of_the_runs_is_a_file(output_folder: Path) -> None:
     metadata = json.loads((output_folder / "web" / "model.json").read_text("utf-8"))
@@ -118,6 +119,7 @@ def test_each_checkpoint_of_the_runs_is_a_file(output_folder: Path) -> None:
     assert str(output_folder) not in json.dumps(record).replace(record["command"], "")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_losses_of_the_checkpoints_are_on_the_curves(output_folder: Path) -> None:
     metadata = json.loads((output_folder / "web" / "model.json").read_text("utf-8"))
@@ -127,6 +129,7 @@ def test_the_losses_of_the_checkpoints_are_on_the_curves(output_folder: Path) ->
         assert abs(loss - entry["loss"]) < 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [0, 3, 7, 11])
 def test_the_loss_in_the_metadata_is_that_of_the_file(output_folder: Path, number: int) -> None:
@@ -170,6 +173,7 @@ def check_pictures(folder: Path, record: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_pictures_show_the_last_checkpoint(output_folder: Path) -> None:
     record = json.loads((output_folder / "record.json").read_text())
@@ -214,6 +218,7 @@ def test_the_site_has_the_weights_of_the_record() -> None:
     check_pictures(folder, record)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_one_model_can_be_trained_again(
     output_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -256,6 +261,7 @@ def test_after_ctrl_c_it_suggests_starting_over(corpus_file: Path, tmp_path: Pat
     assert "run the same command to start over" in out and "--resume" not in out
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_stopped_run_cannot_be_resumed(output_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = next((output_folder / "logs").glob("*/*"))

@@ -230,6 +230,7 @@ def check_same(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]], s
 ALL = range(1, STEPS + 1)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
 def test_two_processes_have_the_losses_of_one(kind: str, single_process: dict, two_processes: dict) -> None:
@@ -239,6 +240,7 @@ def test_two_processes_have_the_losses_of_one(kind: str, single_process: dict, t
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_two_processes_with_muon_nearly_have_the_losses_of_one(
     two_processes: dict, folder: Path, tmp_path: Path
@@ -252,6 +254,7 @@ def test_two_processes_with_muon_nearly_have_the_losses_of_one(
     assert one[STEPS]["loss"] < one[1]["loss"] - 0.3, "the model is learning"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["tokens", "pairs"])
 def test_gradient_accumulation_does_not_change_the_losses(
@@ -264,6 +267,7 @@ def test_gradient_accumulation_does_not_change_the_losses(
         )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_of_two_processes_resumed_by_one(
     single_process: dict, two_processes: dict, folder: Path
@@ -276,12 +280,14 @@ def test_a_run_of_two_processes_resumed_by_one(
     check_same(two_processes["two-then-one"] | metrics_after, single_process["pairs"], ALL)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_of_one_process_resumed_by_two(single_process: dict, two_processes: dict) -> None:
     assert min(two_processes["one-then-two"]) == 21
     check_same(two_processes["one-then-two"], single_process["pairs"], range(21, STEPS + 1))
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_each_process_has_its_own_dropout_even_after_a_resume(two_processes: dict, folder: Path) -> None:
     """Two processes that stopped and resumed give the same bits as without a stop."""
@@ -292,6 +298,7 @@ def test_each_process_has_its_own_dropout_even_after_a_resume(two_processes: dic
     assert not torch.equal(uninterrupted["random.torch"], uninterrupted["random.torch.1"])
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_only_rank_zero_writes_files(two_processes: dict, folder: Path) -> None:
     assert not (folder / "second").exists()
