@@ -90,6 +90,7 @@ SITE = Site(
         "experiments/acceptability",
         "experiments/claims/",
         "experiments/compare_continued",
+        "experiments/continue_pretraining",
         "experiments/finetune_docstrings",
         "experiments/live/",
         "experiments/parameters/",
