@@ -234,8 +234,8 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         "minutes": None,
         "steps": options.pretraining_steps,
     }
-    places = {"device": options.device, "runs": options.runs}
-    pretrained = train(script.main, script.Options(**values, **places, seed=seed), "own_language")
+    machine_options = {"device": options.device, "runs": options.runs}
+    pretrained = train(script.main, script.Options(**values, **machine_options, seed=seed), "own_language")
     assert pretrained.path is not None
     start = pretrained.path / "model"
     model, tokenizer = load_model(start)

@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
                 "model": asdict(backbone.config),
                 "epochs": EPOCHS,
                 "steps": steps,
-                "rates": LEARNING_RATES,
+                "learning_rates": LEARNING_RATES,
                 "max_length": MAX_LENGTH,
                 "seeds": options.seeds,
             },

@@ -103,10 +103,10 @@ def is_utf8(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: str) -> ValueError:
+def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location: str) -> ValueError:
     """
     Returns the error for a file that isn't UTF-8, with a command that converts the file if it seems to be
-    text. `data` is the beginning of the file, and `place` says where the file isn't UTF-8. Without a byte
+    text. `data` is the beginning of the file, and `location` says where the file isn't UTF-8. Without a byte
     order mark, the command is an example for the encoding of Western European Windows.
     """
     encoding = None
@@ -115,12 +115,12 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, place: st
     elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
     if error.reason == "unexpected end of data":
-        return ValueError(f"{path} is not UTF-8 at its end ({place}); was it cut off? get a whole copy")
+        return ValueError(f"{path} is not UTF-8 at its end ({location}); was it cut off? get a whole copy")
     if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and encoding is None):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
     command = f"iconv -f {encoding or 'WINDOWS-1252'} -t UTF-8 FILE > NEW"
     example = "" if encoding else ", for example"
-    return ValueError(f"{path} is not UTF-8 ({place}); convert it{example} with: {command}")
+    return ValueError(f"{path} is not UTF-8 ({location}); convert it{example} with: {command}")
 
 
 def without_nul(text: str, name: object) -> str:

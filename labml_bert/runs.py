@@ -148,13 +148,13 @@ def draw_chart(title: str, curves: Sequence[tuple[int, list[tuple[int, float]]]]
     ys = [value for _, points in curves for _, value in points]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
 
-    def place(step: float, value: float) -> str:
+    def coordinates(step: float, value: float) -> str:
         x = MARGIN + (WIDTH - MARGIN - 8) * (step - left) / max(right - left, 1)
         y = HEIGHT - 24 - (HEIGHT - 48) * (value - low) / ((high - low) or 1)
         return f"{x:.1f},{y:.1f}"
 
     lines = "".join(
-        f'<polyline class="run{number % 6}" points="{" ".join(place(*point) for point in points)}"/>'
+        f'<polyline class="run{number % 6}" points="{" ".join(coordinates(*point) for point in points)}"/>'
         for number, points in curves
     )
     labels = "".join(

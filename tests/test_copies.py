@@ -144,15 +144,15 @@ def test_it_is_short_and_has_few_checks(file: str, most: int) -> None:
 SPEEDUPS = {
     "bert.py": [
         ("dropout from 16 bits", "dropout by 16 bits", "characters"),
-        ("one matmul for query, key and value", "one product for query, key and value", "characters"),
-        ("attention written out", "attention in two products", "characters"),
+        ("one matmul for query, key and value", "one matmul for query, key and value", "characters"),
+        ("attention written out", "attention in two matmuls", "characters"),
         ("the last layer only at the positions", "last layer only where a label is", "characters"),
         ("one cast for all layers", "one cast after the embeddings", "characters"),
     ],
     "mlm.py": [
-        ("would take", "logits only where a label is", "words"),
-        ("and", "logits only where a label is", "characters"),
-        ("skips the rest, a step takes", "last layer only where a label is", "characters"),
+        ("would take", "logits only where a label is, and the last layer too", "words"),
+        ("and", "logits only where a label is, and the last layer too", "characters"),
+        ("computed all, a step would take", "last layer only where a label is", "characters"),
     ],
 }
 

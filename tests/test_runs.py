@@ -190,7 +190,7 @@ def test_a_run_logs_its_learning_rate_length_gradient_norm_and_speed(
     main_in_process(monkeypatch, tmp_path, "--corpus=text.txt", *SMALL, "--steps=40", "--learning-rate=1e-3")
     (folder,) = tmp_path.glob("logs/mlm_tiny/*")
     metrics = read_metrics(folder)
-    rates = [value for _, value in metrics["learning_rate"]]
-    assert 0 < rates[-1] < max(rates) <= 1e-3
+    learning_rates = [value for _, value in metrics["learning_rate"]]
+    assert 0 < learning_rates[-1] < max(learning_rates) <= 1e-3
     assert metrics["length"][0][1] == 8 and metrics["length"][-1][1] == 32
     assert all(value > 0 for name in ("gradient_norm", "tokens_per_second") for _, value in metrics[name])

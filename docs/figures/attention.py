@@ -95,7 +95,7 @@ def mask_rows(record: Record) -> Markup:
             row = weights[position]
             middle = y + CELL / 2
             squares = (square(LEFT + (k + 0.5) * CELL, middle, w) for k, w in enumerate(row) if w >= 0.005)
-            parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
+            parts.append(f'<g class="weight n{i % 4 + 1}">{"".join(squares)}</g>')
             best = (f"{spell(tokens[k])}, {k - position:+d}: {row[k]:.0%}" for k in strongest(row, 3))
             rows.append([f"layer {i + 1}, head {j + 1}", *best])
             y += CELL
@@ -142,7 +142,7 @@ def head_map(record: Record) -> Markup:
         letter = visible(tokens[line])[:1]
         parts.append(text(LEFT - 12, f"{y + 5:.1f}", letter, _class="token", text_anchor="middle"))
         squares = (square(LEFT + (k + 0.5) * CELL, y, w) for k, w in enumerate(row) if w >= 0.01)
-        parts.append(f'<g class="share n{i % 4 + 1}">{"".join(squares)}</g>')
+        parts.append(f'<g class="weight n{i % 4 + 1}">{"".join(squares)}</g>')
         best = strongest(row, 1)[0]
         query, key = (f"{position + 1}: {spell(tokens[position])}" for position in (line, best))
         rows.append([query, key, f"{row[best]:.0%}"])

@@ -454,12 +454,12 @@ def variants(claim: Claim) -> str:
     for arm, options in entry["arms"].items():
         rows = claim.of(arm)
         changes = ", ".join(
-            f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "rate_of"
+            f"`{key} = {json.dumps(value)}`" for key, value in options.items() if key != "tuned_values_of"
         )
         points = [] if entry.get("over_grid") else [row["point"] for row in rows[:1] if "point" in row]
         tuning = ", ".join(f"{name_of(key)} {value:g}" for point in points for key, value in point.items())
-        if "rate_of" in options:
-            tuning += f"{', ' if tuning else ''}taken from “{cell(claim.label(options['rate_of']))}”"
+        if "tuned_values_of" in options:
+            tuning += f"{', ' if tuning else ''}taken from “{cell(claim.label(options['tuned_values_of']))}”"
         cells = "".join(f" {mean_with_interval(claim.values(arm, metric), metric)} |" for metric in metrics)
         seeds = len({row["seed"] for row in rows})
         count = f"{seeds} of {entry['seeds']}" if entry["seeds"] else str(seeds)

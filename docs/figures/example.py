@@ -53,9 +53,9 @@ def figure(caption: str, *tables: Table, note: str = "") -> Markup:
     return render("example.html", caption=caption, tables=tables, note=note)
 
 
-def format_number(value: float | Tensor, places: int = 2) -> str:
+def format_number(value: float | Tensor, decimals: int = 2) -> str:
     """A number with a real minus sign. What rounds to zero has no sign."""
-    text = f"{float(value):.{places}f}"
+    text = f"{float(value):.{decimals}f}"
     return (text.lstrip("-") if float(text) == 0 else text).replace("-", "−")
 
 
@@ -64,9 +64,9 @@ def format_percent(probability: float | Tensor) -> str:
     return f"{float(probability):.2%}"
 
 
-def cells(vector: Tensor, places: int = 2) -> list[str]:
+def cells(vector: Tensor, decimals: int = 2) -> list[str]:
     """The numbers of a vector."""
-    return [format_number(value, places) for value in vector]
+    return [format_number(value, decimals) for value in vector]
 
 
 def code(name: str) -> Markup:
@@ -84,15 +84,17 @@ def vector_head(size: int, *more: str) -> list[str]:
     return ["dimension", *(str(i + 1) for i in range(size)), *more]
 
 
-def norm_table(title: str, parts: dict[str, Tensor], norm: nn.Module, places: int = 2) -> Table:
+def norm_table(title: str, parts: dict[str, Tensor], norm: nn.Module, decimals: int = 2) -> Table:
     """The sum of some vectors, and its LayerNorm in two steps."""
     total = torch.stack([*parts.values()]).sum(0)
     mean, std = total.mean(), total.std(correction=0)
-    rows = [Row(name, cells(part, places)) for name, part in parts.items()]
+    rows = [Row(name, cells(part, decimals)) for name, part in parts.items()]
     if len(parts) > 1:
-        rows.append(Row("sum", cells(total, places), "total"))
-    rows.append(Row(f"minus the mean, {format_number(mean, places)}", cells(total - mean, places)))
-    rows.append(Row(f"divided by the std, {format_number(std, places)}", cells(norm(total).detach()), "here"))
+        rows.append(Row("sum", cells(total, decimals), "total"))
+    rows.append(Row(f"minus the mean, {format_number(mean, decimals)}", cells(total - mean, decimals)))
+    rows.append(
+        Row(f"divided by the std, {format_number(std, decimals)}", cells(norm(total).detach()), "here")
+    )
     return Table(title, vector_head(len(total)), rows)
 
 
@@ -140,11 +142,11 @@ def embeddings(t: Trace) -> Markup:
     norm = t.model.bert.embeddings.LayerNorm
     tables = []
     for position in (OTHER, MASKED):
-        token, place, segment = (row[position] for row in t.embeddings)
+        token_row, position_row, segment_row = (row[position] for row in t.embeddings)
         parts = {
-            Markup("token {}").format(code(t.read(position))): token,
-            f"position {position}": place,
-            "segment 0": segment,
+            Markup("token {}").format(code(t.read(position))): token_row,
+            f"position {position}": position_row,
+            "segment 0": segment_row,
         }
         title = Markup("Position {}, {}").format(position, code(t.read(position)))
         tables.append(norm_table(title, parts, norm))
@@ -270,10 +272,10 @@ def head(t: Trace) -> Markup:
     )
     # GELU of these numbers is small, so two decimals wouldn't be enough to divide by the standard deviation.
     norm = norm_table("2. LayerNorm", {"GELU": t.head_gelu}, predictions.transform.LayerNorm, 3)
-    products = [Row("LayerNorm", [*cells(t.head_output), "", ""], "here")]
+    scores = [Row("LayerNorm", [*cells(t.head_output), "", ""], "here")]
     for token in (t.target, t.best):
         numbers = [*cells(table[token]), format_number(predictions.bias[token].detach())]
-        products.append(Row(code(t.token(token)), [*numbers, format_number(t.logits[token])]))
+        scores.append(Row(code(t.token(token)), [*numbers, format_number(t.logits[token])]))
     caption = Markup(
         "The head transforms the vector at position {} and compares it with each row of the token embedding "
         "table. Here are the logits of {}, the masked token, and {}, the most probable one."
@@ -285,7 +287,7 @@ def head(t: Trace) -> Markup:
         Table(
             "3. Multiply by a token’s embedding, sum, add the bias",
             vector_head(len(t.head_output), "bias", "logit"),
-            products,
+            scores,
         ),
         note=UNTRAINED,
     )

@@ -91,7 +91,7 @@ def attention(record: Record) -> Markup:
                 for b, weight in enumerate(line)
                 if weight >= 0.03
             )
-            parts.append(f'<path class="share n{i % 4 + 1}" d="{squares}"/>')
+            parts.append(f'<path class="weight n{i % 4 + 1}" d="{squares}"/>')
             offsets = Counter(strongest(line, 1)[0] - a for a, line in enumerate(head))
             offset, times = offsets.most_common(1)[0]
             best = strongest(head[mask], 1)[0]
@@ -143,7 +143,7 @@ def positions(record: Record) -> Markup:
             middle = (a + 0.5) * cell
             parts.append(text(left - 8, f"{top + middle + 5:.1f}", f"{a}", text_anchor="end"))
             parts.append(text(f"{left + middle:.1f}", top - 8, f"{a}", text_anchor="middle"))
-    parts.append(f'<path class="share n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
+    parts.append(f'<path class="weight n1" d="{full}"/><path class="point n2" d="{hollow}"/>')
     distances = [distance for distance in (1, 2, 4, 8, 16, 32, 64) if distance < len(by_distance)]
     rows = [[f"{distance}", f"{by_distance[distance]:+.2f}"] for distance in distances]
     caption = (
@@ -165,7 +165,7 @@ def positions(record: Record) -> Markup:
 def dense_layer(record: Record) -> Markup:
     """The rank of the correct token, with the dense layer and LayerNorm of the head and without them."""
     data = picture(record, "dense_layer")
-    count, bars = data["places"], []
+    count, bars = data["positions"], []
     for i, (low, high) in enumerate(data["rank_bounds"]):
         rank = (
             f"rank {low}"
@@ -178,7 +178,7 @@ def dense_layer(record: Record) -> Markup:
             fraction = data[arm]["ranks"][i] / count
             bars.append(Bar(f"{rank}, {arm} the dense layer", fraction, f"{fraction:.1%}", kind))
     rows = [
-        ["accuracy of the best guess", *(f"{data[arm]['right']:.1%}" for arm in ("without", "with"))],
+        ["accuracy of the best guess", *(f"{data[arm]['accuracy']:.1%}" for arm in ("without", "with"))],
         [
             "median rank of the correct token",
             *(f"{data[arm]['median_rank']}" for arm in ("without", "with")),
@@ -186,7 +186,7 @@ def dense_layer(record: Record) -> Markup:
         ["entropy of the prediction, nats", *(f"{data[arm]['entropy']:.2f}" for arm in ("without", "with"))],
         [
             "cosine to the correct embedding",
-            *(f"{data[arm]['cosine_right']:+.2f}" for arm in ("without", "with")),
+            *(f"{data[arm]['cosine_correct']:+.2f}" for arm in ("without", "with")),
         ],
         [
             "mean cosine to all embeddings",
@@ -194,7 +194,7 @@ def dense_layer(record: Record) -> Markup:
         ],
     ]
     title = f"Rank of the correct token at {count:,} masked positions"
-    accuracies = [f"{data[arm]['right']:.0%}" for arm in ("without", "with")]
+    accuracies = [f"{data[arm]['accuracy']:.0%}" for arm in ("without", "with")]
     caption = (
         f"{title}. “Without” compares the embeddings with the vector that leaves the last layer, and “with” "
         "compares them with the same vector after the dense layer and the LayerNorm of the head. The "

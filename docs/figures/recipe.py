@@ -42,13 +42,13 @@ def learning_rate_chart(record: Record) -> str:
 
 def failed_runs(claim: Claim) -> str:
     """How many runs failed, by variant and learning rate, as a Markdown table."""
-    rates = sorted({row["options"]["learning_rate"] for row in claim.rows})
-    table = f"| failed runs | {' | '.join(f'learning rate {rate:g}' for rate in rates)} |\n"
-    table += f"|---|{'---:|' * len(rates)}\n"
+    learning_rates = sorted({row["options"]["learning_rate"] for row in claim.rows})
+    head = " | ".join(f"learning rate {learning_rate:g}" for learning_rate in learning_rates)
+    table = f"| failed runs | {head} |\n|---|{'---:|' * len(learning_rates)}\n"
     for arm in claim.arms:
         cells = []
-        for rate in rates:
-            runs = [row for row in claim.of(arm) if row["options"]["learning_rate"] == rate]
+        for learning_rate in learning_rates:
+            runs = [row for row in claim.of(arm) if row["options"]["learning_rate"] == learning_rate]
             failures = sum(row["result"]["failed"] for row in runs)
             cells.append(f"{failures:.0f} of {len(runs)}")
         table += f"| {cell(claim.label(arm))} | {' | '.join(cells)} |\n"

@@ -19,19 +19,6 @@ from docs.literate.rows import PageError
 
 REFERENCE = "transformers sdpa, float32"
 PEAKS = ("bfloat16", "float32")
-# Old records have other names for these; the values are the current names.
-TODAY = {
-    "logits only where a label is": "logits only where a label is, and the last layer too",
-    "products of matrices": "matrix multiplications",
-    "products in the attention": "attention matmuls",
-    "optimiser and clipping": "optimizer and clipping",
-    "copies, casts and new layouts": "copies, casts and layout changes",
-    "lookup of embeddings": "embedding lookup",
-    "sums and elementwise": "sums and elementwise ops",
-    "feed-forward product": "feed-forward matmul",
-    "projection product": "projection matmul",
-    "attention product": "attention matmul",
-}
 
 
 def precision(arm: str) -> str:
@@ -49,7 +36,7 @@ def best_row(record: Record, shape: str, arm: str) -> dict[str, Any]:
     for entry in record.data["speed"]:
         for row in entry["rows"]:
             if (entry["shape"]["name"], row["arm"]) == (shape, arm):
-                mfu = row["operations_per_second"] / record.data["peaks"][precision(arm)]
+                mfu = row["flops_per_second"] / record.data["peaks"][precision(arm)]
                 milliseconds = 1e3 * row["step"]["median"]
                 return {**row, "mfu": mfu, "milliseconds": milliseconds, "length": entry["shape"]["length"]}
     raise PageError(f"the run {record.name} has no {arm!r} at the shape {shape!r}")
@@ -84,7 +71,7 @@ def arms(record: Record, entry: dict[str, Any]) -> str:
         table += (
             f"| {cell(row['arm'])} | {1e3 * step['median']:,.1f} "
             f"({1e3 * step['min']:,.1f}–{1e3 * step['max']:,.1f}) | {row['tokens_per_second']:,.0f} "
-            f"| {row['operations_per_second'] / peak:.0%} | {memory} | {ratio} |\n"
+            f"| {row['flops_per_second'] / peak:.0%} | {memory} | {ratio} |\n"
         )
         bars.append(
             Bar(
@@ -113,8 +100,7 @@ def profile_table(entry: dict[str, Any]) -> str:
     if "profile" not in entry:
         return ""
     profile = entry["profile"]
-    parts = sorted(profile["shares"].items(), key=lambda part: -part[1])
-    parts = [(TODAY.get(name, name), fraction) for name, fraction in parts]
+    parts = sorted(profile["fractions"].items(), key=lambda part: -part[1])
     bars = [Bar(name, fraction, f"{fraction:.0%}") for name, fraction in parts if fraction >= 0.005]
     title = f"Where the time of a step goes: {profile['arm']}"
     below = numbers(["kind of op", "fraction"], [[name, f"{fraction:.1%}"] for name, fraction in parts])
@@ -123,12 +109,11 @@ def profile_table(entry: dict[str, Any]) -> str:
 
 def roofline(record: Record, entry: dict[str, Any]) -> str:
     """The ops of a layer: FLOP/s against FLOPs per byte, under the two limits of the machine."""
-    rows = [{**row, "name": TODAY.get(row["name"], row["name"])} for row in entry["rows"]]
-    peaks, bandwidth = record.data["peaks"], record.data["bytes_per_second"]
-    unit, size, places = ("TFLOP/s", 1e12, 1) if max(peaks.values()) > 1e13 else ("GFLOP/s", 1e9, 0)
+    rows, peaks, bandwidth = entry["rows"], record.data["peaks"], record.data["bytes_per_second"]
+    unit, size, decimals = ("TFLOP/s", 1e12, 1) if max(peaks.values()) > 1e13 else ("GFLOP/s", 1e9, 0)
     names = list(dict.fromkeys(row["name"] for row in rows))
     letters = dict(zip(names, "abcdefghij", strict=False))
-    points = [(row["operations"] / row["bytes"], row["operations"] / row["seconds"]) for row in rows]
+    points = [(row["flops"] / row["bytes"], row["flops"] / row["seconds"]) for row in rows]
     left = min(x for x, _ in points) / 2
     right = max(2 * max(x for x, _ in points), 2 * peaks["bfloat16"] / bandwidth)
     low = min(bandwidth * left, *(y for _, y in points)) / 1.5
@@ -159,7 +144,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         [
             f"{row['name']}, {row['precision']}",
             f"{x:.1f}",
-            f"{y / size:,.{places}f}",
+            f"{y / size:,.{decimals}f}",
             f"{y / min(peaks[row['precision']], bandwidth * x):.0%}",
             f"{1e3 * row['seconds']:.2f}",
         ]
@@ -189,9 +174,8 @@ def ablation(record: Record) -> str:
         shape = entry["shape"]
         table = "| trick | in our code | speedup | slowest to fastest round |\n|---|---|---:|---:|\n"
         for row in sorted(entry["rows"], key=lambda row: (not row["kept"], -row["worth"])):
-            name = cell(TODAY.get(row["name"], row["name"]))
             table += (
-                f"| {name} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
+                f"| {cell(row['name'])} | {'kept' if row['kept'] else 'left out'} | {row['worth']:.2f} × "
                 f"| {row['least']:.2f} to {row['most']:.2f} |\n"
             )
         parts.append(

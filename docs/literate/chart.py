@@ -158,8 +158,8 @@ def axes(at: Axes, x_label: str) -> str:
         position, label = at(x, at.high)[0], short(x)
         # On a phone, the letters are larger. A label that would be cut off ends at the edge instead.
         is_cut = position > WIDTH - 6 * len(label)
-        place, anchor = (f"{WIDTH}", "end") if is_cut else (f"{position:.1f}", "middle")
-        parts.append(text(place, HEIGHT - BOTTOM + 20, label, text_anchor=anchor))
+        at_x, anchor = (f"{WIDTH}", "end") if is_cut else (f"{position:.1f}", "middle")
+        parts.append(text(at_x, HEIGHT - BOTTOM + 20, label, text_anchor=anchor))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(text(middle, HEIGHT - 8, x_label, text_anchor="middle"))
     return "".join(parts)
@@ -193,8 +193,8 @@ def shapes_on(points: Points, style: int, left: float, right: float) -> str:
 
 def place_label(words: str, height: float, curves: list[Points]) -> tuple[float, float]:
     """
-    Finds a place for the name of a level at `height` where it crosses no curve: above or below the level, as
-    far to the right as possible. Returns the right end of the name's baseline. If every place is taken, the
+    Finds room for the name of a level at `height` where it crosses no curve: above or below the level, as
+    far to the right as possible. Returns the right end of the name's baseline. If there is none, the
     name is above the level, on the right.
     """
     # Add points to long segments, less than 8 units apart.
@@ -308,7 +308,7 @@ def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -
         parts.append(text(0, y + 20, bar.label))
         parts.append(f'<path class="bar n{bar.kind}" d="M0,{y + 31}h{length:.1f}v12h-{length:.1f}z"/>')
         if bar.least is not None:
-            parts.append(f'<path class="spread" d="M{room * bar.least / longest:.1f},{y + 37}H{end:.1f}"/>')
+            parts.append(f'<path class="range" d="M{room * bar.least / longest:.1f},{y + 37}H{end:.1f}"/>')
         parts.append(text(f"{end + 10:.1f}", y + 44, bar.words))
     story = "; ".join(f"{bar.label}: {bar.words}" for bar in bars) + "."
     return figure("".join(parts), row * len(bars) + 4, title, story, caption or title, below=below)

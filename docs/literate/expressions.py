@@ -73,7 +73,7 @@ def evaluate(text: str, names: dict[str, Any]) -> str:
         raise PageError(f"{{{{ {text} }}}}: {error or type(error).__name__}") from None
     if isinstance(value, float):
         raise PageError(
-            f"{{{{ {text} }}}} is {value}; say how many places after the point you want, "
+            f"{{{{ {text} }}}} is {value}; say how many digits after the point you want, "
             f"as in {{{{ {text}:.2f }}}}"
         )
     return f"{value:,}" if isinstance(value, int) else str(value)

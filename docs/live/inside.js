@@ -210,7 +210,7 @@ export class Inside {
       this.look(this.seen);
       this.page.announce(this.reading.textContent);
     });
-    const weights = draw("path", { class: "shares" });
+    const weights = draw("path", { class: "weights" });
     const row = draw("path", { class: "looks" });
     const column = draw("path", { class: "looks" });
     const svg = draw("svg", { "aria-hidden": "true" }, weights, row, column);
@@ -252,7 +252,7 @@ export class Inside {
       }
       svg.setAttribute("viewBox", `0 0 ${T || 1} ${T || 1}`);
       weights.setAttribute("d", squares.join(""));
-      weights.setAttribute("class", `shares n${(this.layer % 4) + 1}`);
+      weights.setAttribute("class", `weights n${(this.layer % 4) + 1}`);
     });
     this.look(this.seen);
   }
@@ -290,7 +290,7 @@ export class Inside {
     });
     this.page.letters.dataset.layer = (this.layer % 4) + 1;
     buttons.forEach((button, at) => {
-      button.style.setProperty("--share", Math.sqrt(this.weight(over, i, at)).toFixed(3));
+      button.style.setProperty("--weight", Math.sqrt(this.weight(over, i, at)).toFixed(3));
       button.classList.toggle("looks", at === i);
       button.classList.toggle("taken", at === j);
     });

@@ -83,14 +83,14 @@ class Claim:
     def count_runs(self) -> int:
         """Returns the number of runs with the first seeds, including the search."""
         points, seeds = len(self.grid_points()), len(self.first_seeds())
-        searches = sum("rate_of" not in arm for arm in self.arms.values())
+        searches = sum("tuned_values_of" not in arm for arm in self.arms.values())
         if self.over_grid:
             return len(self.arms) * seeds * points
         return len(self.arms) * seeds + (searches * points if points > 1 else 0)
 
     def options_of(self, arm: str, point: OptionValues) -> OptionValues:
         """Merges the options of the claim, the grid point and the arm. In a conflict, the last one wins."""
-        arm_options = {key: value for key, value in self.arms[arm].items() if key != "rate_of"}
+        arm_options = {key: value for key, value in self.arms[arm].items() if key != "tuned_values_of"}
         return {**(self.options or {}), **point, **arm_options}
 
 
@@ -238,9 +238,9 @@ class Results:
         return {**outcome, "core_seconds": time.process_time() - start}
 
     def best_point(self, arm: str) -> OptionValues:
-        """Returns the grid point with the lowest loss in the search of the arm, or of its `rate_of`."""
+        """Returns the grid point with the lowest loss in the search of the arm or its `tuned_values_of`."""
         points = self.claim.grid_points()
-        arm = self.claim.arms[arm].get("rate_of", arm)
+        arm = self.claim.arms[arm].get("tuned_values_of", arm)
         if len(points) == 1:
             return points[0]
         losses = [self.get_row(arm, TUNING_SEED, point)["result"]["loss"] for point in points]

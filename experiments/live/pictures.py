@@ -58,18 +58,18 @@ def compare_dense_layer(model: BertForMaskedLM, held_out: MaskedTokens, most: in
     hidden = model.bert(input_ids).last_hidden_state[labels != IGNORE][:most]
     labels = labels[labels != IGNORE][:most]
     head, E = model.cls.predictions, model.bert.embeddings.word_embeddings.weight
-    results: dict[str, Any] = {"places": len(labels), "rank_bounds": RANKS}
+    results: dict[str, Any] = {"positions": len(labels), "rank_bounds": RANKS}
     for name, vectors in (("without", hidden), ("with", head.transform(hidden))):
         logits = F.linear(vectors, E, head.bias)
         log_probabilities = logits.log_softmax(-1)
         ranks = (logits > logits.gather(1, labels[:, None])).sum(1) + 1
         cosines = F.normalize(vectors, dim=-1) @ F.normalize(E, dim=-1).T
         results[name] = {
-            "right": round((ranks == 1).double().mean().item(), 4),
+            "accuracy": round((ranks == 1).double().mean().item(), 4),
             "ranks": [int(((first <= ranks) & (ranks <= last)).sum()) for first, last in RANKS],
             "median_rank": ranks.median().item(),
             "entropy": round(-(log_probabilities.exp() * log_probabilities).sum(-1).mean().item(), 3),
-            "cosine_right": round(cosines.gather(1, labels[:, None]).mean().item(), 3),
+            "cosine_correct": round(cosines.gather(1, labels[:, None]).mean().item(), 3),
             "cosine_all": round(cosines.mean().item(), 3),
         }
     return results

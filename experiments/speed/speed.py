@@ -205,8 +205,8 @@ def measure_steps(
                 "forward": summarize(forward_seconds[variant]),
                 "step": summarize(times),
                 "tokens_per_second": shape.batch_size * shape.length / median(times),
-                "operations": flops,
-                "operations_per_second": flops / median(times),
+                "flops": flops,
+                "flops_per_second": flops / median(times),
                 "memory": measure_peak_memory(step[variant], device),
             }
         )
@@ -217,7 +217,7 @@ def measure_steps(
         "parameters": sum(p.numel() for p in models["ours"].parameters()),
         "loss_difference": difference,
         "rows": rows,
-        "profile": {"arm": default, "shares": profile_step(step[default])},
+        "profile": {"arm": default, "fractions": profile_step(step[default])},
     }
 
 
@@ -236,7 +236,7 @@ def measure_layer_ops(shape: Shape, device: torch.device, rounds: int) -> dict[s
             {
                 "name": op.name,
                 "precision": str(dtype).removeprefix("torch."),
-                "operations": op.flops,
+                "flops": op.flops,
                 "bytes": op.bytes,
                 "seconds": median(times[op.name]),
             }
@@ -265,7 +265,7 @@ def print_table(result: dict[str, Any], peaks: dict[str, float]) -> None:
             row["arm"],
             f"{1000 * seconds:,.1f}",
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['operations_per_second'] / peak:.0%}",
+            f"{row['flops_per_second'] / peak:.0%}",
             f"{row['memory'] / 1e6:,.0f} MB" if row["memory"] else "–",
             f"{reference['step']['median'] / seconds:.2f}" if reference else "–",
         )

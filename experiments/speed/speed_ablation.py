@@ -18,8 +18,8 @@ both tricks gained in every round. The first costs three lines of code, the seco
 | logits only where a label is, and the last layer too | five sixths of the logits are never read |
 | last layer only where a label is | neither are five sixths of the hidden states after the last attention |
 | dropout by 16 bits | PyTorch draws a random number for each element, one after another |
-| one product for query, key and value | fewer and larger matmuls; one gradient to add instead of three |
-| attention in two products | the fused kernel's backward pass doesn't use the matrix unit in bfloat16 |
+| one matmul for query, key and value | fewer and larger matmuls; one gradient to add instead of three |
+| attention in two matmuls | the fused kernel's backward pass doesn't use the matrix unit in bfloat16 |
 | one cast after the embeddings | otherwise each matmul casts its input, and LayerNorm computes in float32 |
 | as many masks in every row | PyTorch prepares its matmuls once per shape; coin flips keep changing it |
 | fused AdamW | one pass over each parameter instead of a dozen passes |

@@ -218,17 +218,19 @@ class Trick:
 
 TRICKS = [
     Trick("bfloat16", True, bfloat16=False),
-    Trick("logits only where a label is", True, loss=partial(loss_from_parts, all_logits=True)),
+    Trick(
+        "logits only where a label is, and the last layer too",
+        True,
+        loss=partial(loss_from_parts, all_logits=True),
+    ),
     Trick("last layer only where a label is", True, loss=partial(loss_from_parts, whole_last_layer=True)),
     Trick("dropout by 16 bits", True, {Dropout: lambda original: nn.Dropout(original.p)}),
     Trick(
-        "one product for query, key and value",
+        "one matmul for query, key and value",
         True,
         {BertSelfAttention: partial(SelfAttention, project=project_separately)},
     ),
-    Trick(
-        "attention in two products", True, {BertSelfAttention: partial(SelfAttention, attend=attend_fused)}
-    ),
+    Trick("attention in two matmuls", True, {BertSelfAttention: partial(SelfAttention, attend=attend_fused)}),
     Trick("one cast after the embeddings", True, loss=partial(loss_from_parts, casts_once=False)),
     Trick("as many masks in every row", True, fixed_mask_count=False),
     Trick("fused AdamW", True, fused_adamw=False),

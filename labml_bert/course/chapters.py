@@ -191,10 +191,10 @@ STEPS = (
                 "That's the fraction of the dense layers.",
             ),
             Mistake(
-                "one product only",
+                "one matmul only",
                 "length / (length + 6 * hidden_size)",
                 "length / (length + 12 * hidden_size)",
-                "Your fraction is too small. There are two products, the scores and the average: 2TD "
+                "Your fraction is too small. There are two matmuls, the scores and the average: 2TD "
                 "multiplications in total.",
             ),
         ),

@@ -47,8 +47,8 @@ def pass_and_fail() -> tuple[str, str]:
 def heading(step: Step, line: int | None = None) -> None:
     """Prints the number and the title of a step, and where it is."""
     console.print(Text(f"\n  {number(step)} of {len(STEPS)}  {step.title}", style="bold"))
-    place = f"{step.file}, line {line}" if line else step.file
-    console.print(Text(f"  {step.function} in {place}\n", style="dim"))
+    location = f"{step.file}, line {line}" if line else step.file
+    console.print(Text(f"  {step.function} in {location}\n", style="dim"))
 
 
 def print_report(report: Report, folder: Path) -> None:

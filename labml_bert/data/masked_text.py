@@ -65,7 +65,7 @@ class MaskedText:
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
-        counted = spread_sample(self.train_ids, BASELINE_TOKENS)
+        counted = sample_evenly(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
         # With `max_predictions_per_seq`, rows with equally many ordinary tokens get the same number of masks,
         # so most tensors keep their shapes. With a coin flip per token, most steps would have a new number of
@@ -110,7 +110,7 @@ class MaskedText:
         }
 
 
-def spread_sample(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
+def sample_evenly(token_ids: Tensor, most: int, run: int = 1024) -> Tensor:
     """
     Returns the ids as int64. Of more than `most` ids, keeps about `most`, in evenly spaced runs of `run` ids.
     """

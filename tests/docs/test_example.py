@@ -216,12 +216,12 @@ def redo_steps() -> dict[str, tuple[list[float], list[float]]]:
         steps[f"back {i}"] = [dot(back.column("GELU"), column)], [result]
     redo_layer_norm("after the feed-forward network", normed)
 
-    transformed, normed, products = tables("head")
+    transformed, normed, scores = tables("head")
     redo_dense("head", transformed, "sum")
     redo_layer_norm("head", normed)
-    h = products.numbers(0)
-    rows = [products.numbers(i) for i in (1, 2)]
-    steps["logit"] = [dot(h, row[: len(h)]) + row[-2] for row in rows], products.column("logit")
+    h = scores.numbers(0)
+    rows = [scores.numbers(i) for i in (1, 2)]
+    steps["logit"] = [dot(h, row[: len(h)]) + row[-2] for row in rows], scores.column("logit")
 
     (distribution,) = tables("logits")
     *exponentials, total = distribution.column("exp(z)")

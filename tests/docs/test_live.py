@@ -649,9 +649,9 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
             press("ArrowRight")
             assert focused(page, "at.value") == LAST["arm"]
         if stops[-1] == "layer":
-            squares = page.get_attribute(".shares", "d")
+            squares = page.get_attribute(".weights", "d")
             press("ArrowRight")
-            assert page.get_attribute(".shares", "d") != squares
+            assert page.get_attribute(".weights", "d") != squares
     assert stops == [
         "masks",
         "Mask 15%",

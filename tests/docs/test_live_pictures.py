@@ -24,7 +24,7 @@ def small() -> Record:
         "ranks": [25, 50, 15, 10],
         "median_rank": 2,
         "entropy": 3.5,
-        "cosine_right": 0.25,
+        "cosine_correct": 0.25,
         "cosine_all": -0.5,
     }
     pictures = {
@@ -34,10 +34,10 @@ def small() -> Record:
             "by_distance": [1.0, 0.5, -0.25, 0.125],
         },
         "dense_layer": {
-            "places": 100,
+            "positions": 100,
             "rank_bounds": [[1, 1], [2, 3], [4, 10], [11, 1000000]],
-            "without": {**arm, "right": 0.25},
-            "with": {**arm, "right": 0.8, "ranks": [80, 10, 6, 4]},
+            "without": {**arm, "accuracy": 0.25},
+            "with": {**arm, "accuracy": 0.8, "ranks": [80, 10, 6, 4]},
         },
         "neighbors": [
             {"token": "a", "nearest": [[HOSTILE, 0.5], ["\n", -0.1]]},
@@ -70,7 +70,7 @@ def squares(path: Tag) -> list[float]:
 
 def test_each_head_has_a_map() -> None:
     page = parse_figure(live.attention(small()))
-    heads = page.select("path.share")
+    heads = page.select("path.weight")
     assert len(heads) == 2
     cell = squares(heads[0])[0]
     assert squares(heads[0]) == [cell] * 3, "a weight of 1 fills its cell"
@@ -85,7 +85,7 @@ def test_each_head_has_a_map() -> None:
 
 def test_negative_cosines_are_hollow() -> None:
     page = parse_figure(live.positions(small()))
-    (full,), (hollow,) = page.select("path.share"), page.select("path.point")
+    (full,), (hollow,) = page.select("path.weight"), page.select("path.point")
     assert len(squares(full)) == len(squares(hollow)) == 2
     assert max(squares(hollow)) < max(squares(full)) / 1.9
     assert cells(page) == [["1", "+0.50"], ["2", "-0.25"]]

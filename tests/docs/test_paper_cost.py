@@ -55,7 +55,7 @@ def test_hours_at_the_measured_speed_of_each_length() -> None:
             {
                 "arm": arm,
                 "tokens_per_second": speed,
-                "operations_per_second": 1.0,
+                "flops_per_second": 1.0,
                 "step": {"median": 16_384 / speed},
             }
             for arm, speed in speeds.items()

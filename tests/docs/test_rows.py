@@ -100,7 +100,7 @@ def test_rows_begin_at_definitions_and_comments() -> None:
 def test_names_are_followed_but_not_guessed(tmp_path: Path) -> None:
     sources = small(tmp_path)
     symbols = resolve(sources["labml_bert.small"], sources)
-    anchors = {place: symbol.anchor for place, symbol in symbols.items()}
+    anchors = {position: symbol.anchor for position, symbol in symbols.items()}
     assert anchors[(26, 15)] == "L10"
     assert anchors[(26, 26)] == "Thing.part"
     assert anchors[(31, 11)] == "Thing"
@@ -122,7 +122,7 @@ def test_a_swallowed_backslash_fails(tmp_path: Path) -> None:
     small(tmp_path, '"""A doubled \\\\n is meant."""\n')
 
 
-def test_a_bad_formula_fails_with_its_place(tmp_path: Path) -> None:
+def test_a_bad_formula_fails_with_its_line(tmp_path: Path) -> None:
     sources = small(tmp_path, 'r"""$\\frac{$"""\n')
     with pytest.raises(PageError, match=r"^labml_bert/small.py:1: the formula"):
         source_page(sources["labml_bert.small"], sources)
@@ -180,7 +180,7 @@ def test_all_seeds_of_a_run() -> None:
         ("open('x')", "no name 'open'"),
         ("ln.__self__", "private"),
         ('run("other")', "docs/runs has no other.json"),
-        ("1 / 3", "say how many places"),
+        ("1 / 3", "say how many digits"),
         ("1 +", "not an expression"),
         ("1 / 0", "division by zero"),
         ('value_at("tiny", "lass", 5):.1f', "no metric 'lass'"),

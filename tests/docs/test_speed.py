@@ -17,7 +17,7 @@ def row(arm: str, seconds: float, memory: float | None = 5e6) -> dict:
         "arm": arm,
         "step": {"median": seconds, "min": seconds / 2, "max": seconds * 2},
         "tokens_per_second": 100 / seconds,
-        "operations_per_second": 1e9 / seconds,
+        "flops_per_second": 1e9 / seconds,
         "memory": memory,
     }
 
@@ -27,7 +27,7 @@ def record(arms: list[str]) -> Record:
     rows = [row(arm, 0.5 * (i + 1), None if i else 5e6) for i, arm in enumerate(arms)]
     kernels = [("a matmul", 2e9, 1e8, 1.0), ("GELU & co", 1e9, 1e9, 2.0)]
     measurements = [
-        {"name": name, "precision": precision, "operations": count, "bytes": size, "seconds": seconds}
+        {"name": name, "precision": precision, "flops": count, "bytes": size, "seconds": seconds}
         for precision in ("bfloat16", "float32")
         for name, count, size, seconds in kernels
     ]
@@ -38,7 +38,10 @@ def record(arms: list[str]) -> Record:
         "parameters": 1234,
         "loss_difference": 2e-7,
         "rows": rows,
-        "profile": {"arm": arms[0], "shares": {"GELU": 0.2, "products of matrices": 0.798, "softmax": 0.002}},
+        "profile": {
+            "arm": arms[0],
+            "fractions": {"GELU": 0.2, "matrix multiplications": 0.798, "softmax": 0.002},
+        },
     }
     data = {
         "date": "2026-01-01",
@@ -74,7 +77,7 @@ def test_bars_are_as_long_as_their_values() -> None:
     figure = bar_chart([Bar("a & b", 8.0, "8 of it", least=6.0, most=10.0), Bar("c", 5.0, "5", 2)], "Title <")
     lengths = [float(length) for length in re.findall(r"h([\d.]+)v", figure)]
     assert lengths[1] / lengths[0] == pytest.approx(5 / 8, rel=1e-3)
-    start, end = re.search(r'class="spread" d="M([\d.]+),[\d.]+H([\d.]+)"', figure).groups()
+    start, end = re.search(r'class="range" d="M([\d.]+),[\d.]+H([\d.]+)"', figure).groups()
     assert float(start) / float(end) == pytest.approx(0.6, rel=1e-3)
     svg = BeautifulSoup(figure, "html.parser")
     assert svg.svg["role"] == "img" and svg.title.string == "Title <"

@@ -380,8 +380,8 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     """Checks the statements in the caveats that no expression computes."""
     lengths, head = read_claim("short-to-long"), read_claim("head")
     plateau = lengths.rows[0]["unigram_loss"] - 0.5
-    for rate in (2e-3, 4e-3):
-        assert min(losses(lengths, "length 128", rate)) > plateau, "no setting of the search left it"
+    for learning_rate in (2e-3, 4e-3):
+        assert min(losses(lengths, "length 128", learning_rate)) > plateau, "no setting of the search left it"
     for row in lengths.of("grows on a plateau"):
         assert [length for _, length in row["lengths"]] == [16, 128], "it never met a plateau"
     for level in (0.5, 1.0, 1.5):
@@ -394,12 +394,14 @@ def test_what_the_page_says_in_words_is_in_the_records() -> None:
     gain = head.effect(next(test for test in head.entry["tests"] if test["worse"] == "no LayerNorm")).gain
     assert gain is not None and gap < gain.middle / 2
     warm_up = read_claim("warm-up")
-    rates = (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3)
+    learning_rates = (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3)
     for arm in ("warm-up, as published", "none, as published"):
-        assert failed_runs(warm_up, arm) == dict.fromkeys(rates, 3), "every pilot run fails"
+        assert failed_runs(warm_up, arm) == dict.fromkeys(learning_rates, 3), "every pilot run fails"
     for arm, pilot, fresh in (("warm-up, corrected", 0, (2, 9)), ("none, corrected", 1, (5, 12))):
-        assert failed_runs(warm_up, arm) == dict(zip(rates, (0, 0, 0, pilot, 3), strict=True))
-        assert failed_runs(warm_up.evidence(), arm) == dict(zip(rates, (0, 0, 0, *fresh), strict=True))
+        assert failed_runs(warm_up, arm) == dict(zip(learning_rates, (0, 0, 0, pilot, 3), strict=True))
+        assert failed_runs(warm_up.evidence(), arm) == dict(
+            zip(learning_rates, (0, 0, 0, *fresh), strict=True)
+        )
 
 
 def test_statements_about_means_agree_with_the_records() -> None:

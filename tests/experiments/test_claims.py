@@ -463,7 +463,7 @@ PARTS = {"curve": [], "lengths": []}
 
 
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
-    arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"rate_of": "short", "offsets": False}}
+    arms = {"short": {}, "long": {"schedule": "32"}, "zero": {"tuned_values_of": "short", "offsets": False}}
     return Claim("small", "A small claim", seeds, 1, arms, "masked", options, {"learning_rate": [1e-3, 3e-3]})
 
 

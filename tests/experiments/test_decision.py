@@ -115,14 +115,14 @@ def simulate(effect: float, std: float, claims: int = 20_000, ratio: float = 1.0
 @pytest.mark.parametrize("std", [0.003, 0.01, 0.03, 0.1])
 def test_without_an_effect_at_most_one_claim_in_twenty_is_decided_wrongly(std: float) -> None:
     """Without an effect, `fails` is as wrong as `holds`."""
-    rates = simulate(0.0, std)
-    assert rates["holds"] + rates["fails"] <= 0.05
+    fractions = simulate(0.0, std)
+    assert fractions["holds"] + fractions["fails"] <= 0.05
 
 
 @pytest.mark.parametrize("ratio", [2.0, 4.0, 10.0])
 def test_if_one_variant_varies_more_at_most_seven_in_a_hundred_are_decided_wrongly(ratio: float) -> None:
-    rates = simulate(0.0, 0.1, ratio=ratio)
-    assert rates["holds"] + rates["fails"] <= 0.07
+    fractions = simulate(0.0, 0.1, ratio=ratio)
+    assert fractions["holds"] + fractions["fails"] <= 0.07
 
 
 def reached(better: int, worse: int, seeds: int) -> Analysis:

@@ -180,9 +180,9 @@ def test_the_pictures_show_the_last_checkpoint(output_folder: Path) -> None:
     check_pictures(output_folder / "web", record)
     dense_layer = record["pictures"]["dense_layer"]
     for arm in ("without", "with"):
-        assert sum(dense_layer[arm]["ranks"]) == dense_layer["places"] > 0
-        assert dense_layer[arm]["ranks"][0] / dense_layer["places"] == pytest.approx(
-            dense_layer[arm]["right"], abs=1e-4
+        assert sum(dense_layer[arm]["ranks"]) == dense_layer["positions"] > 0
+        assert dense_layer[arm]["ranks"][0] / dense_layer["positions"] == pytest.approx(
+            dense_layer[arm]["accuracy"], abs=1e-4
         )
     _, model = model_of(output_folder / "web", -1)
     held_out = held_out_of(output_folder)
@@ -192,9 +192,11 @@ def test_the_pictures_show_the_last_checkpoint(output_folder: Path) -> None:
         scores = states @ model.bert.embeddings.word_embeddings.weight.T + model.cls.predictions.bias
         guesses = model(held_out.input_ids).logits[is_masked].argmax(-1)
     labels = held_out.labels[is_masked]
-    assert dense_layer["places"] == len(labels)
-    assert dense_layer["with"]["right"] == pytest.approx((guesses == labels).float().mean().item(), abs=1e-3)
-    assert dense_layer["without"]["right"] == pytest.approx(
+    assert dense_layer["positions"] == len(labels)
+    assert dense_layer["with"]["accuracy"] == pytest.approx(
+        (guesses == labels).float().mean().item(), abs=1e-3
+    )
+    assert dense_layer["without"]["accuracy"] == pytest.approx(
         (scores.argmax(-1) == labels).float().mean().item(), abs=1e-3
     )
 

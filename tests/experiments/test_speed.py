@@ -58,17 +58,17 @@ def test_from_the_command_to_the_record(
     for table in tables:
         assert [row["arm"] for row in table["rows"]] == arms
         assert table["loss_difference"] < 1e-4
-        assert sum(table["profile"]["shares"].values()) == pytest.approx(1)
+        assert sum(table["profile"]["fractions"].values()) == pytest.approx(1)
         ours, theirs = table["rows"][0], table["rows"][2]
-        assert ours["operations"] < theirs["operations"], "ours computes the labeled positions only"
+        assert ours["flops"] < theirs["flops"], "ours computes the labeled positions only"
         for row in table["rows"]:
             assert row["step"]["min"] <= row["step"]["median"] <= row["step"]["max"]
             assert row["tokens_per_second"] == pytest.approx(16 / row["step"]["median"])
-            assert row["operations_per_second"] == pytest.approx(row["operations"] / row["step"]["median"])
+            assert row["flops_per_second"] == pytest.approx(row["flops"] / row["step"]["median"])
     assert [table["shape"] for table in record["pieces"]] == ["characters", "BERT base"]
     for one in record["pieces"]:
         assert len(one["rows"]) == 2 * 6
-        assert all(min(row["operations"], row["bytes"], row["seconds"]) > 0 for row in one["rows"])
+        assert all(min(row["flops"], row["bytes"], row["seconds"]) > 0 for row in one["rows"])
 
 
 def test_a_different_model_fails_the_comparison(module: dict) -> None:

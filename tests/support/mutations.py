@@ -56,23 +56,23 @@ def damaged_bytes(draw: st.DrawFn, intact: bytes, most: int = 3) -> bytes:
     return data
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of each value inside some JSON, the whole included. Long lists and objects are cut short."""
     yield path
     if isinstance(value, dict):
         for key in list(value)[:50]:
-            yield from places(value[key], (*path, key))
+            yield from paths_in(value[key], (*path, key))
     elif isinstance(value, list):
         for index in range(min(len(value), 5)):
-            yield from places(value[index], (*path, index))
+            yield from paths_in(value[index], (*path, index))
 
 
 @st.composite
 def damaged_json(draw: st.DrawFn, intact: Any) -> str:
     """JSON in which one value has been replaced, deleted, renamed or repeated, or is nested deeply."""
     value = json.loads(json.dumps(intact))
-    path = draw(st.sampled_from(list(places(value))))
-    other = draw(st.one_of(st.sampled_from(VALUES), st.just(DEEP), st.sampled_from(list(places(value)))))
+    path = draw(st.sampled_from(list(paths_in(value))))
+    other = draw(st.one_of(st.sampled_from(VALUES), st.just(DEEP), st.sampled_from(list(paths_in(value)))))
     if isinstance(other, tuple):
         # Another value of the same file.
         inner = value

@@ -169,12 +169,12 @@ def handle(pid: int, folder: Path, on_call: OnCall) -> None:
 
 def describe(pid: int, number: int, arguments: list[int], folder: Path) -> Call | None:
     """What a call is about to do, or `None` if it's about files outside `folder`."""
-    name, places = CALLS[number]
+    name, path_arguments = CALLS[number]
     try:
-        if places:
+        if path_arguments:
             paths = tuple(
                 Path(read_path(pid, AT_FDCWD if at is None else arguments[at], arguments[i]))
-                for at, i in places
+                for at, i in path_arguments
             )
         else:
             paths = (Path(os.readlink(f"/proc/{pid}/fd/{arguments[0]}")),)

@@ -17,8 +17,8 @@ def model(d: Drawing) -> Words:
     # On the right, there is room for the line from the embeddings to the head.
     width = d.width - (30 if d.is_narrow else 120)
     size, gap = (11.5, 3) if d.is_narrow else (14, 6)
-    places = columns(MASKED, 0, width, gap, size)
-    for i, (token, (x, wide)) in enumerate(zip(MASKED, places, strict=True)):
+    boxes = columns(MASKED, 0, width, gap, size)
+    for i, (token, (x, wide)) in enumerate(zip(MASKED, boxes, strict=True)):
         d.box(x, 0, wide, 28, token, "masked" if i == POSITION else "token", size, "mono")
 
     words = "token (E) + position + segment\nembeddings, LayerNorm, dropout"
@@ -37,7 +37,7 @@ def model(d: Drawing) -> Words:
 
     vectors = d.box(0, 328, width, 28, "", "group")
     d.drop(width / 2, block.bottom + 10, vectors.y, "(B, T, D)")
-    middles = [x + wide / 2 for x, wide in places]
+    middles = [x + wide / 2 for x, wide in boxes]
     for i, x in enumerate(middles):
         d.cells(x - 14, vectors.y + 7, 1, 4, (7, 14), "masked" if i == POSITION else "token")
 

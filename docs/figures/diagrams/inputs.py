@@ -28,7 +28,7 @@ def masking(d: Drawing) -> Words:
     unchanged = f"{1 - TokenMasker.mask_replace_prob - TokenMasker.random_replace_prob:.0%}"
     left, size, gap = (0, 12, 2) if d.is_narrow else (150, 13.5, 6)
     longest = [max(texts, key=len) for texts in zip(MASKED, labels, strict=True)]
-    places = columns(longest, left, d.width, gap, size)
+    boxes = columns(longest, left, d.width, gap, size)
 
     def part(y: float, name: str, note: str, rows: list[tuple[str, list[str]]]) -> float:
         """A heading and rows of tokens, each with a label. Returns where the next part begins."""
@@ -39,7 +39,7 @@ def masking(d: Drawing) -> Words:
             if label:
                 d.text(0, y + (9 if d.is_narrow else 14), label, anchor="start")
                 y += 21 if d.is_narrow else 0
-            for i, (text, (x, width)) in enumerate(zip(texts, places, strict=True)):
+            for i, (text, (x, width)) in enumerate(zip(texts, boxes, strict=True)):
                 d.box(x, y, width, 28, text, "masked" if i == POSITION else "token", size, "mono")
             y += 42 if d.is_narrow else 38
         return y + 16
