@@ -32,7 +32,7 @@ what to write. Its docstring says what goes in and what comes out.
     python -m labml_bert.course show     where to read about it
     python -m labml_bert.course solve    your code next to the original
     python -m labml_bert.course watch    check whenever you save
-    python -m labml_bert.course train    train your model, at the end
+    python -m labml_bert.course train    train your model, after step 27
 
 Run the commands in this folder. What your code prints is shown only if a step
 fails. These are the steps:

@@ -49,8 +49,8 @@ class RunOptions:
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None
-    """Train for this many steps instead of a number of minutes. With a number of steps, the same seed gives
-    exactly the same weights every time, on the CPU of one machine."""
+    """Train for this many steps instead of a number of minutes. On the CPU of one machine, the same seed then
+    usually gives exactly the same weights."""
     seed: int = 0
     """Seed of all random numbers."""
     optimizer: OptimizerName = "adamw"

@@ -443,8 +443,6 @@ class Step:
             trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
             # Only rank zero evaluates. The other processes wait for rank zero at the next collective call.
             self.evaluation_due = rank() == 0
-            milestones = trainer.milestones
-            self.at_milestone = (
-                self.evaluation_due and bool(milestones) and trainer.progress >= milestones[0] - 1e-6
-            )
-            trainer.milestones = milestones[1:] if self.at_milestone else milestones
+            milestones = [point for point in trainer.milestones if point > trainer.progress + 1e-6]
+            self.at_milestone = self.evaluation_due and len(milestones) < len(trainer.milestones)
+            trainer.milestones = milestones
