@@ -331,8 +331,9 @@ def mean_curve(claim: Claim, rows: list[Row], over: str) -> list[tuple[float, fl
     return points
 
 
-# The forest plot shows effects from -SPAN to SPAN, in units of the largest difference that doesn't matter.
-SPAN, ROOM = 8.0, 620.0
+# The forest plot shows effects from -SPAN to SPAN, in units of the largest difference that doesn't matter. On
+# both sides, an arrow has room beyond that.
+SPAN, ROOM, ARROW = 8.0, 620.0, 30.0
 
 
 def forest_row(claim: Claim, y: float) -> str:
@@ -341,24 +342,18 @@ def forest_row(claim: Claim, y: float) -> str:
     if interval is None:
         return ""
     ends = [value / claim.delta() for value in interval]
-    middle, low, high = (ROOM / 2 * (1 + max(-1.0, min(1.0, end / SPAN))) for end in ends)
-    # If the whole interval is outside the plot, a short line leads to its arrow.
-    low, high = min(low, ROOM - 40), max(high, 40)
-    limit = ROOM / 2 / SPAN
-    parts = [f'<path class="grid" d="M{ROOM / 2:g},{y - 9:g}V{y + 9:g}"/>']
+    limit = (ROOM / 2 - ARROW) / SPAN
+    middle, low, high = (ROOM / 2 + limit * max(-SPAN, min(SPAN, end)) for end in ends)
+    parts = [f'<path class="zero" d="M{ROOM / 2:g},{y - 11:g}V{y + 11:g}"/>']
     for x in (ROOM / 2 - limit, ROOM / 2 + limit):
-        parts.append(f'<path class="level" d="M{x:g},{y - 9:g}V{y + 9:g}"/>')
+        parts.append(f'<path class="level" d="M{x:g},{y - 11:g}V{y + 11:g}"/>')
     if claim.effect_of(claim.primary()).is_unknown:
         return "".join(parts)
     parts.append(f'<path class="line n1" d="M{low:.1f},{y:g}H{high:.1f}"/>')
-    if ends[1] < -SPAN:
-        parts.append(
-            f'<path class="line n1" d="M{low + 8:.1f},{y - 5:g}L{low:.1f},{y:g}L{low + 8:.1f},{y + 5:g}"/>'
-        )
-    if ends[2] > SPAN:
-        parts.append(
-            f'<path class="line n1" d="M{high - 8:.1f},{y - 5:g}L{high:.1f},{y:g}L{high - 8:.1f},{y + 5:g}"/>'
-        )
+    for x, is_outside, side in ((low, ends[1] < -SPAN, -1), (high, ends[2] > SPAN, 1)):
+        if is_outside:
+            tip = f"m{-8 * side},-5l{8 * side},5l{-8 * side},5"
+            parts.append(f'<path class="line n1" d="M{x:.1f},{y:g}h{side * ARROW:g}{tip}"/>')
     if abs(ends[0]) <= SPAN:
         parts.append(f'<circle class="point" cx="{middle:.1f}" cy="{y:g}" r="5"/>')
     return "".join(parts)
@@ -384,7 +379,7 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         parts.append(text(0, y + 20, title))
         measured = gain if effect.gain is None or effect.is_unknown else f"{gain} ({interval})"
         parts.append(text(0, y + 43, f"{short}: {measured}", _class="level"))
-        parts.append(forest_row(claim, y + 64))
+        parts.append(forest_row(claim, y + 66))
         table.append([title, verdict, gain, interval, delta_with_unit(claim), claim.describe_seeds()])
         sentences.append(f"{title}: {verdict}")
     return figure(

@@ -10,10 +10,24 @@ for each byte of memory traffic can't do more FLOPs per second than
 $$\min(\text{FLOP/s of a large matmul},\; i \cdot \text{bytes per second})$$
 """
 
+import math
 from typing import Any
 
 from docs.figures.records import Record, provenance
-from docs.literate.chart import HEIGHT, Axes, Bar, axes, bar_chart, figure, numbers, text
+from docs.literate.chart import (
+    BOTTOM,
+    HEIGHT,
+    WIDTH,
+    Axes,
+    Bar,
+    Point,
+    axes,
+    bar_chart,
+    figure,
+    fill_gaps,
+    numbers,
+    text,
+)
 from docs.literate.prose import cell, wide
 from docs.literate.rows import PageError
 
@@ -107,6 +121,22 @@ def profile_table(entry: dict[str, Any]) -> str:
     return bar_chart(bars, title, f"{title}. Kinds below half a percent are only in the table.", below)
 
 
+def place_letter(point: Point, obstacles: list[Point]) -> Point:
+    """
+    Finds the middle of the letter next to a point: as close to it as possible, preferably on its right, and
+    16 units from all obstacles. On a phone, a letter is at most 16 units high.
+    """
+    x, y = point
+    around = (
+        (x + radius * math.cos(math.pi * turn / 8), y + radius * math.sin(math.pi * turn / 8))
+        for radius in range(16, 60, 4)
+        for turn in sorted(range(-7, 9), key=abs)
+    )
+    return next(
+        (middle for middle in around if all(math.dist(middle, one) > 15.9 for one in obstacles)), (x + 16, y)
+    )
+
+
 def roofline(record: Record, entry: dict[str, Any]) -> str:
     """The ops of a layer: FLOP/s against FLOPs per byte, under the two limits of the machine."""
     rows, peaks, bandwidth = entry["rows"], record.data["peaks"], record.data["bytes_per_second"]
@@ -120,6 +150,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     high = 1.6 * max(*peaks.values(), *(y for _, y in points))
     at = Axes(left, right, low / size, high / size, log=True)
     parts = [axes(at, "FLOPs per byte")]
+    obstacles = fill_gaps([(0, HEIGHT - BOTTOM), (WIDTH, HEIGHT - BOTTOM)])
     for style, name in enumerate(PEAKS, 1):
         start, corner, end = (
             at(x, min(peaks[name], bandwidth * x) / size) for x in (left, peaks[name] / bandwidth, right)
@@ -128,16 +159,17 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         parts.append(f'<path class="line n{style}" d="M{roof}"/>')
         # There are few points above the slope, so the name of a limit is left of its corner.
         parts.append(text(f"{corner[0]:.1f}", f"{corner[1] - 6:.1f}", name, text_anchor="end"))
-    for row, (x, y) in zip(rows, points, strict=True):
-        across, down = at(x, y / size)
+        obstacles += fill_gaps([start, corner, end])
+        obstacles += [(corner[0] - 11 * i, corner[1] - 12) for i in range(len(name))]
+    places = [at(x, y / size) for x, y in points]
+    obstacles += places
+    for row, (x, y) in zip(rows, places, strict=True):
         style = PEAKS.index(row["precision"]) + 1
-        # The letters of one precision are on the left of their points, those of the other on the right. The
-        # points of matmuls lie close together, so every other letter is lower.
-        lower = 12 if names.index(row["name"]) % 2 else 0
-        shift, anchor = (9, "start") if style == 1 else (-9, "end")
-        parts.append(f'<circle class="point n{style}" cx="{across:.1f}" cy="{down:.1f}" r="4.5"/>')
-        at_x, at_y = f"{across + shift:.1f}", f"{down + lower:.1f}"
-        parts.append(text(at_x, at_y, letters[row["name"]], text_anchor=anchor))
+        parts.append(f'<circle class="point n{style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
+        middle = place_letter((x, y), obstacles)
+        obstacles.append(middle)
+        letter = letters[row["name"]]
+        parts.append(text(f"{middle[0]:.1f}", f"{middle[1]:.1f}", letter, text_anchor="middle", dy="0.3em"))
     key = [("", f"{letter}: {name}") for name, letter in letters.items()]
     title = f"Roofline of the ops of a layer: {entry['shape']}"
     body = [

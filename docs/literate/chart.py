@@ -16,10 +16,13 @@ from docs.literate.templates import render
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 56
+LINE = 22
+"""The distance between the baselines of two lines of text."""
 IDS = count(1)
 
 
-Points = list[tuple[float, float]]
+Point = tuple[float, float]
+Points = list[Point]
 
 
 @dataclass
@@ -191,36 +194,46 @@ def shapes_on(points: Points, style: int, left: float, right: float) -> str:
     return f'<path class="mark n{style}" d="{"".join(f"M{x:.1f},{y:.1f}{shape}" for x, y in sorted(near))}"/>'
 
 
-def place_label(words: str, height: float, curves: list[Points]) -> tuple[float, float]:
-    """
-    Finds room for the name of a level at `height` where it crosses no curve: above or below the level, as
-    far to the right as possible. Returns the right end of the name's baseline. If there is none, the
-    name is above the level, on the right.
-    """
-    # Add points to long segments, less than 8 units apart.
-    points = [
+def fill_gaps(curve: Points) -> Points:
+    """The points of a curve, and more on its long segments: at most 8 units apart."""
+    return [
         (x1 + (x2 - x1) * i / steps, y1 + (y2 - y1) * i / steps)
-        for curve in curves
         for (x1, y1), (x2, y2) in pairwise(curve)
         for steps in [1 + int(abs(x2 - x1) + abs(y2 - y1)) // 8]
         for i in range(steps + 1)
     ]
 
+
+def split_in_two(words: str) -> list[str]:
+    """Divides words into two lines of about the same length."""
+    spaces = [i for i, letter in enumerate(words) if letter == " "]
+    middle = min(spaces, key=lambda i: abs(2 * i - len(words)))
+    return [words[:middle], words[middle + 1 :]]
+
+
+def place_label(words: str, height: float, curves: list[Points]) -> tuple[float, float, list[str]]:
+    """
+    Finds room for the name of a level at `height` where it crosses no curve: above or below the level, as far
+    to the right as possible. Returns the right end of the first baseline, and the lines of the name: two if
+    there's no room for one. If even those don't fit, the name is above the level, on the right.
+    """
+    points = [point for curve in curves for point in fill_gaps(curve)]
+
     def is_free(right: float, y: float, width: float, tall: float) -> bool:
-        if y - tall < 0 or y > HEIGHT - BOTTOM:
+        if y < 0 or y + tall > HEIGHT - BOTTOM:
             return False
         return not any(
-            right - width - 4 < at_x < right + 4 and y - tall < at_y < y + 6 for at_x, at_y in points
+            right - width - 4 < at_x < right + 4 and y < at_y < y + tall + 6 for at_x, at_y in points
         )
 
-    # Try the letters' size on a phone, where they are largest, and then that on a large screen.
-    for letter, tall in ((11.5, 24.0), (7.5, 16.0)):
-        width = letter * len(words)
-        for y in (height - 6, height + tall - 4):
+    # On a phone, letters are largest: 11.5 units wide, and 24 high with the space around them.
+    for lines in ([words], split_in_two(words)):
+        width, tall = 11.5 * max(map(len, lines)), 24.0 + LINE * (len(lines) - 1)
+        for y in (height - 6 - tall, height - 4):
             for right in range(WIDTH - RIGHT, int(LEFT + width), -20):
                 if is_free(right, y, width, tall):
-                    return float(right), y
-    return float(WIDTH - RIGHT), height - 6
+                    return float(right), y + 24, lines
+    return float(WIDTH - RIGHT), height - 6, [words]
 
 
 def line_chart(
@@ -257,10 +270,12 @@ def line_chart(
         parts.append(shapes_on(curve, style, at(left, high)[0], at(right, high)[0]))
     obstacles: list[Points] = [*curves, *([(0.0, height), (float(WIDTH), height)] for height in heights)]
     for (name, value), height in zip(levels, heights, strict=True):
-        words = f"{name} {value:.2f}"
-        x, y = place_label(words, height, [one for one in obstacles if one[0][1] != height])
-        parts.append(text(f"{x:.1f}", f"{y:.1f}", words, _class="level", text_anchor="end"))
-        obstacles.append([(x - 11.5 * len(words), y - 8), (x, y - 8)])
+        others = [one for one in obstacles if one[0][1] != height]
+        x, y, words = place_label(f"{name} {value:.2f}", height, others)
+        for line_of_text in words:
+            parts.append(text(f"{x:g}", f"{y:.1f}", line_of_text, _class="level", text_anchor="end"))
+            obstacles.append([(x - 11.5 * len(line_of_text), y - 8), (x, y - 8)])
+            y += LINE
     # Describe each curve by its first and last value, for readers who can't see it.
     story = "; ".join(
         f"{line.label} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}" for line in lines
@@ -308,7 +323,9 @@ def bar_chart(bars: list[Bar], title: str, caption: str = "", below: str = "") -
         parts.append(text(0, y + 20, bar.label))
         parts.append(f'<path class="bar n{bar.kind}" d="M0,{y + 31}h{length:.1f}v12h-{length:.1f}z"/>')
         if bar.least is not None:
-            parts.append(f'<path class="range" d="M{room * bar.least / longest:.1f},{y + 37}H{end:.1f}"/>')
-        parts.append(text(f"{end + 10:.1f}", y + 44, bar.words))
+            start = room * bar.least / longest
+            parts.append(f'<path class="range" d="M{start:.1f},{y + 36}H{end:.1f}v2H{start:.1f}z"/>')
+        # Lowered by half the height of a digit, so that its middle is at that of the bar.
+        parts.append(text(f"{end + 10:.1f}", y + 37, bar.words, dy="0.34em"))
     story = "; ".join(f"{bar.label}: {bar.words}" for bar in bars) + "."
     return figure("".join(parts), row * len(bars) + 4, title, story, caption or title, below=below)

@@ -138,13 +138,56 @@ def test_the_text_of_all_charts_has_one_size(server: str, page: "sync_api.Page")
     assert len(sizes) == 1, sizes
 
 
-def test_no_label_touches_a_curve(server: str, page: "sync_api.Page") -> None:
-    """The labels of levels are placed where no curve passes, and the shapes tell the lines apart."""
+@pytest.mark.parametrize("address", ["attention/", "scores/", "labml_bert/bert/", "labml_bert/mlm/"])
+def test_the_text_of_a_diagram_is_legible_on_a_phone(
+    server: str, page: "sync_api.Page", address: str
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + address)
+    page.evaluate(UNFOLD)
+    sizes = page.eval_on_selector_all(
+        ".diagram .narrow text",
+        "all => all.map(t => t.getScreenCTM().a * parseFloat(t.getAttribute('font-size')))",
+    )
+    assert sizes and min(sizes) >= 11
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_middle_lines_of_the_claims_are_visible(
+    server: str, browser: "sync_api.Browser", scheme: str
+) -> None:
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(server + "claims/")
+    style = "one => ['stroke', 'strokeWidth', 'vectorEffect'].map(name => getComputedStyle(one)[name])"
+    stroke, width, effect = page.eval_on_selector(".zero", style)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert contrast(stroke, background) >= 4.5 and (width, effect) == ("1.5px", "non-scaling-stroke")
+    context.close()
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colors, as WCAG 2 defines it."""
+    luminances = []
+    for color in (one, other):
+        parts = (int(part) / 255 for part in re.findall(r"\d+", color))
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        luminances.append(0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+    return max(luminances) / min(luminances)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_label_touches_a_curve(server: str, page: "sync_api.Page", width: int) -> None:
+    """
+    The labels of levels are placed where no curve passes, right of the axis, and the shapes tell the lines
+    apart.
+    """
+    page.set_viewport_size({"width": width, "height": 844})
     touching = """[...document.querySelectorAll(".chart svg[role]:has(.grid)")].flatMap((svg) => {
       const curves = [...svg.querySelectorAll("path.line")];
       return [...svg.querySelectorAll("text.level")].filter((label) => {
         const box = label.getBBox();
-        return curves.some((curve) => {
+        return box.x < svg.querySelector(".grid").getBBox().x || curves.some((curve) => {
           const length = curve.getTotalLength();
           for (let at = 0; at <= length; at += 3) {
             const { x, y } = curve.getPointAtLength(at);
@@ -155,7 +198,7 @@ def test_no_label_touches_a_curve(server: str, page: "sync_api.Page") -> None:
         });
       }).map((label) => svg.querySelector("title").textContent + ": " + label.textContent);
     })"""
-    for address in ("stuck/", "experiments/mlm_tiny/", "experiments/mlm_modern/"):
+    for address in ("stuck/", "experiments/mlm_tiny/", "experiments/mlm_modern/", "experiments/bert_tiny/"):
         page.goto(server + address)
         page.evaluate(UNFOLD)
         assert page.evaluate(touching) == [], address

@@ -1,14 +1,15 @@
 """The figures for a record of the speed benchmark."""
 
+import math
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from bs4 import BeautifulSoup
 
-from docs.figures.records import Record
+from docs.figures.records import Record, read_records
 from docs.figures.speed import REFERENCE, ablation, best_row, roofline, speed, worth
-from docs.literate.chart import Bar, Line, bar_chart, line_chart, powers, value_at
+from docs.literate.chart import Bar, Line, bar_chart, fill_gaps, line_chart, powers, value_at
 from docs.literate.rows import PageError
 
 
@@ -77,7 +78,7 @@ def test_bars_are_as_long_as_their_values() -> None:
     figure = bar_chart([Bar("a & b", 8.0, "8 of it", least=6.0, most=10.0), Bar("c", 5.0, "5", 2)], "Title <")
     lengths = [float(length) for length in re.findall(r"h([\d.]+)v", figure)]
     assert lengths[1] / lengths[0] == pytest.approx(5 / 8, rel=1e-3)
-    start, end = re.search(r'class="range" d="M([\d.]+),[\d.]+H([\d.]+)"', figure).groups()
+    start, end = re.search(r'class="range" d="M([\d.]+),[\d.]+H([\d.]+)v', figure).groups()
     assert float(start) / float(end) == pytest.approx(0.6, rel=1e-3)
     svg = BeautifulSoup(figure, "html.parser")
     assert svg.svg["role"] == "img" and svg.title.string == "Title <"
@@ -110,6 +111,29 @@ def test_points_and_roofs_of_the_roofline() -> None:
     cells = [cell.string for cell in chart.select("tbody tr")[0].select("th, td")]
     assert cells == ["a matmul, bfloat16", "20.0", "2", "25%", "1000.00"]
     assert [cell.string for cell in chart.select("tbody tr")[1].select("td")][2] == "50%"
+
+
+ROOFLINES = {
+    f"{record.name}, {entry['shape']}": roofline(record, entry)
+    for record in read_records().values()
+    for entry in record.data.get("pieces", [])
+}
+
+
+@pytest.mark.parametrize("name", ROOFLINES)
+def test_a_letter_of_the_roofline_overlaps_nothing(name: str) -> None:
+    """On a phone, a letter is at most 12 units wide and 16 high."""
+    chart = BeautifulSoup(ROOFLINES[name], "html.parser").select_one("svg[role]")
+    points = [(float(circle["cx"]), float(circle["cy"])) for circle in chart.select("circle")]
+    letters = [(float(text["x"]), float(text["y"])) for text in chart.select("text[dy]")]
+    assert len(letters) == len(points) > 0
+    for (x, y), (other_x, other_y) in combinations(letters, 2):
+        assert abs(x - other_x) >= 12 or abs(y - other_y) >= 15.8
+    roofs = [re.findall(r"([\d.]+),([\d.]+)", line["d"]) for line in chart.select("path.line")]
+    curves = [[(float(x), float(y)) for x, y in roof] for roof in roofs]
+    for x, y in letters:
+        assert all(math.dist((x, y), point) > 15 for point in points)
+        assert not [point for curve in curves for point in fill_gaps(curve) if math.dist((x, y), point) < 15]
 
 
 def test_the_best_row_of_an_arm() -> None:

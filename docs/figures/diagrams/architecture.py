@@ -17,8 +17,7 @@ def model(d: Drawing) -> Words:
     # On the right, there is room for the line from the embeddings to the head.
     width = d.width - (30 if d.is_narrow else 120)
     size, gap = (11.5, 3) if d.is_narrow else (14, 6)
-    boxes = columns(MASKED, 0, width, gap, size)
-    for i, (token, (x, wide)) in enumerate(zip(MASKED, boxes, strict=True)):
+    for i, (token, (x, wide)) in enumerate(zip(MASKED, columns(MASKED, 0, width, gap, size), strict=True)):
         d.box(x, 0, wide, 28, token, "masked" if i == POSITION else "token", size, "mono")
 
     words = "token (E) + position + segment\nembeddings, LayerNorm, dropout"
@@ -37,11 +36,11 @@ def model(d: Drawing) -> Words:
 
     vectors = d.box(0, 328, width, 28, "", "group")
     d.drop(width / 2, block.bottom + 10, vectors.y, "(B, T, D)")
-    middles = [x + wide / 2 for x, wide in boxes]
+    middles = [(i + 0.5) * width / len(MASKED) for i in range(len(MASKED))]
     for i, x in enumerate(middles):
         d.cells(x - 14, vectors.y + 7, 1, 4, (7, 14), "masked" if i == POSITION else "token")
 
-    left_width = 112 if d.is_narrow else 190
+    left_width = 104 if d.is_narrow else 190
     left = left_width + (12 if d.is_narrow else 28)
     group = d.box(left, 396, width - left, 132, "", "group")
     d.text(group.right - 12, 410, "MLM head", "note", SMALL, "end")

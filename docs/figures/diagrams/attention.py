@@ -23,12 +23,12 @@ def attention(d: Drawing) -> Words:
     weights = scores.softmax(0)
     best = MASKED[int(weights.argmax())]
     if d.is_narrow:
-        token_width, key, score, softmax, weight, bar, value, bus = 54, 57, 104, 131, 212, 230, 280, 322
-        softmax_width, bar_width, size = 54, 34, 11.5
+        token_width, key, score, softmax, weight, bar, value, bus = 54, 62, 111, 137, 223, 241, 284, 324
+        softmax_width, bar_width, size, cell = 60, 26, 11.5, 12.0
     else:
         token_width, key, score, softmax, weight, bar, value, bus = 76, 120, 218, 262, 392, 420, 560, 630
-        softmax_width, bar_width, size = 84, 110, 13.5
-    cell, step, top, center = 14.0, 36, 92, key + 14
+        softmax_width, bar_width, size, cell = 84, 110, 13.5, 14.0
+    step, top, center = 36, 92, key + cell
 
     query = d.cells(key, 4, 1, 2, (cell, cell), "masked")
     d.text(query.right + 10, query.center[1], "the query of [MASK]", "heading", SMALL, "start")
@@ -41,7 +41,7 @@ def attention(d: Drawing) -> Words:
         SMALL,
         "start",
     )
-    for x, name in ((center, "key"), (score, "score"), (weight, "weight"), (value + 14, "value")):
+    for x, name in ((center, "key"), (score, "score"), (weight, "weight"), (value + cell, "value")):
         d.text(x, top - 18, name, "heading", SMALL)
     bottom = top + step * len(MASKED) - 8
     box = d.box(softmax, top, softmax_width, bottom - top, "softmax", "attention", SMALL)

@@ -67,14 +67,12 @@ def masking(d: Drawing) -> Words:
 def score(d: Drawing) -> Words:
     """One masked copy of the sentence for each token."""
     size, gap, right = (11.5, 2, d.width) if d.is_narrow else (13.5, 6, d.width - 130)
-    longest = [token if token in ("[CLS]", "[SEP]") else max(token, "[MASK]", key=len) for token in TOKENS]
-    across, step = columns(longest, 0, right, gap, size), 56 if d.is_narrow else 38
-    scored = range(1, len(TOKENS) - 1)
+    step, scored = 56 if d.is_narrow else 38, range(1, len(TOKENS) - 1)
     for row, position in enumerate(scored):
-        y = row * step
-        for i, (token, (x, width)) in enumerate(zip(TOKENS, across, strict=True)):
-            text, kind = ("[MASK]", "masked") if i == position else (token, "token")
-            d.box(x, y, width, 28, text, kind, size, "mono")
+        y, tokens = row * step, [*TOKENS[:position], "[MASK]", *TOKENS[position + 1 :]]
+        across = columns(tokens, 0, right, gap, size)
+        for i, (token, (x, width)) in enumerate(zip(tokens, across, strict=True)):
+            d.box(x, y, width, 28, token, "masked" if i == position else "token", size, "mono")
         label = f"log p({TOKENS[position]})"
         if d.is_narrow:
             d.text(across[position][0], y + 39, label, "", SMALL, "start")
