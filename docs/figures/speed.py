@@ -121,7 +121,7 @@ def profile_table(entry: dict[str, Any]) -> str:
     return bar_chart(bars, title, f"{title}. Kinds below half a percent are only in the table.", below)
 
 
-def place_letter(point: Point, obstacles: list[Point]) -> Point:
+def letter_position(point: Point, obstacles: list[Point]) -> Point:
     """
     Finds the middle of the letter next to a point: as close to it as possible, preferably on its right, and
     16 units from all obstacles. On a phone, a letter is at most 16 units high.
@@ -166,7 +166,7 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
     for row, (x, y) in zip(rows, places, strict=True):
         style = PEAKS.index(row["precision"]) + 1
         parts.append(f'<circle class="point n{style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
-        middle = place_letter((x, y), obstacles)
+        middle = letter_position((x, y), obstacles)
         obstacles.append(middle)
         letter = letters[row["name"]]
         parts.append(text(f"{middle[0]:.1f}", f"{middle[1]:.1f}", letter, text_anchor="middle", dy="0.3em"))

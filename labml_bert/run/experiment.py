@@ -211,8 +211,7 @@ class Run:
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
         """Prints the header, which says what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
-        amount, unit = (f"{options.steps:,}", "step") if options.steps else (f"{options.minutes:g}", "minute")
-        budget = f"{amount} {unit}{'s' * (amount != '1')}"
+        budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} min"
         processes = world_size()
         device = f"{processes} × {self.device.type}" if processes > 1 else self.device
         speed = f"{trainer.precision} on {device}, {text.batch_tokens:,} tokens per step"
@@ -256,12 +255,11 @@ class Run:
         """Stores `evaluation` in `step` for the next report, and prints it at a milestone."""
         step.evaluation = evaluation
         if step.at_milestone:
-            # The stages that aren't over yet are those of the remaining milestones.
-            stages = parse_schedule(self.options.schedule)  # type: ignore[attr-defined]
-            length = stages[-1 - len(self.current_trainer.milestones)].length
+            trainer, schedule = self.current_trainer, self.options.schedule  # type: ignore[attr-defined]
+            length = parse_schedule(schedule)[-1 - len(trainer.milestones)].length
             console.print(
-                f"\n  at {self.current_trainer.seconds:.0f} s, after length {length}: "
-                f"loss {evaluation['loss']:.3f}, accuracy {evaluation['accuracy']:.0%} on some held-out text"
+                f"\n  at {trainer.seconds:.0f} s, after length {length}: loss {evaluation['loss']:.3f}, "
+                f"accuracy {evaluation['accuracy']:.0%} on some held-out text"
             )
 
     @torch.no_grad()
