@@ -161,9 +161,9 @@ def roofline(record: Record, entry: dict[str, Any]) -> str:
         parts.append(text(f"{corner[0]:.1f}", f"{corner[1] - 6:.1f}", name, text_anchor="end"))
         obstacles += fill_gaps([start, corner, end])
         obstacles += [(corner[0] - 11 * i, corner[1] - 12) for i in range(len(name))]
-    places = [at(x, y / size) for x, y in points]
-    obstacles += places
-    for row, (x, y) in zip(rows, places, strict=True):
+    circles = [at(x, y / size) for x, y in points]
+    obstacles += circles
+    for row, (x, y) in zip(rows, circles, strict=True):
         style = PEAKS.index(row["precision"]) + 1
         parts.append(f'<circle class="point n{style}" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
         middle = letter_position((x, y), obstacles)
