@@ -65,9 +65,9 @@ class TokenMasker:
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
     """
-    If you set this limit, the number of chosen tokens in a row isn't random: it's `mlm_probability` times the
-    number of ordinary tokens, rounded, but at least 1 and at most the limit. (The original code counts
-    special tokens, too.) With `word_ids`, a row can get fewer chosen tokens, because a word's tokens are
+    If you set this limit, the number of tokens chosen from each row isn't random: it's `mlm_probability`
+    times the number of ordinary tokens, rounded, but at least 1 and at most the limit. (The original code
+    counts special tokens, too.) With `word_ids`, fewer tokens can be chosen, because a word's tokens are
     chosen together or not at all.
     """
     generator: torch.Generator | None = None
@@ -254,7 +254,7 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = BertLMPredictionHead(embedding.embedding_dim, embedding.num_embeddings, layer_norm_eps)
-        # In a list, so that PyTorch doesn't register the module again, under a second name.
+        # Keep the embedding in a list, so that PyTorch doesn't register it again under a second name.
         self._embedding = [embedding]
 
     def forward(
@@ -318,9 +318,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest count in any row. A
-    row with fewer gets unlabeled ones too. If you pass the result to our encoders as `output_positions`, the
-    last layer computes only these. If it computed all, a step would take 1.20 times as long (`V` = 100)."""
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest number in any row.
+    Unlabeled positions fill up the other rows. If you pass the result to our encoders as `output_positions`,
+    their last layer computes only these. Otherwise, a step takes 1.20 times as long (`V` = 100)."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

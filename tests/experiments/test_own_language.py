@@ -58,7 +58,7 @@ def test_your_own_language_from_text_to_a_filled_mask(tmp_path: Path) -> None:
     [
         ([], "2,000 steps", True),
         (["--steps", "1"], "1 steps", False),
-        (["--minutes", "0.5"], "0.5 minutes", False),
+        (["--minutes", "0.5"], "0.5 min", False),
     ],
 )
 def test_the_budget_in_the_header(

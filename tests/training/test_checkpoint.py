@@ -58,7 +58,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     for name, letters in (("a", "abc"), ("b", "xyz")):
         (tmp_path / name).mkdir()
         write_checked(tmp_path / name / "tokenizer.json", character_tokenizer([letters]).to_str())
-        train_to_end(tmp_path / name)
+        train(*new_trainer(tmp_path / name))
         assert load_checkpoint(tmp_path / name)[0]["step"] == 30
     shutil.copy(tmp_path / "a" / CHECKPOINT, tmp_path / "b")
     with pytest.raises(ValueError, match=r"is not from the same run as tokenizer.json; .*remove its line"):
