@@ -82,6 +82,7 @@ def test_one_clear_answer(course: Path, body: str, message: str) -> None:
     assert answer.message.startswith(message), answer
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("body", "message"),
@@ -111,6 +112,7 @@ def test_an_error_names_the_line(course: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("loop", ["while True:\n        pass", "while True:\n        print('x' * 99)"])
 def test_a_loop_without_an_end_is_stopped_and_its_line_named(course: Path, loop: str) -> None:
@@ -126,6 +128,7 @@ def test_a_loop_without_an_end_is_stopped_and_its_line_named(course: Path, loop:
     assert len(report.output) <= 2000
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_the_code_prints_is_kept_apart(course: Path) -> None:
     write(course, "print('here', labels.shape)\n    return None")
@@ -134,6 +137,7 @@ def test_what_the_code_prints_is_kept_apart(course: Path) -> None:
     assert report.output.startswith("here torch.Size([4])")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["unlink()", "write_text('')"])
 def test_a_file_that_the_code_deletes_is_put_back(course: Path, action: str) -> None:
@@ -151,6 +155,7 @@ def test_code_that_deletes_its_own_module_or_folder_deletes_nothing(course: Path
     assert (course / FIRST.file).read_text("utf-8") == before
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_an_error_at_the_top_of_the_file(course: Path) -> None:
     before = write(course, "pass")
@@ -167,6 +172,7 @@ def test_a_function_that_is_gone(course: Path) -> None:
     assert answer.message.startswith("In mlm.py, there is no function masked_accuracy any more.")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_learner_may_add_functions_and_imports(course: Path) -> None:
     path = course / FIRST.file
@@ -204,6 +210,7 @@ def test_damaged_progress_counts_as_none(course: Path, content: str) -> None:
     assert read_progress(course) == Progress()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_lost_progress_is_found_out_again(course: Path) -> None:
     write(course, SOLUTION)
@@ -225,6 +232,7 @@ def test_progress_that_cannot_be_written_costs_only_time(course: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_read_only_folder(remountable_disk: Path) -> None:
     course = remountable_disk / "course"

@@ -33,7 +33,9 @@ def test_loading_again_keeps_the_files(folder: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [1, 4, len(STEPS)])
+@pytest.mark.parametrize(
+    "number", [1, *(pytest.param(number, marks=pytest.mark.long) for number in (4, len(STEPS)))]
+)
 def test_a_cell_is_saved_and_checked(folder: Path, number: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The three steps are a function, a method and an exercise of a chapter."""
     step = STEPS[number - 1]

@@ -78,7 +78,9 @@ def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
     assert process.returncode == 2 and re.fullmatch("error: .+\n", process.stderr)
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "4", "²", "-80", ""])
+@pytest.mark.parametrize(
+    "columns", ["0", *(pytest.param(text, marks=pytest.mark.long) for text in ("1", "4", "²", "-80", ""))]
+)
 def test_a_terminal_without_columns_still_shows_the_text(columns: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "labml_bert.runs", "--help"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}

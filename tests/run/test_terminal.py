@@ -76,7 +76,7 @@ def wait_for_training(process: subprocess.Popen[str], folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), None])
-@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, pytest.param(subprocess.STDOUT, marks=pytest.mark.long)])
 def test_a_run_is_saved_if_nobody_reads_its_output(
     number: int | None, stderr: int, corpus_file: Path, tmp_path: Path
 ) -> None:

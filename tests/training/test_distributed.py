@@ -381,6 +381,7 @@ with exit_cleanly(Path.cwd, lambda: True):
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_when_one_process_fails_all_of_them_end(tmp_path: Path) -> None:
     """No process waits forever, and only the cause is reported, not its consequences."""
@@ -462,8 +463,9 @@ def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_pa
     assert load_checkpoint(run_path)[0]["step"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("worker", [0, 1])
 def test_if_a_worker_is_killed_one_line_says_how_to_resume(worker: int, folder: Path, tmp_path: Path) -> None:
     process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
     wait_for_step(tmp_path / "logs", 0, process)
