@@ -28,7 +28,7 @@ def addresses(site: Path) -> list[str]:
 PARTS = 4
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, PARTS))])
 def test_every_page_fits_on_a_phone(site: Path, server: str, page: "sync_api.Page", part: int) -> None:
     """No page scrolls sideways at 320 pixels. At 390, no table, sample or drawing of a chapter is cut off."""
     cut = """[...document.querySelectorAll("#content :is(table, .highlight pre > code)")].filter((one) => {
