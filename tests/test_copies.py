@@ -152,7 +152,6 @@ SPEEDUPS = {
     "mlm.py": [
         ("would take", "logits only where a label is, and the last layer too", "words"),
         ("and", "logits only where a label is, and the last layer too", "characters"),
-        ("computed all, a step would take", "last layer only where a label is", "characters"),
     ],
 }
 
