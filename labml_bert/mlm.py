@@ -320,7 +320,7 @@ def masked_lm_positions(labels: Tensor) -> Tensor:
     """
     Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the number of labeled positions
     in the row with the most. Unlabeled positions fill up the other rows. If you pass the result to our
-    encoders as `output_positions`, their last layer computes only these positions."""
+    encoders as `output_positions`, their last layer computes output vectors only there."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)
