@@ -147,7 +147,7 @@ def main(run: Run, options: Options) -> None:
         step.update()
         if step.evaluation_due:
             run.log(step, evaluate_pretraining(trainer, text.held_out, batches=4))
-        if step.at_milestone:
+        if step.milestone:
             show_pairs(run, trainer, text)
 
     run.finish(lambda: evaluate_pretraining(trainer, text.held_out), conclusion)

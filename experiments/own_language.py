@@ -190,7 +190,7 @@ def main(run: Run, options: Options) -> None:
         step.update()  # clips the gradient, takes an optimizer step, stops the run on NaN
         if step.evaluation_due:
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
-        if step.at_milestone:
+        if step.milestone:
             run.show_predictions(*text.samples)
 
     run.finish(lambda: evaluate_masked_lm(trainer, text.held_out))

@@ -211,7 +211,7 @@ def train(run: Run, options: Options, arm: str) -> TrainedModel:
         if step.evaluation_due:
             weights[step.number] = {n: w.detach().cpu().clone() for n, w in named_weights(model).items()}
             run.log(step, evaluate_masked_lm(trainer, text.held_out, tokens=16_384))
-        if step.at_milestone:
+        if step.milestone:
             moments.append(step.number)
             run.show_predictions(*text.samples)
 

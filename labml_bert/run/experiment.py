@@ -26,7 +26,7 @@ from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.checksums import write_checked
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import parse_schedule
+from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import check_same_tokenizer, save_tokenizer
 from labml_bert.files import (
@@ -254,12 +254,12 @@ class Run:
     def log(self, step: Step, evaluation: dict[str, float]) -> None:
         """Stores `evaluation` in `step` for the next report, and prints it at a milestone."""
         step.evaluation = evaluation
-        if step.at_milestone:
-            trainer, schedule = self.current_trainer, self.options.schedule  # type: ignore[attr-defined]
-            length = parse_schedule(schedule)[-1 - len(trainer.milestones)].length
+        if step.milestone:
+            schedule: str = self.options.schedule  # type: ignore[attr-defined]
+            length = length_at(parse_schedule(schedule), step.milestone - 1e-6)
             console.print(
-                f"\n  at {trainer.seconds:.0f} s, after length {length}: loss {evaluation['loss']:.3f}, "
-                f"accuracy {evaluation['accuracy']:.0%} on some held-out text"
+                f"\n  at {self.current_trainer.seconds:.0f} s, after length {length}: loss "
+                f"{evaluation['loss']:.3f}, accuracy {evaluation['accuracy']:.0%} on some held-out text"
             )
 
     @torch.no_grad()

@@ -334,8 +334,8 @@ class Step:
 
     `progress` is the fraction of the budget that was spent before this step. It determines the learning rate
     and, in most scripts, the sequence length. After `update`, `number` is the number of steps taken,
-    including this one. In rank zero, `evaluation_due` then says whether to evaluate, and `at_milestone`
-    whether this step has reached a point in `evaluate_at`. In other processes, these two stay false."""
+    including this one. In rank zero, `evaluation_due` then says whether to evaluate. If this step has reached
+    a point in `evaluate_at`, `milestone` is that point. Other processes keep the initial values of both."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -345,7 +345,7 @@ class Step:
         self.metrics: dict[str, Tensor] = {}
         self.evaluation: dict[str, float] | None = None
         self.evaluation_due = False
-        self.at_milestone = False
+        self.milestone: float | None = None
         self.report_due = False
 
     @property
@@ -443,6 +443,6 @@ class Step:
             trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
             # Only rank zero evaluates. The other processes wait for rank zero at the next collective call.
             self.evaluation_due = rank() == 0
-            milestones = [point for point in trainer.milestones if point > trainer.progress + 1e-6]
-            self.at_milestone = self.evaluation_due and len(milestones) < len(trainer.milestones)
-            trainer.milestones = milestones
+            passed = [point for point in trainer.milestones if point <= trainer.progress + 1e-6]
+            trainer.milestones = trainer.milestones[len(passed) :]
+            self.milestone = passed[-1] if passed and self.evaluation_due else None
