@@ -107,7 +107,7 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location:
     """
     Returns the error for a file that isn't UTF-8, with a command that converts the file if it seems to be
     text. `data` is the beginning of the file, and `location` says where the file isn't UTF-8. Without a byte
-    order mark, the command is an example for the encoding of Western European Windows.
+    order mark, we don't know the encoding, so the command has that of Western European Windows as an example.
     """
     encoding = None
     if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):

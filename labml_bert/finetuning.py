@@ -52,8 +52,8 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
     is shortened first.
 
-    Raises `ValueError` if a text has no tokens, or if `max_length` is below 5, the length of a pair with one
-    token in each text.
+    Raises `ValueError` if a text has no tokens, or if `max_length` is below 5. Even a pair of texts with one
+    token each needs 5, because of the special tokens.
     """
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")

@@ -306,10 +306,10 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
     ## Code that only makes training faster
 
     Keeps only the hidden states, `(M, D)`, and labels, `(M)`, at the labeled positions. With a large
-    vocabulary, the head does much of the model's work. If 15% of positions are labeled, skipping the others
-    saves 85% of it. If the head and the last layer ran at all positions, a training step would take 2.01
-    times as long with 8,192 tokens in the vocabulary and 1.24 times as long with 100 (4 layers of width 256,
-    32 sequences of 128 tokens, bfloat16 on 2 CPU cores; see `docs/runs/speed_ablation.json`)."""
+    vocabulary, much of the model's work is in the head. If 15% of positions are labeled, we save 85% of that
+    work. If the head and the last layer ran at all positions, a training step would take 2.01 times as long
+    with a vocabulary of 8,192 tokens, and 1.24 times as long with 100. We measured this with 4 layers of
+    width 256 and 32 sequences of 128 tokens, in bfloat16 on 2 CPU cores (`docs/runs/speed_ablation.json`)."""
     if labels is None:
         return hidden_states, None
     is_labeled = labels != IGNORE  # (B, T)
@@ -318,9 +318,9 @@ def select_labeled(hidden_states: Tensor, labels: Tensor | None) -> tuple[Tensor
 
 def masked_lm_positions(labels: Tensor) -> Tensor:
     """
-    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the number of labeled positions
-    in the row with the most. Unlabeled positions fill up the other rows. If you pass the result to our
-    encoders as `output_positions`, their last layer computes output vectors only there."""
+    Returns each row's labeled positions, `(B, P)`, in reading order. `P` is the largest number of labeled
+    positions in a row. Rows with fewer also get unlabeled positions. If you pass the result to our encoders
+    as `output_positions`, their last layer computes output vectors only at these positions."""
     is_labeled = labels != IGNORE  # (B, T)
     most = int(is_labeled.sum(1).max()) if len(labels) else 0
     return (~is_labeled).byte().argsort(dim=1, stable=True)[:, :most]  # (B, P)

@@ -260,7 +260,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[Path]:
     """
     Returns the runs in `folders` whose paths match one of the `patterns`, the one with the newest checkpoint
-    first. A run that has only its previous checkpoint counts too: `load_checkpoint` says how to restore it.
+    first. This includes runs that have only their previous checkpoint. For these, `load_checkpoint` raises an
+    error that says how to restore the checkpoint.
     """
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
