@@ -74,13 +74,12 @@ def write_card(
     write_whole(folder / "README.md", "\n\n".join(parts))
 
 
-def without_folders(value: object) -> str:
+def without_folders(value: Any) -> Any:
     """
-    Returns a value as text. Shortens an absolute path to its last part, as in `…/name`: the folders above may
-    be private, and don't help on another machine.
+    Shortens an absolute path to its last part, as in `…/name`: the folders above may be private, and don't
+    help on another machine. Any other value is returned unchanged.
     """
-    text = str(value)
-    return f"…/{Path(text).name}" if Path(text).is_absolute() else text
+    return f"…/{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from labml_bert.files import (
     sync_folder,
     write_whole,
 )
-from labml_bert.model_card import write_pretraining_card
+from labml_bert.model_card import without_folders, write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import RunOptions
@@ -349,7 +349,7 @@ class Run:
         """Returns, as command-line arguments, the non-default options that change the result."""
         user_options, text = self.user_options, self.text
         non_defaults = {
-            f.name: text.corpus.name if f.name == "corpus" else file_name(getattr(user_options, f.name))
+            f.name: text.corpus.name if f.name == "corpus" else without_folders(getattr(user_options, f.name))
             for f in fields(user_options)
             if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
         }
@@ -364,7 +364,7 @@ class Run:
         text, trainer = self.text, self.current_trainer
         return {
             "configuration": {
-                **{name: file_name(value) for name, value in self.configuration.items()},
+                **{name: without_folders(value) for name, value in self.configuration.items()},
                 "corpus": text.corpus.name,
             },
             "corpus": {
@@ -382,11 +382,6 @@ class Run:
                 "wall_seconds": time.monotonic() - self.start_time,
             },
         }
-
-
-def file_name(value: Any) -> Any:
-    """Returns the last part of an absolute path, which another machine may not have, or any other value."""
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def new_run_path(runs: Path, experiment: str) -> Path:
