@@ -148,6 +148,13 @@ def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api
     assert first_search_results(page, server, QUERIES) == QUERIES
 
 
+def test_the_words_of_a_search_comment_stay_invisible(server: str, page: "sync_api.Page") -> None:
+    page.goto(server, wait_until="networkidle")
+    type_in_search(page, "named entity recognition")
+    assert page.locator(".md-tag").count() > 0
+    assert not page.locator(".md-tag >> visible=true").count()
+
+
 @pytest.mark.parametrize(
     ("words", "count"), [("nsp", 0), ("in", 1), ("in%20%26%20beside", 2), ("%5C%28", None)]
 )
