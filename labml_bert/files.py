@@ -302,7 +302,7 @@ def fingerprint(tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> str:
 
 def lock(
     folder: Path, on_wait: Callable[[], None] | None = None, name: str = ".lock"
-) -> AcquireReturnProxy[FileLock]:
+) -> "AcquireReturnProxy[FileLock]":
     """
     ## One process at a time
 

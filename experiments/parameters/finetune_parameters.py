@@ -297,6 +297,12 @@ def main(argv: list[str] | None = None) -> None:
         train_functions, test_functions = read_functions()
         tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
     sizes = [parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels]
+    for task, count, seed in product(TASKS, sizes, range(options.seeds)):
+        if not make_items(task, backbone.tokenizer, draw(train_functions, count, seed), longest):
+            raise ValueError(
+                f"labels is {count}, and seed {seed} draws no docstring for the {task} task that fits in "
+                f"{longest} tokens; use more labels"
+            )
 
     sampled = {task: make_items(task, backbone.tokenizer, train_functions, longest) for task in TASKS}
     details = {
