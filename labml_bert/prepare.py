@@ -128,16 +128,17 @@ def main(argv: list[str] | None = None) -> None:
                     pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
+        held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
         settings = {
             "files": [[str(file), read_sha256(file)] for file in files],
-            "held_out": min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1)),
+            "held_out": held_out,
             # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
         details = {
             "text": f"{len(files):,} files, {total / 1e6:,.1f} MB",
             "vocabulary": f"{tokenizer.get_vocab_size():,} tokens",
-            "held out": f"about {settings['held_out']:.2%} of the text",
+            "held out": f"about {held_out * 100:.2g}% of the text",
             "output": display_path(options.output),
         }
         header("prepare: tokenize a large text once", details)

@@ -113,6 +113,8 @@ class Claim(Analysis):
         if decision == "no difference":
             return f"no difference larger than {delta_with_unit(self)}"
         needed = evidence.needed_seeds() if with_estimate and decision == "inconclusive" else None
+        if needed == math.inf:
+            return f"{decision}, however many seeds we run"
         return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 

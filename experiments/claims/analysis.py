@@ -109,6 +109,14 @@ class Analysis:
             largest.append(max((value for value in failed if value < first_failure), default=0.0))
         return largest
 
+    def grid(self) -> list[float]:
+        """Returns the learning rates at which each variant was trained."""
+        return sorted({row["point"]["learning_rate"] for row in self.rows})
+
+    def largest_gap(self) -> float:
+        """Returns the largest ratio of neighboring learning rates of the grid."""
+        return max(high / low for low, high in pairwise(self.grid()))
+
     def compare_stable_learning_rates(self, test: dict[str, Any], level: float) -> Effect:
         """
         Returns the ratio of the geometric means of the largest stable learning rates. The grid is coarse: the
@@ -116,8 +124,7 @@ class Analysis:
         moves outward by the largest ratio of neighboring points. If, with any seed, a variant was stable at
         all points or at none, an end is unknown.
         """
-        grid = sorted({row["point"]["learning_rate"] for row in self.rows})
-        gap = max(high / low for low, high in pairwise(grid))
+        grid, gap = self.grid(), self.largest_gap()
         better, worse = (self.stable_learning_rates(test[side]) for side in ("better", "worse"))
         x, y = ([math.log(value or grid[0] / gap) for value in side] for side in (better, worse))
         middle, low, high = map(math.exp, difference(x, y, level))
@@ -128,6 +135,19 @@ class Analysis:
             middle = middle / gap if unknown_high else middle * gap
         gain = Interval(middle, 0.0 if unknown_low else low / gap, math.inf if unknown_high else high * gap)
         return Effect(gain, at_least=unknown_high, at_most=unknown_low)
+
+    def narrowest_interval(self, effect: Effect) -> Interval:
+        """
+        Returns the interval of the logarithm of the ratio of stable learning rates if there were infinitely
+        many seeds and their mean stayed the same.
+        """
+        assert effect.gain is not None
+        middle, gap = math.log(effect.gain.middle), math.log(self.largest_gap())
+        if effect.at_least:
+            return Interval(middle, middle, math.inf)
+        if effect.at_most:
+            return Interval(middle, -math.inf, middle)
+        return Interval(middle, middle - gap, middle + gap)
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Returns the tokens or seconds up to a step. The seconds come from the measured times per step."""
@@ -239,12 +259,16 @@ class Analysis:
             return "inconclusive"
         return decide(interval, self.delta())
 
-    def needed_seeds(self) -> int | None:
+    def needed_seeds(self) -> float | None:
         """
         Estimates how many fresh seeds per variant would decide the claim, including any fresh seeds among
-        these runs. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`.
+        these runs. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`. If even
+        infinitely many seeds would not be enough, because the grid is too coarse, returns infinity.
         """
         test, effect = self.primary(), self.effect(self.primary())
+        if test["metric"] == "stable_learning_rate" and effect.gain is not None and not effect.is_unknown:
+            narrowest = self.narrowest_interval(effect)
+            return math.inf if decide(narrowest, self.delta()) == "inconclusive" else None
         if test["metric"] in (*FRACTIONS, "stable_learning_rate"):
             return None
         samples = self.samples(test)

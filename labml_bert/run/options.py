@@ -44,8 +44,8 @@ class RunOptions:
     fields that change the result are saved with the run. You can resume it only with the same values."""
 
     corpus: str = "python-docs"
-    """Text to train on: python-docs, python-source, tiny-shakespeare, wikitext-2, wikitext-103, a UTF-8 file,
-    or a folder of such files."""
+    """Text to train on: python-docs, python-source, tiny-shakespeare, wikitext-2, wikitext-103,
+    a UTF-8 file, or a folder of such files."""
     minutes: float | None = 3.0
     """How long to train, in minutes."""
     steps: int | None = None

@@ -318,7 +318,7 @@ class ProgressLine:
         metrics = report.metrics
         text = (
             f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.0%}  length {report.length}  "
-            f"{tokens_per_second / 1000:.1f}k/s  {int(left) // 60}:{int(left) % 60:02d} left"
+            f"{tokens_per_second / 1000:.1f}k tok/s  {int(left) // 60}:{int(left) % 60:02d} left"
         )
         self.progress.update(self.task, completed=report.progress, description=text)
         if not console.is_terminal and time.monotonic() - self.last_print >= 10:

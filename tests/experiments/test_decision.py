@@ -238,4 +238,17 @@ def test_the_largest_stable_learning_rate(
     gain = analysis.effect(analysis.primary()).gain
     assert gain is not None and gain[1:] == pytest.approx(ends)
     assert analysis.decision() == decision
-    assert analysis.needed_seeds() is None
+
+
+def test_if_the_grid_is_too_coarse_even_infinitely_many_seeds_are_not_enough() -> None:
+    # On average, the largest stable learning rate is 1.6 times as high, but the grid's gaps are 2.
+    undecidable = stability([[8.0], [4.0, 8.0], [8.0]], [[4.0, 8.0]] * 3)
+    assert undecidable.needed_seeds() == math.inf
+    # One variant is stable at every point, so the ratio is only bounded below: by 1.6 / 2.
+    bounded = stability([[], [8.0], []], [[8.0]] * 3)
+    assert bounded.effect(bounded.primary()).at_least and bounded.needed_seeds() == math.inf
+    # On average, the ratio is 3.2, so enough seeds would decide it. We don't estimate how many.
+    decidable = stability([[8.0], [8.0], [4.0, 8.0]], [[2.0, 4.0, 8.0]] * 3)
+    assert decidable.decision() == "inconclusive" and decidable.needed_seeds() is None
+    # Both variants are stable at every point, so the ratio is unknown.
+    assert stability([[]] * 3, [[]] * 3).needed_seeds() is None

@@ -148,7 +148,7 @@ def test_closing_the_terminal_saves_the_run(corpus_file: Path, tmp_path: Path) -
         os.chdir(tmp_path)
         os.execve(words[0], words, {**os.environ, "TERM": "xterm"})
     output = b""
-    while b"k/s" not in output:
+    while b"tok/s" not in output:
         output += os.read(terminal, 4096)
     # The system sends SIGHUP. From now on, printing fails.
     os.close(terminal)
@@ -260,7 +260,7 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
         except OSError:
             break
         output += chunk
-        if folder is None and "k/s" in output:
+        if folder is None and "tok/s" in output:
             (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
             second = subprocess.run(
                 command("mlm_tiny", "--resume", folder),
@@ -275,7 +275,7 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
     os.close(terminal)
     lines = screen(output)
     assert "^C" in output
-    assert len([line for line in lines if "k/s" in line]) == 1, "\n".join(lines)
+    assert len([line for line in lines if "tok/s" in line]) == 1, "\n".join(lines)
     # The folder's name can be long, and a terminal wraps lines in the middle of a word.
     assert "--resume" in "".join(lines)
     assert folder is not None and load_checkpoint(folder)[0]["step"] > 0

@@ -333,9 +333,5 @@ MEASURED += "|^(peaks|drawing|worth|least|most|anonymous|file)$"
 def without_times(value: object) -> object:
     """JSON without the values that depend on the time or on a path."""
     if isinstance(value, dict):
-        return {
-            key: without_times(item)
-            for key, item in value.items()
-            if not re.search(MEASURED, key)
-        }
+        return {key: without_times(item) for key, item in value.items() if not re.search(MEASURED, key)}
     return [without_times(item) for item in value] if isinstance(value, list) else value
