@@ -183,7 +183,7 @@ class Run:
                 # This line makes `read_metrics` ignore the older values of steps that the run will repeat.
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
-        self.resources.enter_context(self.progress.live())
+        self.resources.enter_context(self.progress.live(trainer.progress))
         self.current_trainer = trainer
         return trainer
 

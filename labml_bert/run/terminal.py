@@ -295,11 +295,15 @@ class ProgressLine:
             TextColumn("{task.description}"),
         )
         self.progress = Bar(*columns, console=console, expand=True)
-        self.task = self.progress.add_task("starting", total=1.0)
+        self.task = self.progress.add_task("", total=1.0)
 
     @contextlib.contextmanager
-    def live(self) -> Iterator[None]:
-        """Shows the bar while the block runs, if the output is a terminal."""
+    def live(self, progress: float = 0.0) -> Iterator[None]:
+        """
+        Shows the bar while the block runs, if the output is a terminal. A resumed run starts at `progress`.
+        """
+        state = "starting" if progress < 1 else "finished"
+        self.progress.update(self.task, completed=progress, description=state)
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 

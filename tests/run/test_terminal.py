@@ -19,7 +19,14 @@ from tokenizers import Tokenizer, models
 
 from labml_bert import files
 from labml_bert.run import terminal
-from labml_bert.run.terminal import OneLineParser, exit_cleanly, exit_on_bad_input, fail, print_last
+from labml_bert.run.terminal import (
+    OneLineParser,
+    ProgressLine,
+    exit_cleanly,
+    exit_on_bad_input,
+    fail,
+    print_last,
+)
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
@@ -138,6 +145,14 @@ def test_the_last_line_cannot_control_the_terminal_either(
     monkeypatch.setattr(console, "quiet", True)
     print_last("\nresume with:\n  --resume a\x1b[2Jb")
     assert capfd.readouterr().err == "resume with:  --resume a?[2Jb\n"
+
+
+@pytest.mark.parametrize(("progress", "state"), [(0.0, "starting"), (0.6, "starting"), (1.0, "finished")])
+def test_the_bar_of_a_resumed_run_starts_where_the_run_stopped(progress: float, state: str) -> None:
+    line = ProgressLine(3.0)
+    with line.live(progress):
+        (task,) = line.progress.tasks
+        assert (task.completed, task.description) == (progress, state)
 
 
 @pytest.mark.processes
