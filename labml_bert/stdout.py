@@ -105,9 +105,13 @@ def print_error(message: object) -> None:
     print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 
 
+noted: set[str] = set()
+
+
 def print_note(line: str) -> None:
-    """Prints one line to stderr, because the output may go to a file."""
-    if not console.quiet:
+    """Prints one line to stderr, because the output may go to a file. A second time, prints nothing."""
+    if not console.quiet and line not in noted:
+        noted.add(line)
         print(without_controls(line), file=sys.stderr)
 
 

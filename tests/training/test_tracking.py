@@ -69,6 +69,8 @@ def test_an_invalid_line_is_skipped_with_a_note(
     append_metrics(tmp_path, 2, {"loss": 2.0})
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0)]}
     assert f"damaged line of {tmp_path / METRICS} left out" in capsys.readouterr().err
+    read_metrics(tmp_path)
+    assert capsys.readouterr().err == "", "a command that reads the file again doesn't repeat the note"
 
 
 def test_a_line_with_a_flipped_bit_is_skipped(tmp_path: Path) -> None:
