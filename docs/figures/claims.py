@@ -53,14 +53,14 @@ class Claim(Analysis):
     def __init__(self, entry: dict[str, Any], record: Record | None):
         self.record = record
         self.arms: list[str] = list(entry["arms"])
+        self.first_fresh_seed: int = entry.get("first_fresh_seed", FIRST_SEED)
         rows: list[Row] = []
         step_seconds = {}
         self.confirmation: Analysis | None = None
         if record is not None:
             # The search for a learning rate has its own seed, above all others.
             step_seconds = record.data.get("step_seconds", {})
-            first_fresh_seed = entry.get("first_fresh_seed", FIRST_SEED)
-            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"], first_fresh_seed)]
+            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"], self.first_fresh_seed)]
             pilots = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
             rows = pilots if entry["seeds"] else fresh_rows
             fresh = Analysis(entry, fresh_rows, step_seconds)
@@ -514,13 +514,38 @@ def minutes(claim: Claim) -> float:
     return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
 
 
+def origins(record: Record, rows: list[dict[str, Any]]) -> str:
+    """The machines of some runs, each with its dates and commits."""
+    origins: dict[str, tuple[set[str], set[str]]] = {}
+    for row in rows:
+        # A row has these values only if they differ from those of the record.
+        data = record.data | {name: row[name] for name in ("hardware", "date", "commit") if name in row}
+        dates, commits = origins.setdefault(Record(record.name, data).machine(), (set(), set()))
+        dates.add(data["date"])
+        commits.add((data.get("commit") or "unknown")[:7])
+    return "; ".join(
+        cell(
+            f"{machine}, {' to '.join(dict.fromkeys((min(dates), max(dates))))}, "
+            f"commit{'s' * (len(commits) > 1)} {', '.join(sorted(commits))}"
+        )
+        for machine, (dates, commits) in origins.items()
+    )
+
+
 def cost(claim: Claim) -> str:
-    """The cost of the runs with machine, date and commit, or an estimate if there are no runs yet."""
+    """The cost of the runs with machines, dates and commits, or an estimate if there are no runs yet."""
     estimate = f"about {minutes(claim):.0f} minutes on two cores"
     if claim.record is None or not claim.rows:
         return estimate
-    where = f"{cell(claim.record.machine())}, {cell(claim.record.data['date'])}"
-    result = f"{estimate} ({where}, commit {cell(claim.record.data.get('commit') or 'unknown')[:7]})"
+    table = [row for row in claim.record.data["table"] if "from" not in row]
+    fresh = [row for row in table if is_fresh(row["seed"], claim.first_fresh_seed)]
+    others = [row for row in table if row not in fresh]
+    where = [origins(claim.record, rows) for rows in (others, fresh) if rows]
+    if len(set(where)) > 1:
+        # The pilots often ran on another machine than the runs that decide.
+        kinds = {"pilots" if row["seed"] < FIRST_SEED else "search" for row in others}
+        where = [f"{' and '.join(sorted(kinds))}: {where[0]}; fresh seeds: {where[1]}"]
+    result = f"{estimate} ({where[0]})" if where else estimate
     shared = sorted({row["from"] for row in claim.rows if "from" in row})
     if shared:
         # All claims are sections of one page, so a claim can link to another; a study is on another page.

@@ -268,12 +268,29 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     assert "| short | 0.0 M, 4 s |" in text
 
 
+def test_the_cost_names_every_machine_date_and_commit(tmp_path: Path) -> None:
+    data = record([10, 10.5, 11], [30, 31, 32], commit="a" * 40)
+    one = claims.cost(written(tmp_path, data))
+    assert one == "about 4 minutes on two cores (Test, 2 cores, float32, 2026-01-01, commit aaaaaaa)"
+    hardware = data["hardware"] | {"name": "Other"}
+    fresh = [
+        row | {"seed": row["seed"] + 10, "hardware": hardware, "date": date, "commit": commit * 40}
+        for date, commit in (("2026-11-21", "b"), ("2026-11-23", "c"))
+        for row in data["table"][1:]
+    ]
+    data["table"] += fresh
+    assert claims.cost(written(tmp_path, data)).endswith(
+        "(pilots and search: Test, 2 cores, float32, 2026-01-01, commit aaaaaaa; "
+        "fresh seeds: Other, 2 cores, float32, 2026-11-21 to 2026-11-23, commits bbbbbbb, ccccccc)"
+    )
+
+
 def test_the_text_of_a_record_is_text(tmp_path: Path) -> None:
     """A record may come from anybody's machine, so its text is escaped."""
     sign = "<img src=x onerror=alert(1)>"
     data = record([10, 10.5, 11], [30, 31, 32], date=sign)
     data["hardware"]["name"] = sign
-    for row in data["table"]:
+    for row in data["table"][1:]:
         row |= {"from": sign, "point": {f"`{sign}`": 1.0}}
     details = claims.details(written(tmp_path, data))
     assert "<img" not in details and details.count("img") >= 4
