@@ -35,7 +35,7 @@ class Options(RunOptions):
     ## The values, and why
 
     We chose these values on tiny Shakespeare, for runs of three minutes on two cores. The one exception is
-    the first stage, at length 16: the default text, python-docs, needs it twice as long."""
+    the first stage, at length 16: in trials, the default text, python-docs, needed it twice as long."""
 
     minutes: float | None = 3.0
     """How long to train, in minutes. Three is enough to leave the plateau and beat the n-gram model."""
@@ -66,8 +66,8 @@ class Options(RunOptions):
     the text. Our recorded run of three minutes read the text about six times. We haven't tested dropout in a
     run that long."""
     learning_rate: float = 3e-3
-    """Peak learning rate. A narrow model tolerates a higher learning rate than a wide model, and a short run
-    needs a high one."""
+    """Peak learning rate. Narrow models usually tolerate a higher learning rate than wide ones, and a short
+    run needs a high one."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05

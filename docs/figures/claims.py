@@ -114,7 +114,7 @@ class Claim(Analysis):
             return f"no difference larger than {delta_with_unit(self)}"
         needed = evidence.needed_seeds() if with_estimate and decision == "inconclusive" else None
         if needed == math.inf:
-            return f"{decision}, however many seeds we run"
+            return f"{decision}; with this grid, more seeds would hardly help"
         return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 
@@ -290,7 +290,9 @@ def drawing(claim: Claim) -> str:
     metric = entry["figure"]
     # Only the pilot seeds ran every variant, so the figure shows them. If there are fresh seeds, those decide
     # the verdict.
-    seeds = "the pilot seeds" if claim.confirmation and entry["seeds"] else "the seeds"
+    has_other_seeds = claim.confirmation is not None and entry["seeds"] > 0
+    seeds = "the pilot seeds" if has_other_seeds else "the seeds"
+    note = " The verdict rests on fresh seeds, so its numbers differ." if has_other_seeds else ""
     if metric != "curves":
         bars = []
         for arm in arms:
@@ -308,7 +310,7 @@ def drawing(claim: Claim) -> str:
             bars,
             title,
             f"{NAMES[metric].capitalize()}{unit}. {better} is better. A bar shows the mean over {seeds}; "
-            "the thin line runs from the lowest result to the highest.",
+            f"the thin line runs from the lowest result to the highest.{note}",
         )
     assert claim.record is not None
     over = "seconds" if claim.is_finished() else "tokens"
@@ -317,7 +319,7 @@ def drawing(claim: Claim) -> str:
     baselines = [("unigram", claim.rows[0]["unigram_loss"])]
     caption = (
         f"Held-out loss by {over} of training, averaged over {seeds}. Lower is better. The dotted line is "
-        "the unigram baseline."
+        f"the unigram baseline.{note}"
     )
     return line_chart(lines, title, f"{over} of training", "loss, nats", baselines, caption)
 
@@ -570,7 +572,8 @@ def mean_with_interval(values: list[float | None], metric: str) -> str:
 def names(claims: Path | None = None) -> list[str]:
     """The names of all claims, in their order."""
     path = claims or CLAIMS
-    return [entry["name"] for entry in tomllib.loads(path.read_text("utf-8"))["claim"]]
+    (entries,) = tomllib.loads(path.read_text("utf-8")).values()
+    return [entry["name"] for entry in entries]
 
 
 def hours(claims: Path | None = None) -> float:
