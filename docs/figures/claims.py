@@ -184,10 +184,12 @@ def in_words(effect: Effect, metric: str, unit: str = "") -> str:
     if metric not in RATIOS:
         return f"{gain} (95% CI {interval})".replace("+", "")
     middle, low, high = effect.gain
+    # The bound on a time is one-sided. For a learning rate, it's an end of the two-sided interval.
+    bound = "end of the 95% CI" if metric == "stable_learning_rate" else "95% bound"
     if effect.at_least:
-        return f"at least {low:.1f} times{unit} (95% bound; the mean ratio is at least {middle:.1f})"
+        return f"at least {low:.1f} times{unit} ({bound}; the mean ratio is at least {middle:.1f})"
     if effect.at_most:
-        return f"at most {high:.1f} times{unit} (95% bound; the mean ratio is at most {middle:.1f})"
+        return f"at most {high:.1f} times{unit} ({bound}; the mean ratio is at most {middle:.1f})"
     digits = ratio_digits(middle)
     return f"{middle:.{digits}f} times{unit} (95% CI {low:.{digits}f} to {high:.{digits}f})"
 
