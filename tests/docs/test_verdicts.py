@@ -13,8 +13,8 @@ import pytest
 from docs.figures import claims
 from docs.figures.claims import Claim, read_claim
 from docs.figures.records import Record
-from experiments.claims.analysis import Analysis
-from experiments.claims.decision import RULE_LEVEL, difference, proportion_difference
+from experiments.claims.analysis import Analysis, Effect
+from experiments.claims.decision import RULE_LEVEL, Interval, difference, proportion_difference
 
 ENTRY = """
 [[claim]]
@@ -266,6 +266,14 @@ def test_a_page_with_a_record(figure: str, tmp_path: Path) -> None:
     assert claims.drawing(claim).startswith("<figure") and "length 128" in claims.drawing(claim)
     assert "Cost: about 4 minutes on two cores (Test" in text
     assert "| short | 0.0 M, 4 s |" in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound"), [("seconds", "95% bound"), ("stable_learning_rate", "end of the 95% CI")]
+)
+def test_the_bound_of_a_learning_rate_is_an_end_of_its_interval(metric: str, bound: str) -> None:
+    effect = Effect(Interval(1.2, 0.7, math.inf), at_least=True)
+    assert claims.in_words(effect, metric) == f"at least 0.7 times ({bound}; the mean ratio is at least 1.2)"
 
 
 def test_the_cost_names_every_machine_date_and_commit(tmp_path: Path) -> None:
