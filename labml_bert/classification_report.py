@@ -27,16 +27,24 @@ from labml_bert.stdout import console, printable
 NEARLY_PERFECT = 0.99
 
 
-def print_report(
+def measure_scores(
     logits: Tensor, labels: Sequence[str], train: Sequence[Example], test: Sequence[Example]
 ) -> dict[str, Score | None]:
     """
-    `logits`, `(N, K)`, are predictions for `test`. Prints their scores beside those of the baselines, and
-    then the confusion matrix. `labels` are the names of the classes, and the baselines learn from `train`.
-    Returns the scores.
+    Returns the scores on `test` by name: those of the baselines, which learn from `train`, and of the
+    predictions `logits`, `(N, K)`. `labels` are the names of the classes.
     """
     numbers = torch.tensor([example.label for example in test])  # (N)
-    scores = {**measure_baselines(train, test, len(labels)), "fine-tuned model": score(logits, numbers)}
+    return {**measure_baselines(train, test, len(labels)), "fine-tuned model": score(logits, numbers)}
+
+
+def print_report(
+    scores: dict[str, Score | None], logits: Tensor, labels: Sequence[str], test: Sequence[Example]
+) -> None:
+    """
+    Prints the result of `measure_scores`, and then the confusion matrix of the predictions `logits`,
+    `(N, K)`, for `test`. `labels` are the names of the classes.
+    """
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("test rows", min_width=24)
     table.add_column("accuracy", justify="right")
@@ -60,9 +68,9 @@ def print_report(
             "  training rows: try a few texts that you write yourself."
         )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
+    numbers = torch.tensor([example.label for example in test])  # (N)
     for line in confusion_lines(confusion_matrix(logits, numbers), labels):
         console.print(f"  {line}")
-    return scores
 
 
 def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int) -> dict[str, Score | None]:

@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
-from labml_bert.classification_report import print_report
+from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
 from labml_bert.files import check_utf8, is_utf8, lock, read_lines
@@ -318,18 +318,19 @@ def train_command(options: argparse.Namespace) -> None:
         # `model_input_names`.
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
+        predictions = predict(model, held_out)
+        scores = measure_scores(predictions, texts.labels, rest, test)
+        script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
+        for name in ("learning_rate", "epochs", "max_length", "seed"):
+            if (value := getattr(options, name)) is not None:
+                script += [f"--{name.replace('_', '-')}", str(value)]
+        script += ["--from", str(folder)]
+        facts = {**details, "file": options.file.name, "model": str(folder)}
         with deleting_on_error(output):
             save_tokenizer(tokenizer, output, **settings)
             model.save_pretrained(output)
-    # The classifier is complete, so don't delete it if the report fails.
-    scores = print_report(predict(model, held_out), texts.labels, rest, test)
-    script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
-    for name in ("learning_rate", "epochs", "max_length", "seed"):
-        if (value := getattr(options, name)) is not None:
-            script += [f"--{name.replace('_', '-')}", str(value)]
-    facts = {**details, "file": options.file.name, "model": str(folder)}
-    script += ["--from", str(folder)]
-    write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
+            write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
+    print_report(scores, predictions, texts.labels, test)
     pair = ["--pair", "second text"] if texts.has_pairs else []
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")

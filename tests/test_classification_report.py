@@ -4,8 +4,19 @@ import pytest
 import torch
 from rich.cells import cell_len
 
-from labml_bert.classification_report import confusion_lines, measure_baselines, print_report
-from labml_bert.labeled_text import Example, confusion_matrix
+from labml_bert.classification_report import (
+    confusion_lines,
+    measure_baselines,
+    measure_scores,
+    print_report,
+)
+from labml_bert.labeled_text import Example, Score, confusion_matrix
+
+
+def report(logits: torch.Tensor, examples: list[Example]) -> dict[str, Score | None]:
+    scores = measure_scores(logits, ["a", "b"], examples, examples)
+    print_report(scores, logits, ["a", "b"], examples)
+    return scores
 
 
 def test_the_confusion_matrix_by_hand() -> None:
@@ -55,18 +66,18 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     examples = [Example(f"text {'no' if i % 2 else 'yes'}", i % 2) for i in range(40)]
     labels = torch.tensor([example.label for example in examples])
     right, wrong = (torch.nn.functional.one_hot(x, 2).float() for x in (labels, torch.zeros_like(labels)))
-    scores = print_report(wrong, ["a", "b"], examples, examples)
+    scores = report(wrong, examples)
     out = capsys.readouterr().out
     assert "the bag of words (TF-IDF) is 50 points better than the model." in out
     assert "docs/pages/heads.md shows how" in out
     model = scores["fine-tuned model"]
     assert model is not None and model.accuracy == 0.5
-    print_report(right, ["a", "b"], examples, examples)
+    report(right, examples)
     assert "better than" not in capsys.readouterr().out
     many = examples * 3
     logits = torch.cat([right, right, right])
     logits[0] = logits[0].flip(0)
-    print_report(logits, ["a", "b"], many, many)
+    report(logits, many)
     assert "is 1 point better than the model." in capsys.readouterr().out
 
 
@@ -75,9 +86,9 @@ def test_test_rows_that_are_too_easy_are_mentioned(capsys: pytest.CaptureFixture
     examples = [Example(f"text {'no' if i % 2 else 'yes'}", i % 2) for i in range(40)]
     labels = torch.tensor([example.label for example in examples])
     logits = torch.nn.functional.one_hot(labels, 2).float()
-    print_report(logits, ["a", "b"], examples, examples)
+    report(logits, examples)
     assert "Two methods are nearly perfect." in capsys.readouterr().out
-    print_report(logits.flip(1), ["a", "b"], examples, examples)
+    report(logits.flip(1), examples)
     assert "nearly perfect" not in capsys.readouterr().out
 
 

@@ -534,11 +534,15 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
         (output / "notes.txt").write_text("mine")
         raise OSError(errno.ENOSPC, "No space left on device", str(output / "model.safetensors"))
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(BertForSequenceClassification, "save_pretrained", fail)
-        classify.main(words)
-    assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
-    (output / "notes.txt").unlink()
+    for place, name in (
+        (BertForSequenceClassification, "save_pretrained"),
+        (classify, "write_classifier_card"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(place, name, fail)
+            classify.main(words)
+        assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
+        (output / "notes.txt").unlink()
     # If only the report fails, for example because nobody reads it, the classifier stays.
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(classify, "print_report", interrupt)

@@ -118,7 +118,13 @@ export function read_card(text) {
     // A network that wants a login answers with a page of its own.
     throw new Error("model.json isn't what the site sent. If your network wants a login, log in and try again.");
   }
-  const reason = fault(card);
+  let reason;
+  try {
+    reason = fault(card);
+  } catch {
+    // A list nested ten thousand levels deep can't even be shown.
+    reason = "its values can't be read";
+  }
   if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page and try again.`);
   return card;
 }

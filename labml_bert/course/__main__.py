@@ -34,7 +34,7 @@ from labml_bert.course.source import PACKAGE, function_lines, location, read_ref
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
-from labml_bert.stdout import console, path_with_name, print_error
+from labml_bert.stdout import console, path_with_name, print_error, print_note
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -94,7 +94,8 @@ def hint_command(options: argparse.Namespace) -> None:
     progress = read_progress(options.folder)
     count = min(progress.hints.get(step.name, 0) + 1, len(step.hints))
     progress.hints[step.name] = count
-    write_progress(options.folder, progress)
+    if not write_progress(options.folder, progress):
+        print_note("This folder can't be written, so the next hint will be this one again.")
     heading(step)
     for i, hint in enumerate(step.hints[:count], 1):
         say(f"Hint {i} of {len(step.hints)}: {hint}")

@@ -132,6 +132,17 @@ def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest
     assert "bert.py is missing; write the exercises into a new folder" in capsys.readouterr().err
 
 
+def test_a_hint_that_cannot_be_counted_is_given_with_a_note(
+    course: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A file can't replace a folder of its name. (Permissions wouldn't stop a test that runs as root.)
+    (course / "progress.json").mkdir()
+    main(["hint"])
+    captured = capsys.readouterr()
+    assert "Hint 1 of " in captured.out
+    assert captured.err == "This folder can't be written, so the next hint will be this one again.\n"
+
+
 @pytest.mark.slow("runs four commands for each of the 48 steps")
 def test_each_step_can_be_read_about(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, step in enumerate(STEPS, 1):

@@ -128,6 +128,13 @@ def test_another_card_is_refused(card: object, reason: str, read_card: Reader) -
 
 
 @pytest.mark.processes
+def test_a_card_nested_too_deeply_is_refused(read_card: Reader) -> None:
+    # JavaScript reads such a list, but can't turn it into text.
+    error = read_card('{"format": ' + "[" * 100_000 + "]" * 100_000 + "}")["error"]
+    assert "its values can't be read" in error and len(error) < 200
+
+
+@pytest.mark.processes
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(text=damaged_json(json.loads(CARD)) | damaged_bytes(CARD))
 def test_a_damaged_card_gets_one_line(text: bytes | str, read_card: Reader) -> None:
