@@ -539,7 +539,7 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
         (classify, "write_classifier_card"),
     ):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(place, name, fail)
+            patch.setattr(owner, name, fail)
             classify.main(words)
         assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
         (output / "notes.txt").unlink()
