@@ -17,7 +17,8 @@ from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.model_folder import check_parameter_count, check_sizes, read_config, read_tensors
-from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.stdout import print_note
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
 
 class Backbone(NamedTuple):
@@ -67,13 +68,16 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """
-    Describes the run whose folder contains `folder`, or returns `None` if no run can be read there.
+    Describes the run whose folder contains `folder`, or returns `None` if no run can be read there. If its
+    checkpoint is damaged, prints a note.
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """
     try:
         run_state = load_checkpoint(folder.parent)[0]
-    except ValueError:
+    except ValueError as error:
+        if (folder.parent / CHECKPOINT).exists():
+            print_note(f"{error}; without it, the model's pretraining is unknown")
         return None
     configuration = run_state["configuration"]
     check_python_docs(configuration)

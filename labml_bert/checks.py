@@ -80,9 +80,11 @@ def check_values(
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")
     for name in positive:
-        # An integer can be finite, and still too large for a float.
-        if not 0 < getattr(config, name) <= sys.float_info.max:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0 and finite")
+        # PyTorch takes integers below 2^63.
+        value = getattr(config, name)
+        most: float = 2**63 - 1 if isinstance(value, int) else sys.float_info.max
+        if not 0 < value <= most:
+            raise ValueError(f"{name} is {value}; it must be above 0 and at most {most:.3g}")
     if not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(
             f"pad_token_id {config.pad_token_id} is outside the vocabulary of {config.vocab_size}; "

@@ -32,8 +32,13 @@ LARGEST_FILE = 1_000_000_000
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`."""
+    """
+    The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`. Raises
+    `ValueError` if that file has more than a million bytes.
+    """
     path = folder / SUMS
+    if path.is_file() and path.stat().st_size > 1_000_000:
+        raise ValueError(f"{path} is damaged: it has more than a million bytes; replace or remove it")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
 

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
 from labml_bert.data.corpora import BLOCKS, NAMES
-from labml_bert.data.text_files import explain_unreadable, find_files, read_files, sample_text
+from labml_bert.data.text_files import Chunk, explain_unreadable, find_files, read_files, sample_text
 from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.files import check_utf8
@@ -67,6 +67,18 @@ def read_sha256(path: Path) -> str:
     """The sha256 of a file. Raises `ValueError` if it can't be read."""
     with explain_unreadable(path):
         return file_sha256(path)
+
+
+def read_unchanged(files: list[Path], sums: list[str], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+    """
+    Yields the text of the files from `position` on.
+
+    Raises `ValueError` if a file can't be read, or at the end if its sha256 isn't that in `sums` anymore.
+    """
+    yield from read_files(files, position)
+    for file, digest in zip(files, sums, strict=True):
+        if read_sha256(file) != digest:
+            raise ValueError(f"{file} has changed while it was read; run this again with another --output")
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
@@ -128,9 +140,10 @@ def main(argv: list[str] | None = None) -> None:
                     pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
+        sums = [read_sha256(file) for file in files]
         held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
         settings = {
-            "files": [[str(file), read_sha256(file)] for file in files],
+            "files": [[str(file), digest] for file, digest in zip(files, sums, strict=True)],
             "held_out": held_out,
             # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
@@ -145,7 +158,11 @@ def main(argv: list[str] | None = None) -> None:
         try:
             with console.status("tokenizing"):
                 write_token_files(
-                    options.output, tokenizer, partial(read_files, files), settings, report_progress(files)
+                    options.output,
+                    tokenizer,
+                    partial(read_unchanged, files, sums),
+                    settings,
+                    report_progress(files),
                 )
         except KeyboardInterrupt:
             console.print("\nstopped; run the same command to continue")

@@ -11,6 +11,7 @@ from labml_bert import backbone
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
 from labml_bert.models import BertForPreTraining
+from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import small_text
 
 CPU = torch.device("cpu")
@@ -45,6 +46,16 @@ def test_a_model_with_one_token_type_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, replace(CONFIG, type_vocab_size=1))
     with pytest.raises(ValueError, match="has one token type, so it can't read pairs"):
         backbone.load_backbone(folder, CPU)
+
+
+def test_a_run_whose_checkpoint_is_damaged_gets_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save(tmp_path / "model")
+    assert backbone.load_backbone(folder, CPU).pretraining is None and capsys.readouterr().err == ""
+    (tmp_path / CHECKPOINT).write_text("damaged")
+    assert backbone.load_backbone(folder, CPU).pretraining is None
+    assert "without it, the model's pretraining is unknown" in capsys.readouterr().err
 
 
 def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(

@@ -41,6 +41,14 @@ def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
         read_checked(path)
 
 
+def test_a_list_with_millions_of_zeros_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_checked(path, "{}")
+    os.truncate(tmp_path / SUMS, 2_000_000)
+    with pytest.raises(ValueError, match=f"{SUMS} is damaged: it has more than a million bytes"):
+        read_checked(path)
+
+
 def test_a_flipped_bit_in_the_list_never_changes_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_checked(path, "{}")

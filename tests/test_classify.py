@@ -534,7 +534,7 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
         (output / "notes.txt").write_text("mine")
         raise OSError(errno.ENOSPC, "No space left on device", str(output / "model.safetensors"))
 
-    for place, name in (
+    for owner, name in (
         (BertForSequenceClassification, "save_pretrained"),
         (classify, "write_classifier_card"),
     ):

@@ -203,6 +203,20 @@ def test_messages_about_large_files_stay_short(tmp_path: Path, capsys: pytest.Ca
     assert len(str(info.value).removeprefix(str(path))) <= 300
 
 
+def test_a_letter_with_very_many_accents_takes_no_minutes(tmp_path: Path) -> None:
+    """Python's normalization takes time in the square of their number: here, two minutes."""
+    accents = "\u0301\u0316" * 60_000
+    write_csv(tmp_path / "a.csv", [(f"a{accents}", "x"), *((f"text {i}", "xy"[i % 2]) for i in range(40))])
+    assert len(read_labeled_texts(tmp_path / "a.csv").examples) == 41
+
+
+def test_a_row_may_have_very_many_columns(tmp_path: Path) -> None:
+    names = (f"column {i}" for i in range(40_000))
+    rows = [(f"text {i}", "xy"[i % 2], *[""] * 40_000) for i in range(40)]
+    write_csv(tmp_path / "a.csv", rows, ("text", "label", *names))
+    assert len(read_labeled_texts(tmp_path / "a.csv").examples) == 40
+
+
 def test_columns_without_a_name_are_ignored(tmp_path: Path) -> None:
     """Some spreadsheets write a comma for each empty column."""
     rows = [(*row, "", "") for row in ROWS]

@@ -77,6 +77,7 @@ def damaged(folder: Path, **changes: object) -> Path:
         ({"num_attention_heads": 3}, "not divisible"),
         ({"vocab_size": "many"}, "must be an integer"),
         ({"global_rope_theta": -1.0}, "global_rope_theta"),
+        ({"global_rope_theta": 10**30}, "it must be above 0 and at most 9.22e"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "does not describe"),
         ({"rope_parameters": 5}, "does not describe"),
         ({"rope_parameters": {}}, "rope_parameters has no rope_theta for full_attention"),

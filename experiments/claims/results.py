@@ -29,7 +29,8 @@ from experiments.claims.decision import FIRST_SEED, LOOKS, is_fresh
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
-from labml_bert.files import lock, make_folder, write_whole
+from labml_bert.checksums import parse_json
+from labml_bert.files import check_own, lock, make_folder, write_whole
 from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
 from labml_bert.stdout import console
@@ -116,6 +117,7 @@ class Results:
         try:
             make_folder(self.path.parent)
             self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
+            check_own(self.path)
             self.record = (
                 json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
             )
@@ -213,7 +215,8 @@ class Results:
             if path == self.path:
                 continue
             try:
-                other = json.loads(path.read_text("utf-8"))
+                # A pipe would never end.
+                other = parse_json(path.read_bytes()) if path.is_file() else {}
                 for row in other["table"]:
                     same = other["claim"]["job"] == self.claim.job
                     same = same and all(
@@ -223,7 +226,7 @@ class Results:
                     if same and (row["result"]["loss"] is None or scores <= row["result"].keys()):
                         source = row.get("from", path.stem)
                         return {**row, "arm": new_row["arm"], "point": new_row["point"], "from": source}
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue
         return None
 

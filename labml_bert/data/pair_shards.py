@@ -95,6 +95,8 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
     Describes the shard's file: its name, size, sha256 and fingerprint, and the numbers of documents,
     sentences, rows and tokens. Returns `None` if there is no file with the shard's fingerprint.
     """
+    if not shard.path.is_file():
+        return None
     try:
         parquet = pq.read_metadata(shard.path)
         metadata: dict[str, Any] = parse_json(parquet.metadata[b"labml_bert"])

@@ -10,6 +10,7 @@ import bz2
 import codecs
 import contextlib
 import gzip
+import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ from labml_bert.files import encoding_error, without_nul
 
 # A chunk of a file has at most this many bytes of decompressed text.
 CHUNK_SIZE = 4_000_000
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 class Chunk(NamedTuple):
@@ -61,7 +61,74 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 def open_file(path: Path) -> BinaryIO:
     """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
-    return cast(BinaryIO, OPENERS.get(path.suffix.lower(), open)(path, "rb"))
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    if suffix in DECOMPRESSORS:
+        return io.BufferedReader(CompressedFile(path, DECOMPRESSORS[suffix]), 1 << 16)
+    return open(path, "rb")
+
+
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+}
+
+
+class CompressedFile(io.RawIOBase):
+    """
+    The contents of a `.bz2` or `.xz` file of one or more streams. If a later stream is damaged, Python's own
+    readers end there without an error, and the rest of the text is missing. This one raises an error.
+    """
+
+    def __init__(self, path: Path, create: Callable[[], Any]):
+        self.create = create
+        # Zeros may come after a stream of an `.xz` file.
+        self.padding = b"" if create is bz2.BZ2Decompressor else b"\0"
+        self.file = open(path, "rb")  # noqa: SIM115
+        self.decompressor, self.position = create(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves to an offset by decompressing everything before it, or returns the current one."""
+        if whence == io.SEEK_CUR and offset == 0:
+            return self.position
+        self.file.seek(0)
+        self.decompressor, self.position = self.create(), 0
+        while self.position < offset and self.read(min(offset - self.position, 1 << 20)):
+            pass
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a part of `buffer`. Raises `EOFError`, `OSError` or `LZMAError` if the file is damaged."""
+        data = b""
+        while not data:
+            rest = b""
+            if self.decompressor.eof:
+                rest = self.decompressor.unused_data.lstrip(self.padding)
+                while not rest:
+                    read = self.file.read(1 << 16)
+                    if not read:
+                        return 0
+                    rest = read.lstrip(self.padding)
+                self.decompressor = self.create()
+            elif self.decompressor.needs_input:
+                rest = self.file.read(1 << 16)
+                if not rest:
+                    raise EOFError("the compressed file ends too early")
+            data = self.decompressor.decompress(rest, len(buffer))
+        buffer[: len(data)] = data
+        self.position += len(data)
+        return len(data)
 
 
 @contextlib.contextmanager

@@ -217,7 +217,9 @@ def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
         reason = explain(error).partition(" Set TORCH")[0].strip()
         compiler = "install a C++ compiler, or " if "compiler" in reason.lower() else ""
         fail(f"torch.compile failed ({reason}); {compiler}leave out --torch-compile")
-    if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("alloc", "overflow")):
+    if isinstance(error, RuntimeError) and not any(
+        word in str(error) for word in ("alloc", "overflow", "create a primitive")
+    ):
         if is_first_to_fail():
             raise error
         raise SystemExit(2)

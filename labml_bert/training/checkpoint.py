@@ -304,14 +304,17 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     device = next(model.parameters()).device
     try:
         load_named_weights(model, with_prefix(tensors, "model."))
+        precision = json.loads(metadata["about"])["precision"]
     except (KeyError, RuntimeError):
-        raise ValueError(f"{path} is of another model; build it from the configuration in the file") from None
+        raise ValueError(
+            f"{path} is of another model, or isn't a failed step; use the configuration in the file"
+        ) from None
     torch.set_rng_state(tensors[random_name("torch", 0)])
     set_device_random_state(device, tensors, 0)
     batch = {key: value.to(device) for key, value in with_prefix(tensors, "batch.").items()}
     model.train()
     model.zero_grad()
-    with autocast(device, json.loads(metadata["about"])["precision"]):
+    with autocast(device, precision):
         loss: Tensor = model(**batch).loss
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -74,8 +74,10 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
-    last_step = damaged = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    # A damaged file can have millions of empty lines.
+    last_step, damaged = 0, lines.count(b"")
+    for line in filter(None, lines):
         try:
             values = parse_json(line) if line.startswith(b'{"step": ') else decode_line(line)
             step = int(values.pop("step"))

@@ -176,7 +176,10 @@ def test_a_download_is_cached_and_a_damaged_cache_is_replaced(server, cache: Pat
     cached.write_bytes(b"damaged")
     assert download(server.url, sha) == server.body
     assert server.requests == 2
-    assert [p.name for p in cached.parent.iterdir()] == [sha]
+    cached.unlink()
+    os.mkfifo(cached)
+    assert download(server.url, sha) == server.body, "reading the pipe would wait forever"
+    assert [p.name for p in cached.parent.iterdir()] == [sha] and cached.is_file()
 
 
 def test_a_file_with_the_wrong_hash_is_rejected_and_not_cached(server, cache: Path) -> None:

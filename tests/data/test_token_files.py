@@ -163,6 +163,24 @@ def test_a_compressed_file_gives_the_same_chunks(tmp_path: Path, suffix: str, co
         [*read_files([path])]
 
 
+@pytest.mark.parametrize(("suffix", "compress"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_a_damaged_second_stream_is_an_error(
+    tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
+) -> None:
+    """Python's own readers end without an error if the beginning of a second stream is damaged."""
+    first, second = compress(b"one\n"), compress(b"two\n")
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(first + second)
+    assert "".join(chunk.text for chunk in read_files([path])) == "one\ntwo\n\n\n"
+    for damaged in (b"\1" + second[1:], second[:-2], b"garbage"):
+        path.write_bytes(first + damaged)
+        with pytest.raises(ValueError, match="cannot read "):
+            [*read_files([path])]
+    path.write_bytes(lzma.compress(b"one\n") + b"\0" * 200_000 + lzma.compress(b"two\n"))
+    if suffix == ".xz":
+        assert "".join(chunk.text for chunk in read_files([path])) == "one\ntwo\n\n\n"
+
+
 def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"abc\n" * 10 + "für".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 \(byte 41\)"):
@@ -632,6 +650,29 @@ def test_a_bad_byte_in_the_last_file_is_found_before_the_work_begins(
         prepare.main([str(tmp_path / "text"), "--output", str(tmp_path / "tokens"), "--vocab-size", "90"])
     assert "zzz.txt is not UTF-8" in capsys.readouterr().err
     assert not (tmp_path / "tokens").exists()
+
+
+def test_a_text_that_changes_while_it_is_read_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(small_text(100))
+    read_whole_files = prepare.read_files
+    reads = 0
+
+    def read_and_change(files: list[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+        nonlocal reads
+        reads += 1
+        yield from read_whole_files(files, position)
+        # The first pass only checks the text.
+        if reads == 2:
+            (tmp_path / "a.txt").write_text("shorter")
+
+    monkeypatch.setattr(prepare, "read_files", read_and_change)
+    words = "a.txt has changed while it was read; run this again with another --output"
+    assert_fails(prepare.main, ["a.txt", "--output", "out", "--vocab-size", "100"], words, capsys)
+    progress = read_progress(tmp_path / "out")
+    assert progress is not None and not progress.is_finished
 
 
 def test_a_disk_that_fails_is_reported_with_the_file(

@@ -164,6 +164,9 @@ def test_a_vocabulary_is_learned_from_a_long_word_in_parts() -> None:
     """A file without spaces or line breaks is a single word, from which the library would learn for hours."""
     tokenizer = wordpiece_tokenizer(["ab" * 8192, "a b"], vocab_size=60)
     assert 500 < max(len(token.removeprefix("##")) for token in tokenizer.get_vocab()) <= LONGEST_WORD
+    # The tokenizer deletes these characters, so they separate no words.
+    deleted = "ab\x0b\x0c\x1c\x1d\x1e\x1f\x85" * 8192
+    assert wordpiece_tokenizer([deleted, "a b"], vocab_size=60).get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.processes

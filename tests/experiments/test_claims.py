@@ -1,6 +1,7 @@
 """The experiments on claims: their runs, their records, and whether each arm does what it says."""
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -617,6 +618,9 @@ def test_a_baseline_is_trained_once_for_all_claims(
     Results(claim("second", "as it is", ["probe"]), tmp_path, CPU).complete()
     assert runs == []
     (tmp_path / "claims" / "broken.json").write_text("[")
+    (tmp_path / "claims" / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "claims" / "odd.json").write_text('{"claim": {"job": "pairs"}, "table": ["x"]}')
+    os.mkfifo(tmp_path / "claims" / "pipe.json")
     table = json.loads((tmp_path / "claims" / "second.json").read_text())["table"]
     assert {(row["arm"], row["from"]) for row in table} == {("as it is", "first")}
     Results(claim("third", "plain", ["summary"]), tmp_path, CPU).complete()
@@ -790,6 +794,11 @@ def test_a_damaged_record_is_reported_and_left_alone(
     assert exit_info.value.code == 2
     assert "head.json is not a record of a claim" in " ".join(capsys.readouterr().err.split())
     assert (tmp_path / "claims" / "head.json").read_text() == "["
+    (tmp_path / "claims" / "head.json").unlink()
+    os.mkfifo(tmp_path / "claims" / "head.json")
+    with pytest.raises(SystemExit):
+        claims.main(["head", "--record", str(tmp_path)])
+    assert "head.json" in capsys.readouterr().err
 
 
 def test_the_list_of_claims(capsys: pytest.CaptureFixture[str]) -> None:

@@ -354,6 +354,14 @@ def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixt
         assert capsys.readouterr().err == f"error: unrecognized arguments: {words[-1]}{remedy}; see --help\n"
 
 
+@pytest.mark.parametrize("reason", ["can't allocate memory: 9 bytes", "could not create a primitive"])
+def test_a_lack_of_memory_has_a_remedy(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
+        raise RuntimeError(reason)
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "error: out of memory; use a smaller model, batch or text\n"
+
+
 def test_a_gpu_that_is_too_small_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")

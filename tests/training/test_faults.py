@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import word_tokenizer
-from labml_bert.files import read_tensors, write_whole
+from labml_bert.files import read_tensors, write_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training import tracking
 from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
@@ -102,6 +102,11 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     with pytest.raises(ValueError, match="of another model"):
         replay(tmp_path / "run", nn.Linear(2, 2))
     with pytest.raises(ValueError, match="no step has failed"):
+        replay(tmp_path, model)
+    # The file of another step has no precision.
+    tensors, metadata = read_tensors(tmp_path / "run" / FAILED_STEP)
+    write_tensors(tmp_path / FAILED_STEP, tensors, metadata | {"about": "{}"})
+    with pytest.raises(ValueError, match="isn't a failed step"):
         replay(tmp_path, model)
 
 
