@@ -27,7 +27,6 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import copy
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +43,7 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_utf8, lock, read_lines
+from labml_bert.files import check_utf8, is_utf8, lock, read_lines, read_standard_input
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -374,7 +373,7 @@ def predict_command(options: argparse.Namespace) -> None:
     """
     model = BertForSequenceClassification.from_pretrained(options.model)
     tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
-    texts = options.texts or read_lines(sys.stdin.buffer.read())
+    texts = options.texts or read_lines(read_standard_input())
     kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
         name = f"{kind} {number:,}" if number <= len(texts) else "--pair"

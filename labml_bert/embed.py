@@ -24,7 +24,6 @@ dimensions after whitening, `Q` queries, `C` candidates.
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -36,6 +35,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from labml_bert.files import read_standard_input
 from labml_bert.fill_mask import check_encoding, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> None:
     with exit_on_bad_input():
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
-        texts = options.texts or read_texts(sys.stdin.buffer.read())
+        texts = options.texts or read_texts(read_standard_input())
         vectors = embed(model, tokenizer, [options.query, *texts])
     encodings = [tokenizer.encode(text).tokens for text in (options.query, *texts)]
     longest = min(MAX_LENGTH, model.config.max_position_embeddings)

@@ -26,7 +26,6 @@ vocabulary.
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.files import read_lines
+from labml_bert.files import read_lines, read_standard_input
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
@@ -163,7 +162,7 @@ def main(argv: list[str] | None = None) -> None:
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         scores, unknown = [], 0
-        for number, text in enumerate(options.texts or read_texts(sys.stdin.buffer.read()), 1):
+        for number, text in enumerate(options.texts or read_texts(read_standard_input()), 1):
             try:
                 log_probs = token_log_probs(model, tokenizer, text, options.mask_rest_of_word).double()
             except ValueError as error:

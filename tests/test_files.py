@@ -316,6 +316,13 @@ def test_a_lock_is_released_with_its_block_or_its_object(tmp_path: Path) -> None
         pass
 
 
+def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        with pytest.raises(ValueError, match="standard input has more than 100,000 bytes"):
+            files.read_standard_input(100_000)
+
+
 def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("kept")

@@ -374,12 +374,9 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
     `limit` bytes or has a different sha256.
     """
     with contextlib.suppress(OSError, ValueError):
-        cached_file = cache_folder() / sha256
-        # Reading a pipe could wait forever.
-        if cached_file.is_file():
-            data = cached_file.read_bytes()
-            if hashlib.sha256(data).hexdigest() == sha256:
-                return data
+        cached = cache_folder() / sha256
+        if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == sha256:
+            return cached.read_bytes()
     try:
         data = fetch(url, limit, timeout)
     except (OSError, ValueError, HTTPException) as error:
