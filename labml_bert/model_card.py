@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labml_bert.checksums import read_checked
 from labml_bert.files import write_whole
 
 # A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
@@ -156,8 +155,10 @@ def write_classifier_card(
 def describe_pretraining(folder: Path) -> dict[str, str]:
     """Returns a warning if the loss in the model card isn't clearly below that of the unigram baseline."""
     for path in (folder / "model" / "README.md", folder / "README.md"):
+        if not path.is_file():
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError):
-            card = read_checked(path).decode()
+            card = path.read_text(encoding="utf-8")
             losses = dict(re.findall(r"^\| (unigram|this model) \| (\d+\.\d+) \|", card, re.M))
             if float(losses["this model"]) > HARDLY_BETTER * float(losses["unigram"]):
                 numbers = f"loss {losses['this model']}, unigram baseline {losses['unigram']}"

@@ -372,6 +372,9 @@ def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: boo
     expected = {"pretrained": line} if warns else {}
     assert describe_pretraining(tmp_path) == expected
     assert describe_pretraining(tmp_path / "model") == expected
+    (tmp_path / "model" / "README.md").unlink()
+    os.mkfifo(tmp_path / "model" / "README.md")
+    assert describe_pretraining(tmp_path) == {}, "reading the pipe would wait forever"
 
 
 # Standard input
