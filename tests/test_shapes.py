@@ -246,7 +246,8 @@ def run_labeled_text(checker: Checker) -> None:
 def run_classification_report(checker: Checker) -> None:
     m = checker.module
     examples = [Example("word", label) for label in range(B)]
-    m.print_report(torch.zeros(B, K), [str(label) for label in range(K)], examples * 5, examples)
+    logits, labels = torch.zeros(B, K), [str(label) for label in range(K)]
+    m.print_report(m.measure_scores(logits, labels, examples * 5, examples), logits, labels, examples)
 
 
 def run_classify(checker: Checker) -> None:
