@@ -310,10 +310,14 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
     for block in blocks:
         digest.update(block.sha256.encode())
-    train_ids, valid_ids = (
-        torch.from_file(str(folder / name), size=size, dtype=dtype)
-        for name, size in zip((TRAIN, VALID), tokens, strict=True)
-    )
+    try:
+        train_ids, valid_ids = (
+            torch.from_file(str(folder / name), size=size, dtype=dtype)
+            for name, size in zip((TRAIN, VALID), tokens, strict=True)
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"cannot read the ids in {folder} ({reason}); check the disk") from None
     valid_ids = valid_ids.long()
     return TokenizedCorpus(
         decode_file_name(folder.resolve().name),

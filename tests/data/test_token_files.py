@@ -652,6 +652,18 @@ def test_a_bad_byte_in_the_last_file_is_found_before_the_work_begins(
     assert not (tmp_path / "tokens").exists()
 
 
+def test_ids_that_cannot_be_mapped_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text(small_text(1000))
+    prepare.main([str(tmp_path / "a.txt"), "--output", str(tmp_path / "out"), "--vocab-size", "100"])
+
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("unable to open file <train.bin>: Input/output error (5)\ntraceback")
+
+    monkeypatch.setattr(torch, "from_file", fail)
+    with pytest.raises(ValueError, match=r"cannot read the ids .*error \(5\)\); check the disk"):
+        read_token_files(tmp_path / "out")
+
+
 def test_a_text_that_changes_while_it_is_read_is_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
