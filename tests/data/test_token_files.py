@@ -653,8 +653,10 @@ def test_a_bad_byte_in_the_last_file_is_found_before_the_work_begins(
 
 
 def test_ids_that_cannot_be_mapped_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text(small_text(1000))
-    prepare.main([str(tmp_path / "a.txt"), "--output", str(tmp_path / "out"), "--vocab-size", "100"])
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text(small_text(100, seed=i))
+    files = [str(path) for path in tmp_path.glob("*.txt")]
+    prepare.main([*files, "--output", str(tmp_path / "out"), "--vocab-size", "100"])
 
     def fail(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("unable to open file <train.bin>: Input/output error (5)\ntraceback")
