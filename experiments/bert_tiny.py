@@ -89,8 +89,8 @@ class Options(RunOptions):
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the blocks, AdamW for everything else. The paper uses only Adam."""
     learning_rate: float = 5e-3
-    """Peak learning rate, for both optimizers. Narrow models usually tolerate a higher one than wide
-    models."""
+    """Peak learning rate, for both optimizers. Narrow models usually tolerate a higher learning rate
+    than wide ones."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.01

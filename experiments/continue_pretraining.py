@@ -2,7 +2,7 @@ r"""
 # Continue pretraining on your own kind of text
 
 You have a model, and text of a kind that the model has never seen: source code, case notes, contracts. Do you
-have to pretrain from scratch? Often not. Take the model, and train it further on your text:
+have to pretrain from scratch? Often not. You can train the model further on your text instead:
 
     python experiments/continue_pretraining.py --from MODEL --corpus my_texts
 

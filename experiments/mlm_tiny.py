@@ -35,7 +35,8 @@ class Options(RunOptions):
     ## The values, and why
 
     We chose these values on tiny Shakespeare, for runs of three minutes on two cores. The one exception is
-    the first stage, at length 16: in trials, the default text, python-docs, needed it twice as long."""
+    the first stage, at length 16. We made it twice as long, because the default text, python-docs, needed
+    that in unrecorded trials."""
 
     minutes: float | None = 3.0
     """How long to train, in minutes. Three is enough to leave the plateau and beat the n-gram model."""

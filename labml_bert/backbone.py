@@ -68,8 +68,8 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """
-    Describes the run whose folder contains `folder`, or returns `None` if no run can be read there. If its
-    checkpoint is damaged, prints a note.
+    Describes the run that trained the model in `folder`, from the checkpoint in the parent folder. Returns
+    `None` if there is no checkpoint. If it can't be read, prints a note and returns `None` too.
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """

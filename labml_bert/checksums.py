@@ -33,8 +33,9 @@ LARGEST_FILE = 1_000_000_000
 
 def read_sums(folder: Path) -> dict[str, str]:
     """
-    The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`. Raises
-    `ValueError` if that file has more than a million bytes.
+    The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`.
+
+    Raises `ValueError` if `SHA256SUMS` has more than a million bytes, because reading it could take long.
     """
     path = folder / SUMS
     if path.is_file() and path.stat().st_size > 1_000_000:

@@ -102,7 +102,8 @@ def fold(text: str) -> str:
     and its accent become one character where Unicode has one.
     """
     if not text.isascii():
-        # Python takes minutes to normalize a letter with 100,000 accents. No language has such a letter.
+        # Normalizing a letter with 100,000 accents would take minutes. No language has such letters, so leave
+        # them as they are.
         groups = groupby(text, lambda c: unicodedata.combining(c) > 0)
         lengths = (len([*group]) for is_accent, group in groups if is_accent)
         if max(lengths, default=0) < 1000:

@@ -69,15 +69,16 @@ def read_sha256(path: Path) -> str:
         return file_sha256(path)
 
 
-def read_unchanged(files: list[Path], sums: list[str], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+def read_unchanged(hashes: dict[Path, str], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
     """
-    Yields the text of the files from `position` on.
+    Yields the text of the files in `hashes` from `position` on, and then compares each file's sha256 with its
+    value in `hashes`.
 
-    Raises `ValueError` if a file can't be read, or at the end if its sha256 isn't that in `sums` anymore.
+    Raises `ValueError` if a file can't be read or has another sha256.
     """
-    yield from read_files(files, position)
-    for file, digest in zip(files, sums, strict=True):
-        if read_sha256(file) != digest:
+    yield from read_files([*hashes], position)
+    for file, sha256 in hashes.items():
+        if read_sha256(file) != sha256:
             raise ValueError(f"{file} has changed while it was read; run this again with another --output")
 
 
@@ -140,10 +141,10 @@ def main(argv: list[str] | None = None) -> None:
                     pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
-        sums = [read_sha256(file) for file in files]
+        hashes = {file: read_sha256(file) for file in files}
         held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
         settings = {
-            "files": [[str(file), digest] for file, digest in zip(files, sums, strict=True)],
+            "files": [[str(file), sha256] for file, sha256 in hashes.items()],
             "held_out": held_out,
             # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
@@ -160,7 +161,7 @@ def main(argv: list[str] | None = None) -> None:
                 write_token_files(
                     options.output,
                     tokenizer,
-                    partial(read_unchanged, files, sums),
+                    partial(read_unchanged, hashes),
                     settings,
                     report_progress(files),
                 )

@@ -105,13 +105,16 @@ def print_error(message: object) -> None:
     print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 
 
-noted: set[str] = set()
+printed_notes: set[str] = set()
 
 
 def print_note(line: str) -> None:
-    """Prints one line to stderr, because the output may go to a file. A second time, prints nothing."""
-    if not console.quiet and line not in noted:
-        noted.add(line)
+    """
+    Prints one line to stderr, because the output may go to a file. If this process has already printed the
+    same line as a note, prints nothing.
+    """
+    if not console.quiet and line not in printed_notes:
+        printed_notes.add(line)
         print(without_controls(line), file=sys.stderr)
 
 

@@ -60,13 +60,17 @@ class Claim(Analysis):
         if record is not None:
             # The search for a learning rate has its own seed, above all others.
             step_seconds = record.data.get("step_seconds", {})
-            fresh_rows = [row for row in record.data["table"] if is_fresh(row["seed"], self.first_fresh_seed)]
+            fresh_rows = [row for row in record.data["table"] if self.is_fresh(row)]
             pilots = [row for row in record.data["table"] if row["seed"] < entry["seeds"]]
             rows = pilots if entry["seeds"] else fresh_rows
             fresh = Analysis(entry, fresh_rows, step_seconds)
             if "primary" in entry and fresh.count_seeds() >= LOOKS[0]:
                 self.confirmation = fresh
         super().__init__(entry, rows, step_seconds)
+
+    def is_fresh(self, row: Row) -> bool:
+        """Whether a run has one of the seeds that decide."""
+        return is_fresh(row["seed"], self.first_fresh_seed)
 
     def count_expected_runs(self) -> int:
         """How many runs a variant has when the claim is finished."""
@@ -294,7 +298,11 @@ def drawing(claim: Claim) -> str:
     # the verdict.
     has_other_seeds = claim.confirmation is not None and entry["seeds"] > 0
     seeds = "the pilot seeds" if has_other_seeds else "the seeds"
-    note = " The verdict rests on fresh seeds, so its numbers differ." if has_other_seeds else ""
+    note = (
+        " The verdict rests on other, fresh seeds, so its numbers differ from these."
+        if has_other_seeds
+        else ""
+    )
     if metric != "curves":
         bars = []
         for arm in arms:
@@ -518,13 +526,13 @@ def minutes(claim: Claim) -> float:
     return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
 
 
-def origins(record: Record, rows: list[dict[str, Any]]) -> str:
-    """The machines of some runs, each with its dates and commits."""
-    origins: dict[str, tuple[set[str], set[str]]] = {}
+def describe_origins(record: Record, rows: list[Row]) -> str:
+    """The machines on which some runs were made, each with the dates and the commits of its runs."""
+    by_machine: dict[str, tuple[set[str], set[str]]] = {}
     for row in rows:
         # A row has these values only if they differ from those of the record.
         data = record.data | {name: row[name] for name in ("hardware", "date", "commit") if name in row}
-        dates, commits = origins.setdefault(Record(record.name, data).machine(), (set(), set()))
+        dates, commits = by_machine.setdefault(Record(record.name, data).machine(), (set(), set()))
         dates.add(data["date"])
         commits.add((data.get("commit") or "unknown")[:7])
     return "; ".join(
@@ -532,7 +540,7 @@ def origins(record: Record, rows: list[dict[str, Any]]) -> str:
             f"{machine}, {' to '.join(dict.fromkeys((min(dates), max(dates))))}, "
             f"commit{'s' * (len(commits) > 1)} {', '.join(sorted(commits))}"
         )
-        for machine, (dates, commits) in origins.items()
+        for machine, (dates, commits) in by_machine.items()
     )
 
 
@@ -542,14 +550,15 @@ def cost(claim: Claim) -> str:
     if claim.record is None or not claim.rows:
         return estimate
     table = [row for row in claim.record.data["table"] if "from" not in row]
-    fresh = [row for row in table if is_fresh(row["seed"], claim.first_fresh_seed)]
-    others = [row for row in table if row not in fresh]
-    where = [origins(claim.record, rows) for rows in (others, fresh) if rows]
-    if len(set(where)) > 1:
-        # The pilots often ran on another machine than the runs that decide.
-        kinds = {"pilots" if row["seed"] < FIRST_SEED else "search" for row in others}
-        where = [f"{' and '.join(sorted(kinds))}: {where[0]}; fresh seeds: {where[1]}"]
-    result = f"{estimate} ({where[0]})" if where else estimate
+    fresh = [row for row in table if claim.is_fresh(row)]
+    others = [row for row in table if not claim.is_fresh(row)]
+    where = describe_origins(claim.record, table)
+    # The pilots often ran on another machine than the runs that decide.
+    before, after = (describe_origins(claim.record, rows) for rows in (others, fresh))
+    if before and after and before != after:
+        kinds = sorted({"pilots" if row["seed"] < FIRST_SEED else "search" for row in others})
+        where = f"{' and '.join(kinds)}: {before}; fresh seeds: {after}"
+    result = f"{estimate} ({where})" if where else estimate
     shared = sorted({row["from"] for row in claim.rows if "from" in row})
     if shared:
         # All claims are sections of one page, so a claim can link to another; a study is on another page.

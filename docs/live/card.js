@@ -122,7 +122,7 @@ export function read_card(text) {
   try {
     reason = fault(card);
   } catch {
-    // A list nested ten thousand levels deep can't even be shown.
+    // JavaScript can't turn a list that is nested very deeply into text.
     reason = "its values can't be read";
   }
   if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page and try again.`);

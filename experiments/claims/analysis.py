@@ -109,14 +109,6 @@ class Analysis:
             largest.append(max((value for value in failed if value < first_failure), default=0.0))
         return largest
 
-    def grid(self) -> list[float]:
-        """Returns the learning rates at which each variant was trained."""
-        return sorted({row["point"]["learning_rate"] for row in self.rows})
-
-    def largest_gap(self) -> float:
-        """Returns the largest ratio of neighboring learning rates of the grid."""
-        return max(high / low for low, high in pairwise(self.grid()))
-
     def compare_stable_learning_rates(self, test: dict[str, Any], level: float) -> Effect:
         """
         Returns the ratio of the geometric means of the largest stable learning rates. The grid is coarse: the
@@ -124,7 +116,8 @@ class Analysis:
         moves outward by the largest ratio of neighboring points. If, with any seed, a variant was stable at
         all points or at none, an end is unknown.
         """
-        grid, gap = self.grid(), self.largest_gap()
+        grid = sorted({row["point"]["learning_rate"] for row in self.rows})
+        gap = max(high / low for low, high in pairwise(grid))
         better, worse = (self.stable_learning_rates(test[side]) for side in ("better", "worse"))
         x, y = ([math.log(value or grid[0] / gap) for value in side] for side in (better, worse))
         middle, low, high = map(math.exp, difference(x, y, level))
@@ -135,19 +128,6 @@ class Analysis:
             middle = middle / gap if unknown_high else middle * gap
         gain = Interval(middle, 0.0 if unknown_low else low / gap, math.inf if unknown_high else high * gap)
         return Effect(gain, at_least=unknown_high, at_most=unknown_low)
-
-    def narrowest_interval(self, effect: Effect) -> Interval:
-        """
-        Returns the interval of the logarithm of the ratio of stable learning rates if there were infinitely
-        many seeds and their mean stayed the same.
-        """
-        assert effect.gain is not None
-        middle, gap = math.log(effect.gain.middle), math.log(self.largest_gap())
-        if effect.at_least:
-            return Interval(middle, middle, math.inf)
-        if effect.at_most:
-            return Interval(middle, -math.inf, middle)
-        return Interval(middle, middle - gap, middle + gap)
 
     def cost_at(self, row: Row, step: float, metric: str) -> float:
         """Returns the tokens or seconds up to a step. The seconds come from the measured times per step."""
@@ -240,12 +220,12 @@ class Analysis:
         delta = float(self.entry["delta"])
         return math.log(delta) if self.primary()["metric"] in RATIOS else delta
 
-    def primary_interval(self) -> Interval | None:
+    def primary_interval(self, level: float = RULE_LEVEL) -> Interval | None:
         """
-        Returns the interval that decides, at the level of the rule and in the unit of `delta()`. Returns
-        `None` if a value is missing.
+        Returns the interval of the primary endpoint in the unit of `delta()`. The one at the level of the
+        rule decides. Returns `None` if a value is missing.
         """
-        gain = self.effect(self.primary(), RULE_LEVEL).gain
+        gain = self.effect(self.primary(), level).gain
         if gain is None or self.primary()["metric"] not in RATIOS:
             return gain
         return Interval(*(math.log(max(value, 1e-9)) for value in gain))
@@ -262,13 +242,15 @@ class Analysis:
     def needed_seeds(self) -> float | None:
         """
         Estimates how many fresh seeds per variant would decide the claim, including any fresh seeds among
-        these runs. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`. If even
-        infinitely many seeds would not be enough, because the grid is too coarse, returns infinity.
+        these runs. Returns infinity if even infinitely many seeds with the same mean wouldn't be enough,
+        because the grid is too coarse. Returns `None` if we have no estimate, or if it's above `MOST_SEEDS`.
         """
         test, effect = self.primary(), self.effect(self.primary())
-        if test["metric"] == "stable_learning_rate" and effect.gain is not None and not effect.is_unknown:
-            narrowest = self.narrowest_interval(effect)
-            return math.inf if decide(narrowest, self.delta()) == "inconclusive" else None
+        if test["metric"] == "stable_learning_rate" and not effect.is_unknown:
+            # With more seeds, the interval shrinks to the one at level 0, which is as wide as the gaps.
+            narrowest = self.primary_interval(level=0.0)
+            is_too_coarse = narrowest is not None and decide(narrowest, self.delta()) == "inconclusive"
+            return math.inf if is_too_coarse else None
         if test["metric"] in (*FRACTIONS, "stable_learning_rate"):
             return None
         samples = self.samples(test)

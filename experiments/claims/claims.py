@@ -1,10 +1,10 @@
 r"""
 # What the papers say, put to the test
 
-Some claims about BERT are repeated far more often than they're tested. Which of them hold for models that a
-laptop can train? Each claim is an entry in `claims.toml`: the sentence, its source, the arms to compare, and
-the metric to compare them by. [The claims page](../../claims.md) computes the verdicts, and says what was
-changed after which runs.
+Papers and tutorials make many claims about how to train BERT. Which of them hold for models that a laptop can
+train? Each claim is an entry in `claims.toml`: the sentence, its source, the arms to compare, and the metric
+to compare them by. [The claims page](../../claims.md) computes the verdicts, and says what was changed after
+which runs.
 
     python experiments/claims/claims.py --list
     python experiments/claims/claims.py short-to-long

@@ -29,7 +29,7 @@ from experiments.claims.decision import FIRST_SEED, LOOKS, is_fresh
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
-from labml_bert.checksums import parse_json
+from labml_bert.checksums import parse_json, read_checked
 from labml_bert.files import check_own, lock, make_folder, write_whole
 from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
@@ -215,8 +215,7 @@ class Results:
             if path == self.path:
                 continue
             try:
-                # A pipe would never end.
-                other = parse_json(path.read_bytes()) if path.is_file() else {}
+                other = parse_json(read_checked(path))
                 for row in other["table"]:
                     same = other["claim"]["job"] == self.claim.job
                     same = same and all(

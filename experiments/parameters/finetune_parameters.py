@@ -297,8 +297,15 @@ def main(argv: list[str] | None = None) -> None:
         train_functions, test_functions = read_functions()
         tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
     sizes = [parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels]
-    for task, count, seed in product(TASKS, sizes, range(options.seeds)):
-        if not make_items(task, backbone.tokenizer, draw(train_functions, count, seed), longest):
+    with console.status("choosing the labeled docstrings"):
+        train_items = {
+            (task, count, seed): make_items(
+                task, backbone.tokenizer, draw(train_functions, count, seed), longest
+            )
+            for task, count, seed in product(TASKS, sizes, range(options.seeds))
+        }
+    for (task, count, seed), items in train_items.items():
+        if not items:
             raise ValueError(
                 f"labels is {count}, and seed {seed} draws no docstring for the {task} task that fits in "
                 f"{longest} tokens; use more labels"
@@ -327,7 +334,7 @@ def main(argv: list[str] | None = None) -> None:
                     tuning = make_items(task, backbone.tokenizer, draw(train_functions, key[2], 0), longest)
                     hyperparameters[key] = choose_hyperparameter(task, arm, tuning, partial(attempt, 0))
                 tuning_seconds = time.monotonic() - run_start
-                train = make_items(task, backbone.tokenizer, draw(train_functions, count, seed), longest)
+                train = train_items[task, count, seed]
                 result = attempt(seed, hyperparameters[key], train, tests[task])
                 table.append(
                     {

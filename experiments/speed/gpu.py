@@ -14,9 +14,9 @@ script says how long each part took, and whether it succeeded.
 
 On an H200, the tests took 18 seconds, the steps of BERT six minutes, and those of the modern encoder half a
 minute. You'll find the results on the pages of the scripts, and [the chapter on
-cost](../../cost.md#measured-on-one-gpu) explains them. We had the GPU for only 15 minutes, so we stopped this
-script before its last part was done. Later, we had another 15 minutes, and ran `mlm_modern.py` by itself.
-That's why this script has no record.
+cost](../../cost.md#measured-on-one-gpu) explains them. We had the GPU for only 15 minutes, so we had to stop
+this script during its last part. In a later session, we ran only `mlm_modern.py`. That's why this script has
+no record.
 """
 
 import sys

@@ -95,7 +95,7 @@ def hint_command(options: argparse.Namespace) -> None:
     count = min(progress.hints.get(step.name, 0) + 1, len(step.hints))
     progress.hints[step.name] = count
     if not write_progress(options.folder, progress):
-        print_note("This folder can't be written, so the next hint will be this one again.")
+        print_note("This folder can't be written, so the next call will show this hint again.")
     heading(step)
     for i, hint in enumerate(step.hints[:count], 1):
         say(f"Hint {i} of {len(step.hints)}: {hint}")

@@ -32,6 +32,7 @@ from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
+from labml_bert.checksums import read_checked
 from labml_bert.files import encoding_error, make_folder, whole_file, without_nul
 from labml_bert.stdout import print_note
 
@@ -367,16 +368,15 @@ def download(url: str, sha256: str, limit: int = 100_000_000, timeout: float = 3
 
     Returns the bytes at `url`, from the cache if they are there. Checks the bytes against `sha256` before
     caching or returning them, because a download might turn out to be the sign-in page of a hotel network.
-    `timeout` is how many seconds the server may be silent. The whole download may take at most 20 times as
-    long.
+    `timeout` is how many seconds the server may be silent. The whole download may take 20 times as long.
 
     Raises `ValueError` if the address isn't https, if the download fails, or if the file is longer than
     `limit` bytes or has a different sha256.
     """
     with contextlib.suppress(OSError, ValueError):
-        cached = cache_folder() / sha256
-        if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == sha256:
-            return cached.read_bytes()
+        data = read_checked(cache_folder() / sha256)
+        if hashlib.sha256(data).hexdigest() == sha256:
+            return data
     try:
         data = fetch(url, limit, timeout)
     except (OSError, ValueError, HTTPException) as error:

@@ -65,28 +65,27 @@ def open_file(path: Path) -> BinaryIO:
     if suffix == ".gz":
         return cast(BinaryIO, gzip.open(path))
     if suffix in DECOMPRESSORS:
-        return io.BufferedReader(CompressedFile(path, DECOMPRESSORS[suffix]), 1 << 16)
+        return io.BufferedReader(CompressedFile(path, *DECOMPRESSORS[suffix]), 1 << 16)
     return open(path, "rb")
 
 
-DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    ".bz2": bz2.BZ2Decompressor,
-    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+# For each kind of file, what creates a decompressor, and the padding that the format allows after a stream.
+DECOMPRESSORS: dict[str, tuple[Callable[[], Any], bytes]] = {
+    ".bz2": (bz2.BZ2Decompressor, b""),
+    ".xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0"),
 }
 
 
 class CompressedFile(io.RawIOBase):
     """
     The contents of a `.bz2` or `.xz` file of one or more streams. If a later stream is damaged, Python's own
-    readers end there without an error, and the rest of the text is missing. This one raises an error.
+    readers stop before it without an error, and the rest of the text is missing. This class raises an error.
     """
 
-    def __init__(self, path: Path, create: Callable[[], Any]):
-        self.create = create
-        # Zeros may come after a stream of an `.xz` file.
-        self.padding = b"" if create is bz2.BZ2Decompressor else b"\0"
+    def __init__(self, path: Path, create_decompressor: Callable[[], Any], padding: bytes):
+        self.create_decompressor, self.padding = create_decompressor, padding
         self.file = open(path, "rb")  # noqa: SIM115
-        self.decompressor, self.position = create(), 0
+        self.decompressor, self.position = create_decompressor(), 0
 
     def readable(self) -> bool:
         return True
@@ -99,11 +98,11 @@ class CompressedFile(io.RawIOBase):
         super().close()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to an offset by decompressing everything before it, or returns the current one."""
+        """Moves to an offset from the beginning by decompressing all bytes before it, and returns it."""
         if whence == io.SEEK_CUR and offset == 0:
             return self.position
         self.file.seek(0)
-        self.decompressor, self.position = self.create(), 0
+        self.decompressor, self.position = self.create_decompressor(), 0
         while self.position < offset and self.read(min(offset - self.position, 1 << 20)):
             pass
         return self.position
@@ -112,20 +111,20 @@ class CompressedFile(io.RawIOBase):
         """Fills a part of `buffer`. Raises `EOFError`, `OSError` or `LZMAError` if the file is damaged."""
         data = b""
         while not data:
-            rest = b""
+            compressed = b""
             if self.decompressor.eof:
-                rest = self.decompressor.unused_data.lstrip(self.padding)
-                while not rest:
-                    read = self.file.read(1 << 16)
-                    if not read:
+                compressed = self.decompressor.unused_data.lstrip(self.padding)
+                while not compressed:
+                    piece = self.file.read(1 << 16)
+                    if not piece:
                         return 0
-                    rest = read.lstrip(self.padding)
-                self.decompressor = self.create()
+                    compressed = piece.lstrip(self.padding)
+                self.decompressor = self.create_decompressor()
             elif self.decompressor.needs_input:
-                rest = self.file.read(1 << 16)
-                if not rest:
+                compressed = self.file.read(1 << 16)
+                if not compressed:
                     raise EOFError("the compressed file ends too early")
-            data = self.decompressor.decompress(rest, len(buffer))
+            data = self.decompressor.decompress(compressed, len(buffer))
         buffer[: len(data)] = data
         self.position += len(data)
         return len(data)

@@ -95,7 +95,7 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     for the idea; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
-    # For Python, these control characters separate words. The tokenizer deletes them.
+    # Python would split words at these control characters. The tokenizer deletes them, so delete them first.
     texts = [re.sub("[\x0b\x0c\x1c-\x1f\x85]", "", text) for text in texts]
     # The library's training time grows with the square of the longest word's length.
     long_word = re.compile(rf"\S{{{LONGEST_WORD}}}")

@@ -75,7 +75,7 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    # A damaged file can have millions of empty lines.
+    # Only count empty lines: a damaged file can have millions of them, and parsing those would take minutes.
     last_step, damaged = 0, lines.count(b"")
     for line in filter(None, lines):
         try:

@@ -238,6 +238,8 @@ def test_the_largest_stable_learning_rate(
     gain = analysis.effect(analysis.primary()).gain
     assert gain is not None and gain[1:] == pytest.approx(ends)
     assert analysis.decision() == decision
+    is_too_coarse = decision == "inconclusive" and ends != (0.0, math.inf)
+    assert analysis.needed_seeds() == (math.inf if is_too_coarse else None)
 
 
 def test_if_the_grid_is_too_coarse_even_infinitely_many_seeds_are_not_enough() -> None:
