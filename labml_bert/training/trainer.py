@@ -78,7 +78,7 @@ class Report(NamedTuple):
     progress: float
     """The fraction of the budget spent, from 0 to 1."""
     seconds: float
-    """The seconds spent in the loop, including evaluations and the time before a resume."""
+    """The seconds since the first step's end, including evaluations and the time before a resume."""
     metrics: dict[str, float]
     """The mean of each metric, such as `loss`, over the steps since the last report."""
     evaluation: dict[str, float] | None
@@ -139,7 +139,7 @@ class Trainer:
         self.pending: list[PendingStep] = []
         self.step = 0
         self.seconds = 0.0
-        self.start_time = 0.0
+        self.start_time: float | None = None
         self.evaluation_points: list[float] = []
         self.milestones: list[float] = []
         self.last_report = 0.0
@@ -185,7 +185,7 @@ class Trainer:
         self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
         self.milestones = [point for point in evaluate_at if point > self.progress]
         self.save()
-        self.start_time = time.monotonic() - self.seconds
+        self.start_time = None
         self.last_report = last_save = self.seconds
         with self.stoppable():
             # If an evaluation or a report uses up the minutes, the last evaluation follows one step later.
@@ -223,6 +223,9 @@ class Trainer:
         Sets `seconds` from rank zero's clock, and sets `is_stopping` if any process was asked to stop. So all
         processes stop together. If one process stopped alone, the others would wait for it in the next step.
         """
+        # The clock starts after the first step, because compiling the model can take longer than the warm-up.
+        if self.start_time is None:
+            self.start_time = time.monotonic() - self.seconds
         clock = time.monotonic() - self.start_time if rank() == 0 else 0.0
         self.seconds, stop = all_reduce_max([clock, float(self.stop_signal is not None)])
         self.is_stopping = stop > 0
@@ -257,8 +260,7 @@ class Trainer:
         Raises `NonFiniteLossError` if a loss or a gradient wasn't finite, or if a loss was too large.
         """
         pending, self.pending = self.pending, []
-        # `failures` counts the first failed step and all steps after it, so the first failed step is the
-        # `failures`-th from the end.
+        # All steps after the first failed step count too, so that step is the `failures`-th from the end.
         (failures,) = all_reduce_max([self.failures.item()])
         if not failures:
             return
