@@ -156,15 +156,15 @@ def test_the_end_of_a_budget_of_minutes_is_evaluated() -> None:
 
 def test_compiling_does_not_use_up_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, the second step of a compiled model had nearly the peak learning rate."""
-    now, rates = 1000.0, []
+    now, values = 1000.0, []
     monkeypatch.setattr("labml_bert.training.trainer.time.monotonic", lambda: now)
     trainer, next_batch = new_trainer(None)
     trainer.arguments = replace(trainer.arguments, steps=None, minutes=1, warmup_ratio=0.5, evaluations=1)
     for step in trainer.steps():
-        rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        values.append(trainer.optimizers[0].param_groups[0]["lr"])
         now += 30 if step.number == 0 else 15
         train_on(step, next_batch())
-    assert rates == pytest.approx([0, 0, 5e-4, 1e-3, 5e-4])
+    assert values == pytest.approx([0, 0, 5e-4, 1e-3, 5e-4])
 
 
 def test_a_model_in_eval_mode_is_trained_with_dropout() -> None:
