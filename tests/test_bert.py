@@ -6,10 +6,19 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from labml_bert.bert import BertConfig, BertModel, Dropout, cast_once, written_out_is_faster
+from labml_bert.bert import (
+    BertConfig,
+    BertModel,
+    BertSelfAttention,
+    Dropout,
+    cast_once,
+    init_weights,
+    written_out_is_faster,
+)
 from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 
@@ -205,6 +214,9 @@ def test_initial_weights_are_truncated_normal() -> None:
         if isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
             assert module.eps == 1e-12
+    layer = nn.Linear(100, 100)
+    init_weights(layer)
+    assert 0.0399 < layer.weight.abs().max() <= 0.04
 
 
 def small_config() -> BertConfig:
@@ -367,6 +379,30 @@ def test_the_fused_kernel_is_avoided_only_where_it_is_slow() -> None:
     assert written_out_is_faster(q, 0.1)
     assert written_out_is_faster(q.bfloat16(), 0.0)
     assert not written_out_is_faster(q.bfloat16().to("meta"), 0.1)
+
+
+def test_the_fused_kernel_drops_attention_weights_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on `meta` has no values, but like one on a GPU, it isn't on the CPU."""
+    kernel, calls = F.scaled_dot_product_attention, []
+
+    def count(*arguments: object) -> torch.Tensor:
+        calls.append(arguments)
+        return kernel(*arguments)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
+    config = dataclasses.replace(small_config(), attention_probs_dropout_prob=0.2)
+    attention, x = BertSelfAttention(config).to("meta"), torch.zeros(2, 5, 16, device="meta")
+    for training, p in ((True, 0.2), (False, 0.0)):
+        attention.train(training)(x, x)
+        assert calls[-1][-1] == p
+
+
+def test_a_mask_of_another_shape_or_convention_is_rejected() -> None:
+    model, ids = BertModel(small_config()), torch.ones(2, 5, dtype=torch.long)
+    message = r"^attention_mask must be \(B, T\), with 1 for a token and 0 for padding$"
+    for mask in (torch.ones(2, 4), torch.ones(2, 1, 1, 5), torch.tensor([[0.0] * 4 + [-1e9]] * 2)):
+        with pytest.raises(ValueError, match=message):
+            model(ids, mask)
 
 
 def test_autocast_casts_the_embeddings_once() -> None:

@@ -32,6 +32,7 @@ def random_config(seed: int) -> ModernBertConfig:
         intermediate_size=r.randint(3, 40),
         global_attn_every_n_layers=r.randint(1, 3),
         local_attention=r.choice([2, 6, 8, 128]),
+        norm_eps=r.choice([1e-5, 1e-2]),
         initializer_range=0.2,
         pad_token_id=0,
     )
@@ -94,6 +95,39 @@ def small(**changes: object) -> ModernBertConfig:
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 24, "pad_token_id": 0, "initializer_range": 0.2}
     return ModernBertConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def test_the_matrices_are_initialized_as_the_paper_says() -> None:
+    """
+    The weights are normal, truncated at two sigma (0.8796 of the standard deviation). With 8 layers, sigma
+    is a quarter for the matrices that add to the residual stream, and, as in `transformers`, in the head.
+    """
+    torch.manual_seed(0)
+    model = ModernBertForMaskedLM(ModernBertConfig(500, 96, 8, 2, 96, pad_token_id=0, initializer_range=0.02))
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
+    assert len(matrices) == 4 * 8 + 2
+    for name, weight in matrices.items():
+        sigma = 0.005 if name.endswith(("Wo.weight", "head.dense.weight")) else 0.02
+        assert 0.99 * 2 * sigma < weight.max() <= 2 * sigma, name
+        assert -2 * sigma <= weight.min() < -0.99 * 2 * sigma, name
+        assert abs(weight.std() / sigma - 0.8796) < 0.03, name
+    assert all((p == 1).all() for name, p in model.named_parameters() if p.dim() == 1 and "norm" in name)
+
+
+def test_the_padding_token_is_not_trained() -> None:
+    model = ModernBertModel(small())
+    model(torch.tensor([[3, 4, 0, 0]])).square().sum().backward()
+    gradient = model.embeddings.tok_embeddings.weight.grad
+    assert gradient is not None and gradient[3].any() and not gradient[0].any()
+
+
+def test_a_model_in_bfloat16_without_autocast() -> None:
+    torch.manual_seed(0)
+    model, ids = ModernBertModel(small()).eval(), torch.randint(1, 30, (2, 9))
+    exact = model(ids)
+    rounded = model.bfloat16()(ids)
+    assert rounded.dtype == torch.bfloat16
+    assert (exact - rounded).abs().mean() < 0.03
 
 
 def test_a_score_depends_on_the_distance_alone() -> None:
@@ -207,6 +241,9 @@ def test_attention_written_out_is_that_of_the_fused_kernel(
     assert (draws.mean(0) - fused[0]).abs().max() < 0.1
     assert draws.std(0).min() > 0.05
     assert len(calls) == 1
+    # On a GPU, the kernel applies the dropout. A tensor on `meta` has no values but isn't on the CPU.
+    attend(*(tensor.to("meta") for tensor in (q, k, v)), None, 0.25)
+    assert calls[-1][-1] == 0.25 and len(calls) == 2
 
 
 def test_each_dropout_probability_acts_in_training_and_only_then() -> None:
@@ -251,7 +288,7 @@ def test_the_last_layer_at_some_positions_only_is_the_same(local_attention: int)
 
 @pytest.mark.parametrize("width", [8, 10])
 def test_labels_of_another_width_are_refused(width: int) -> None:
-    with pytest.raises(ValueError, match="like input_ids"):
+    with pytest.raises(ValueError, match=r"^labels must be \(B, T\), like input_ids$"):
         ModernBertForMaskedLM(small())(torch.ones(2, 9, dtype=torch.long), torch.full((2, width), 3))
 
 
