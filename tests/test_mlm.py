@@ -214,6 +214,13 @@ def test_the_loss_is_the_mean_over_labeled_positions() -> None:
     confident_logits[2, 8] = confident_logits[5, 8] = 100.0
     # Ignored positions must not count.
     assert masked_accuracy(confident_logits, labels) == 0.5
+    # In a micro-batch, both are fractions of the whole batch.
+    whole = torch.tensor(8)
+    assert masked_accuracy(confident_logits, labels, whole) == 0.25
+    assert abs(masked_lm_loss(logits, labels, whole) - sum(expected_losses) / 8) < 1e-5
+    # A single label is its own mean.
+    assert abs(masked_lm_loss(logits[:1], labels[:1]) - expected_losses[0]) < 1e-5
+    assert masked_accuracy(confident_logits[:1], labels[:1]) == 1
 
 
 def test_the_head_is_initialized_like_bert() -> None:

@@ -223,7 +223,7 @@ def test_ids_are_rows_of_integers_in_the_vocabulary_or_rejected(
     if dtype in ID_DTYPES and len(shape) == 2 and (0 <= value < 5 or not ids.numel()):
         assert masker(ids).labels.dtype == torch.int64
     else:
-        with pytest.raises(ValueError, match="input_ids"):
+        with pytest.raises(ValueError, match="ids from 0 to 4, and not labels$"):
             masker(ids)
 
 
@@ -243,7 +243,8 @@ def test_an_attention_mask_fits_the_ids_or_is_rejected(
     if shape == [2, 3] and (attention_mask >= 0).all():
         masker(ids, attention_mask)
     else:
-        with pytest.raises(ValueError, match="attention_mask"):
+        message = r"^attention_mask must be \(B, T\), with 1 for a token and 0 for padding$"
+        with pytest.raises(ValueError, match=message):
             masker(ids, attention_mask)
 
 

@@ -266,3 +266,6 @@ def test_the_head_matches_transformers() -> None:
     assert (logits - theirs.logits).abs().max() < 1e-6
     assert abs(next_sentence_loss(logits, labels) - theirs.loss) < 1e-6
     assert next_sentence_loss(logits, torch.zeros(6, dtype=torch.long)) > 0
+    # The loss of a single pair is its own mean.
+    single = -logits[0].log_softmax(0)[labels[0]]
+    assert abs(next_sentence_loss(logits[:1], labels[:1]) - single) < 1e-6
