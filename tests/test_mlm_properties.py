@@ -223,7 +223,7 @@ def test_ids_are_rows_of_integers_in_the_vocabulary_or_rejected(
     if dtype in ID_DTYPES and len(shape) == 2 and (0 <= value < 5 or not ids.numel()):
         assert masker(ids).labels.dtype == torch.int64
     else:
-        with pytest.raises(ValueError, match="ids from 0 to 4, and not labels$"):
+        with pytest.raises(ValueError, match=r"ids from 0 to 4, and not labels$"):
             masker(ids)
 
 
