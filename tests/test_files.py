@@ -1,6 +1,7 @@
 """Damaged files are rejected, and only one process holds a lock. For full disks see `test_faults.py`."""
 
 import errno
+import io
 import json
 import os
 import stat
@@ -88,6 +89,88 @@ def test_other_programs_read_the_tensors(tmp_path: Path) -> None:
     assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+
+
+def test_each_tensor_starts_at_a_multiple_of_its_element_size(tmp_path: Path) -> None:
+    """Only then can other programs map the file into memory and use it without a copy."""
+    tensors = {"byte": torch.ones(3).byte(), "half": torch.ones(3).half(), "double": torch.ones(3).double()}
+    for length in range(8):
+        write_tensors(tmp_path / "x", tensors, {"about": "x" * length})
+        data = (tmp_path / "x").read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        assert size % 8 == 0
+        entries = json.loads(data[8 : 8 + size])
+        for name, tensor in tensors.items():
+            assert entries[name]["data_offsets"][0] % tensor.element_size() == 0
+
+
+def test_the_order_of_the_metadata_does_not_matter() -> None:
+    """Files store metadata in any order."""
+    assert files.fingerprint({}, {"a": "1", "b": "2"}) == files.fingerprint({}, {"b": "2", "a": "1"})
+    assert files.fingerprint({}, {"a": "1", "b": "2"}) != files.fingerprint({}, {"a": "2", "b": "1"})
+
+
+def test_only_a_regular_file_with_a_name_in_utf8_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match=r"\(it isn't a regular file\)$"):
+            read_tensors(path)
+    with pytest.raises(
+        ValueError, match=r"^the name 'caf\\udce9' is not UTF-8; use another folder, or rename"
+    ):
+        read_tensors(Path("caf\udce9"))
+    assert not files.is_utf8("\ud800") and not files.is_utf8("a\udfff") and files.is_utf8("\ue000é\U0001f600")
+
+
+# Texts
+
+
+def test_text_is_written_in_utf8(tmp_path: Path) -> None:
+    write_whole(tmp_path / "x", "é 日本")
+    assert (tmp_path / "x").read_bytes() == "é 日本\n".encode()
+
+
+def test_the_lines_of_a_text() -> None:
+    assert files.read_lines("\ufeffone\r\n\ntwo é\n".encode()) == ["one", "", "two é"]
+    assert files.read_lines(b"one\xff\n") == ["one\udcff"]
+    for blank in (b"", b"\n \n", b"\xef\xbb\xbf\n"):
+        with pytest.raises(
+            ValueError, match=r"^there is no text; pass one as an argument, or one per line to sta"
+        ):
+            files.read_lines(blank)
+    with pytest.raises(ValueError, match=r"^the input has NUL characters, .* save its text in UTF-8$"):
+        files.read_lines(b"a\0b\n")
+
+
+NOT_TEXT = "compressed, or not a text; save its text in a file, in UTF-8"
+CONVERT = "not UTF-8 (byte 1); convert it"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("é".encode("utf-16"), f"{CONVERT} with: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
+        (b"\xfe\xff\0a", f"{CONVERT} with: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
+        ("é".encode("utf-32"), f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
+        (b"\xe9 a", f"{CONVERT}, for example with: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
+        (b"\0\0\xfe\xff", f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
+        (b"a \xc3", "not UTF-8 at its end (byte 1); was it cut off? get a whole copy"),
+        (b"\x1f\x8b\x08", NOT_TEXT),
+        (b"\xff\0", NOT_TEXT),
+    ],
+)
+def test_the_remedy_depends_on_the_encoding(data: bytes, words: str) -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        data.decode()
+    assert str(files.encoding_error(Path("x.txt"), caught.value, data, "byte 1")) == f"x.txt is {words}"
+
+
+def test_standard_input_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"12345")))
+    assert files.read_standard_input(5) == b"12345"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"123456")))
+    with pytest.raises(ValueError, match=r"^standard input has more than 5 bytes; divide it into parts$"):
+        files.read_standard_input(5)
 
 
 # Power failures
@@ -278,7 +361,9 @@ def start_lock_holder(folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.processes
 def test_a_second_process_fails_or_waits(tmp_path: Path) -> None:
     with start_lock_holder(tmp_path) as process:
-        with pytest.raises(BlockingIOError, match="locked by another process"):
+        with pytest.raises(
+            BlockingIOError, match=r"\.lock is locked by another process; wait until that one ends$"
+        ):
             lock(tmp_path)
         # A lock with another name in the same folder is free.
         with lock(tmp_path, name=".other.lock"):
