@@ -1,9 +1,12 @@
 """Damaged checkpoints, and the previous checkpoint that replaces them."""
 
 import errno
+import json
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,16 @@ from torch import Tensor
 
 from labml_bert.checksums import SUMS, write_checked
 from labml_bert.data.tokenizers import character_tokenizer, load_tokenizer, save_tokenizer
-from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS, load_checkpoint
+from labml_bert.files import read_tensors, write_tensors
+from labml_bert.training.checkpoint import (
+    CHECKPOINT,
+    PREVIOUS,
+    load_checkpoint,
+    load_named_weights,
+    named_weights,
+    random_states,
+    set_device_random_state,
+)
 from tests.support.damage import flip_bit
 from tests.support.mutations import read_as_commands_do
 from tests.support.trainers import new_trainer, train, train_to_end
@@ -101,3 +113,92 @@ def test_a_file_that_cannot_be_opened_is_not_called_damaged(
 
 def refuse(path: Path, *arguments: object) -> None:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+NUMBERS = [
+    ("step", -1, "step is -1"),
+    ("step", 2**53, "step is 9007199254740992"),
+    ("step", 1.0, "step is 1.0"),
+    ("step", True, "step is True"),
+    ("step", None, "step is None"),
+    ("step", ..., "'step'"),
+    ("seconds", float("nan"), "seconds is nan"),
+    ("seconds", "x" * 30, f"seconds is {'x' * 20}"),
+    ("seconds", ..., "'seconds'"),
+    ("threads", 1.0, "threads is 1.0"),
+    ("gradient_accumulation_steps", -1, "gradient_accumulation_steps is -1"),
+    ("configuration", [], "'list' object has no attribute 'items'"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), NUMBERS)
+def test_a_number_that_cannot_be_right_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    about = {"step": 3, "seconds": 1.5, "configuration": {}}
+    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(about)})
+    assert load_checkpoint(tmp_path)[0] == about
+    about[key] = value
+    if value is ...:
+        del about[key]
+    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(about)})
+    with pytest.raises(ValueError, match=r"is damaged \(.*\); start a new run$") as caught:
+        load_checkpoint(tmp_path)
+    assert f"({words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "scaler", "lacking", "resumes"),
+    [
+        (0, {}, "optimizer.", True),
+        (3, {}, "optimizer.", False),
+        (3, {"scale": 2.0}, "optimizer.", True),  # Until the scale fits, float16 takes no step.
+        (0, {}, "optimizer.0.exp_avg", False),
+    ],
+)
+def test_only_before_the_first_update_there_are_no_moments(
+    tmp_path: Path, step: int, scaler: dict[str, float], lacking: str, resumes: bool
+) -> None:
+    train(*new_trainer(tmp_path, steps=3))
+    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    assert any(name.startswith(lacking) for name in tensors)
+    about = json.loads(metadata["about"]) | {"step": step, "scaler": scaler}
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lacking)}
+    write_tensors(tmp_path / CHECKPOINT, kept, {"about": json.dumps(about)})
+    trainer, _ = new_trainer(tmp_path, steps=3)
+    if resumes:
+        trainer.resume()
+        assert trainer.step == step
+    else:
+        with pytest.raises(ValueError, match=r"is incomplete; start a new run$"):
+            trainer.resume()
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    model = torch.nn.Linear(2, 3)
+    weights = {name: weight.clone() for name, weight in named_weights(model).items()}
+    with pytest.raises(KeyError, match="bias"):
+        load_named_weights(model, {"weight": weights["weight"]})
+    with pytest.raises(KeyError, match="another"):
+        load_named_weights(model, {**weights, "another": torch.ones(1)})
+    for other in (torch.ones(2), torch.ones(3).long()):
+        message = f"bias is ({len(other)},), {other.dtype}, not (3,)"
+        with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+            load_named_weights(model, {**weights, "bias": other})
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_gpu_keeps_its_random_state(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of PyTorch that need a GPU are replaced."""
+    first, second, restored = torch.tensor([1]), torch.tensor([2]), []
+    module = getattr(torch, kind)
+    monkeypatch.setattr(module, "get_rng_state", lambda *device: first)
+    monkeypatch.setattr(module, "set_rng_state", lambda *arguments: restored.append(arguments))
+    device = torch.device(kind, 0)
+    assert random_states(device)[kind] is first
+    assert random_states(torch.device("cpu")).keys() == {"torch"}
+    tensors = {f"random.{kind}": first, f"random.{kind}.1": second, "random.cpu": first}
+    for number, state in enumerate((first, second)):
+        set_device_random_state(device, tensors, number)
+        assert restored.pop()[0] is state
+    set_device_random_state(device, tensors, 2)
+    set_device_random_state(torch.device("cpu"), tensors, 0)
+    assert restored == []
