@@ -292,7 +292,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "training_cost": budget.training_cost,
         "run_budget": lambda name: budget.run_budget(record(name)),
         "learning_rate_chart": lambda name: recipe.learning_rate_chart(record(name)),
-        "failed_runs": lambda name: recipe.failed_runs(claims.read_claim(name)),
+        "failed_runs": lambda name: recipe.failed_runs(studies.read_study(name)),
         "example": example,
         "example_value": example_value,
         "claims_overview": claims.overview,

@@ -133,13 +133,13 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("key", "value", "words"), NUMBERS)
 def test_a_number_that_cannot_be_right_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
-    about = {"step": 3, "seconds": 1.5, "configuration": {}}
-    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(about)})
-    assert load_checkpoint(tmp_path)[0] == about
-    about[key] = value
+    state = {"step": 3, "seconds": 1.5, "configuration": {}}
+    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
+    assert load_checkpoint(tmp_path)[0] == state
+    state[key] = value
     if value is ...:
-        del about[key]
-    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(about)})
+        del state[key]
+    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
     with pytest.raises(ValueError, match=r"is damaged \(.*\); start a new run$") as caught:
         load_checkpoint(tmp_path)
     assert f"({words}" in str(caught.value)
@@ -160,9 +160,9 @@ def test_only_before_the_first_update_there_are_no_moments(
     train(*new_trainer(tmp_path, steps=3))
     tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
     assert any(name.startswith(lacking) for name in tensors)
-    about = json.loads(metadata["about"]) | {"step": step, "scaler": scaler}
+    state = json.loads(metadata["about"]) | {"step": step, "scaler": scaler}
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lacking)}
-    write_tensors(tmp_path / CHECKPOINT, kept, {"about": json.dumps(about)})
+    write_tensors(tmp_path / CHECKPOINT, kept, {"about": json.dumps(state)})
     trainer, _ = new_trainer(tmp_path, steps=3)
     if resumes:
         trainer.resume()
