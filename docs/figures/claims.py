@@ -591,3 +591,15 @@ def hours(claims: Path | None = None) -> float:
     """How many hours all recorded claims took."""
     entries = (read_claim(name, claims) for name in names(claims))
     return sum(minutes(claim) for claim in entries if claim.record) / 60
+
+
+def verdict_hours() -> float:
+    """How many hours the search and the seeds took that the verdicts rest on."""
+    total = 0.0
+    for claim in map(read_claim, names()):
+        endpoint = next(test for test in claim.entry["tests"] if test["says"] == claim.entry["primary"])
+        pilots = range(claim.entry["seeds"])
+        for row in claim.record.data["table"] if claim.record else ():
+            if row["arm"] in (endpoint["better"], endpoint["worse"]) and row["seed"] not in pilots:
+                total += 0.0 if "from" in row else row["core_seconds"]
+    return total / 7200

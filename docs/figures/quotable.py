@@ -252,6 +252,7 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         "increase": lambda name, says: claims.describe_gain(claims.read_claim(name), says, opposite=True),
         "primary": lambda name: claims.describe_gain(claims.read_claim(name)),
         "claims_hours": claims.hours,
+        "verdict_hours": claims.verdict_hours,
         "studies_hours": lambda: claims.hours(studies.STUDIES),
         "timeline": timeline,
         "search_loss": lambda name, *which: derived.search_loss(claims.read_claim(name), *which),
