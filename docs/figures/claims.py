@@ -594,12 +594,11 @@ def hours(claims: Path | None = None) -> float:
 
 
 def verdict_hours() -> float:
-    """How many hours the search and the seeds took that the verdicts rest on."""
-    total = 0.0
+    """How many hours the seeds took that the verdicts rest on, with the search for their hyperparameters."""
+    seconds = 0.0
     for claim in map(read_claim, names()):
-        endpoint = next(test for test in claim.entry["tests"] if test["says"] == claim.entry["primary"])
-        pilots = range(claim.entry["seeds"])
-        for row in claim.record.data["table"] if claim.record else ():
-            if row["arm"] in (endpoint["better"], endpoint["worse"]) and row["seed"] not in pilots:
-                total += 0.0 if "from" in row else row["core_seconds"]
-    return total / 7200
+        arms, pilots = (claim.primary()["better"], claim.primary()["worse"]), range(claim.entry["seeds"])
+        table = claim.record.data["table"] if claim.record else []
+        rows = [row for row in table if row["arm"] in arms and row["seed"] not in pilots and "from" not in row]
+        seconds += sum(row["core_seconds"] for row in rows)
+    return seconds / 7200
