@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from labml_bert import files
-from labml_bert.files import bytes_of, write_tensors
+from labml_bert.files import bytes_of, read_tensors, write_tensors
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -216,8 +217,96 @@ def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optim
 def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None:
     train_to_end(tmp_path / "run", width=16)
     trainer, _ = new_trainer(tmp_path / "run", width=32)
-    with pytest.raises(ValueError, match="started with width = 16, not 32"):
+    with pytest.raises(ValueError, match=r"with width = 16, not 32; leave that option out to resume, or start a new run$"):
         trainer.resume()
+
+
+@pytest.mark.parametrize(("key", "text"), [("corpus", "the text"), ("old_corpus", "the old text")])
+def test_resuming_with_another_text_is_rejected_unless_it_only_moved(
+    tmp_path: Path, key: str, text: str
+) -> None:
+    values = {key: "a.txt", f"{key}_sha256": "1"}
+    train(*new_trainer(tmp_path, steps=3, **values))
+    new_trainer(tmp_path, steps=3, **{**values, key: "moved.txt"})[0].resume()
+    message = f"{text} has changed since {tmp_path} was started; use the text as it was, or start a new run"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        new_trainer(tmp_path, steps=3, **{**values, f"{key}_sha256": "2"})[0].resume()
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "expected"),
+    [(2, 1, 2), (1, 1, 1), (0, 1, 7), (10**6, 1, 7), (2, 2, 7), (None, None, 7)],
+)
+def test_resuming_keeps_the_number_of_threads_if_the_machine_has_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int | None,
+    processes: int | None,
+    expected: int,
+) -> None:
+    """The current number is 7. Checkpoints of older versions contain no numbers of threads and processes."""
+    train(*new_trainer(tmp_path, steps=3))
+    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    state = json.loads(metadata["about"])
+    for key, value in (("threads", threads), ("processes", processes)):
+        state[key] = value
+        if value is None:
+            del state[key]
+    write_tensors(tmp_path / CHECKPOINT, tensors, {"about": json.dumps(state)})
+    current = [7]
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", current.append)
+    trainer, _ = new_trainer(tmp_path, steps=3)
+    trainer.resume()
+    assert current[-1] == expected and trainer.step == 3
+
+
+def test_resuming_restores_the_scale_of_float16(tmp_path: Path) -> None:
+    train(*new_trainer(tmp_path, steps=3, precision="float16"))
+    tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
+    state = json.loads(metadata["about"])
+    state["scaler"]["scale"] = 512.0
+    write_tensors(tmp_path / CHECKPOINT, tensors, {"about": json.dumps(state)})
+    trainer, _ = new_trainer(tmp_path, steps=3, precision="float16")
+    trainer.resume()
+    assert trainer.scaler.get_scale() == 512.0
+
+
+def test_a_report_has_the_means_since_the_last_one() -> None:
+    trainer, next_batch = new_trainer(None, steps=8)
+    trainer.arguments = replace(trainer.arguments, evaluations=2)
+    reports, losses = [], []
+    trainer.on_report = reports.append
+    trainer.on_step = lambda step: losses.append(step.loss.item())
+    for step in trainer.steps():
+        train_on(step, next_batch())
+    assert [(report.step, report.progress, report.length) for report in reports] == [(4, 0.5, 16), (8, 1, 16)]
+    for report, part in zip(reports, (losses[:4], losses[4:]), strict=True):
+        assert report.metrics["loss"] == pytest.approx(sum(part) / 4)
+
+
+def test_a_resumed_run_does_not_repeat_evaluations(tmp_path: Path) -> None:
+    """With 9 evaluations in 27 steps, a fraction such as 7/9 isn't exact."""
+    for stop in (27, 21, 20, 3):
+        trainer, next_batch = new_trainer(tmp_path / str(stop), steps=27)
+        (tmp_path / str(stop)).mkdir()
+        trainer.arguments = replace(trainer.arguments, evaluations=9)
+        due, milestones = [], []
+        for _ in range(2):
+            for step in trainer.steps(evaluate_at=[7 / 9]):
+                train_on(step, next_batch())
+                due += [step.number] * step.evaluation_due
+                milestones += [step.number] * (step.milestone is not None)
+                if step.number == stop:
+                    trainer.save()
+                    break
+            if stop == 27:
+                break
+            trainer, next_batch = new_trainer(tmp_path / str(stop), steps=27)
+            trainer.arguments = replace(trainer.arguments, evaluations=9)
+            trainer.resume()
+            stop = 27
+        assert due == [*range(3, 28, 3)] and milestones == [21]
 
 
 def test_resuming_a_run_of_another_version_is_rejected(tmp_path: Path) -> None:
@@ -364,7 +453,7 @@ def test_a_nan_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> No
                 next(trainer.model.parameters()).fill_(float("nan"))
         return draw()
 
-    with pytest.raises(NonFiniteLossError, match="lower learning rate"):
+    with pytest.raises(NonFiniteLossError, match=r"; start a new run with a lower learning rate$"):
         train(trainer, next_batch_with_nan)
     metadata, tensors = load_checkpoint(tmp_path / "run")
     assert metadata["step"] <= 12
