@@ -599,6 +599,6 @@ def verdict_hours() -> float:
     for claim in map(read_claim, names()):
         arms, pilots = (claim.primary()["better"], claim.primary()["worse"]), range(claim.entry["seeds"])
         table = claim.record.data["table"] if claim.record else []
-        rows = [row for row in table if row["arm"] in arms and row["seed"] not in pilots and "from" not in row]
-        seconds += sum(row["core_seconds"] for row in rows)
+        rows = [row for row in table if row["arm"] in arms and row["seed"] not in pilots]
+        seconds += sum(row["core_seconds"] for row in rows if "from" not in row)
     return seconds / 7200

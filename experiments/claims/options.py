@@ -114,8 +114,7 @@ class WindowOptions(Options):
     offsets: bool = True
     # The position encoding: one of `POSITIONS` in `positions.py`. BERT uses `learned`.
     positions: str = "learned"
-    # How the sequence length grows: in the `stages` of the schedule, evenly (`linear`), or to the next stage
-    # at each `plateau` of the loss.
+    # How the sequence length grows: in the `stages` of the schedule, or evenly (`linear`).
     growth: str = "stages"
     # Whether the model is left-to-right: each position sees only itself and earlier positions, and predicts
     # the next token.

@@ -197,10 +197,9 @@ def train(
     evaluation_steps = {round(steps * i / evaluations) for i in range(1, evaluations + 1)}
     curve = [[0, rounded(held_out_loss(run, is_quick=True))]]
     lengths: list[list[int]] = []
-    losses: list[float] = []
     tokens, curve_tokens, probes = 0, [0], [probe_order(run)]
     for step in trainer.steps() if curve[0][1] is not None else ():
-        length = sequence_length(growth, run.stages, step.progress, losses)
+        length = sequence_length(growth, run.stages, step.progress)
         if not lengths or lengths[-1][1] != length:
             lengths.append([step.number, length])
         batch_tokens = options.batch_tokens
@@ -209,8 +208,6 @@ def train(
             run.text.masker.mlm_probability = options.mlm_probability_at(step.progress)
         take_step(run, step, length)
         tokens += batch_tokens
-        if growth == "plateau":
-            losses.append(step.loss.item())
         if on_step is not None:
             on_step(step.number, step.loss)
         if step.number in evaluation_steps:

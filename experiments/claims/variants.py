@@ -9,7 +9,7 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` out
 `M` masked positions in the whole batch, `D` hidden size, `V` vocabulary.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -32,50 +32,26 @@ from labml_bert.mlm import (
 )
 from labml_bert.models import BertForMaskedLM
 
-# The loss is on a plateau if its mean over 200 steps is less than 0.02 nats below its mean over the 200 steps
-# before them.
-PLATEAU_STEPS = 200
-PLATEAU_GAIN = 0.02
-GROWTHS = ("stages", "linear", "plateau")
+GROWTHS = ("stages", "linear")
 
 
-def sequence_length(growth: str, stages: list[Stage], progress: float, losses: Sequence[float]) -> int:
+def sequence_length(growth: str, stages: list[Stage], progress: float) -> int:
     """
     ## How the length grows
 
-    Returns the sequence length of a step, given the fraction `progress` of the budget that has been spent,
-    and the training losses so far. `growth` is one of:
+    Returns the sequence length of a step, given the fraction `progress` of the budget that has been spent.
+    `growth` is one of:
 
     - `stages`: follow the schedule;
-    - `linear`: grow evenly, in increments of eight tokens, until the schedule's last stage starts;
-    - `plateau`: go to the next stage whenever the training loss is on a plateau.
-
-    All three reach the full length at the latest when the schedule's last stage starts.
+    - `linear`: grow evenly, in increments of eight tokens, until the schedule's last stage starts.
     """
-    last = stages[-1].length
+    first, last = stages[0].length, stages[-1].length
     grows_until = 1 - stages[-1].fraction
     if growth == "stages":
         return length_at(stages, progress)
     if progress >= grows_until:
         return last
-    if growth == "linear":
-        first = stages[0].length
-        return first + int((last - first) * progress / grows_until) // 8 * 8
-    return stages[min(count_plateaus(losses), len(stages) - 1)].length
-
-
-def count_plateaus(losses: Sequence[float]) -> int:
-    """Counts the plateaus. They don't overlap: each step belongs to at most one of them."""
-    plateaus = start = 0
-    while start + 2 * PLATEAU_STEPS <= len(losses):
-        middle, end = start + PLATEAU_STEPS, start + 2 * PLATEAU_STEPS
-        before, after = (sum(losses[i:j]) / PLATEAU_STEPS for i, j in ((start, middle), (middle, end)))
-        if before - after < PLATEAU_GAIN:
-            plateaus += 1
-            start = end
-        else:
-            start = middle
-    return plateaus
+    return first + int((last - first) * progress / grows_until) // 8 * 8
 
 
 def next_token_labels(

@@ -137,38 +137,24 @@ def test_without_offsets_positions_start_at_zero(options: dict[str, Any]) -> Non
 
 def test_linear_growth_of_the_length() -> None:
     stages = parse_schedule(SMALL["schedule"])
-    lengths = [sequence_length("linear", stages, i / 16, []) for i in range(17)]
+    lengths = [sequence_length("linear", stages, i / 16) for i in range(17)]
     assert lengths == sorted(lengths) and {*lengths} == {8, 16, 24, 32}
     assert lengths.count(32) >= 9, "the last length lasts as long as in the stages"
 
 
-def test_plateau_growth_of_the_length() -> None:
-    stages = parse_schedule(SMALL["schedule"])
-    losses = [5.0 - 0.01 * i for i in range(400)]
-    assert sequence_length("plateau", stages, 0.1, losses) == 8, "the loss was still falling"
-    losses += [1.0] * 400
-    assert sequence_length("plateau", stages, 0.1, losses) == 16
-    assert sequence_length("plateau", stages, 0.6, losses) == 32, (
-        "the last stage starts on time, whatever the loss"
-    )
-    losses += [1.0] * 4000
-    assert sequence_length("plateau", stages, 0.1, losses) == 32, "it never exceeds the last length"
-
-
 def test_an_unknown_growth_is_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="growth is 'fast'; choose from stages, linear, plateau"):
+    with pytest.raises(ValueError, match="growth is 'fast'; choose from stages, linear"):
         prepare("masked", {**options, "growth": "fast"}, 0, CPU)
 
 
 def test_each_growth_gives_its_lengths(options: dict[str, Any]) -> None:
     lengths = {
         growth: train(prepare("masked", {**options, "tokens": 64 * 16, "growth": growth}, 0, CPU))["lengths"]
-        for growth in ("stages", "linear", "plateau")
+        for growth in ("stages", "linear")
     }
     assert lengths == {
         "stages": [[0, 8], [6, 16], [8, 32]],
         "linear": [[0, 8], [3, 16], [6, 24], [8, 32]],
-        "plateau": [[0, 8], [8, 32]],
     }
 
 
