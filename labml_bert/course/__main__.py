@@ -142,7 +142,7 @@ def solve_command(options: argparse.Namespace) -> None:
 def watch_command(options: argparse.Namespace) -> None:
     """Checks now and after every change of a file, until Ctrl-C."""
     folder: Path = options.folder
-    before: dict[str, float] = {}
+    before: dict[str, float] | None = None
     while True:
         times = {file: (folder / file).stat().st_mtime for file in FILES if (folder / file).is_file()}
         if times != before:

@@ -66,7 +66,7 @@ from labml_bert.training.distributed import (
 )
 from labml_bert.training.optimization import TrainingArguments
 from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics
-from labml_bert.training.trainer import Report, Step, Trainer
+from labml_bert.training.trainer import NonFiniteLossError, Report, Step, Trainer
 
 
 class PreparedText(Protocol):
@@ -302,6 +302,10 @@ class Run:
         # From now on, SIGTERM and SIGHUP end the run as Ctrl-C does.
         self.resources.enter_context(trainer.stoppable(signal.default_int_handler))
         self.result = result = evaluate()
+        # The loop checks the loss before each update, so it can't notice what the last update did.
+        if not result["loss"] < trainer.largest_loss:
+            cause = f"after the last step, the held-out loss is {result['loss']:.3g}"
+            raise NonFiniteLossError(f"{cause}; start a new run with a lower learning rate")
         if isinstance(self.model, ModernBertForMaskedLM):
             modern_folder.save_pretrained(self.model, self.path / "model")
         else:

@@ -72,6 +72,7 @@ def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["check", "--step", "0"], "there is no step 0; use a number from 1 to"),
         (["check", "--folder", "nowhere"], "nowhere has no exercises; write them with:"),
+        (["watch", "--folder", "nowhere"], "nowhere has no exercises; write them with:"),
         (["hint", "--step", "x"], "there is no step x"),
         (["start", ""], "the name is empty"),
         (["check", "--folder", ""], "the name is empty"),

@@ -20,7 +20,7 @@ from labml_bert.run.options import RunOptions, parse_options, resume_options
 from labml_bert.run.terminal import masked_line
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
-from tests.support.runs import SMALL, main_in_process, run, small_text
+from tests.support.runs import SMALL, main_in_process, run, small_text, start
 
 
 @pytest.mark.processes
@@ -54,6 +54,20 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
     shutil.copy(tmp_path / "precious", folder / METRICS)
     corpus_file.write_text(small_text(1000, seed=1))
     assert "the text has changed since" in error_of()
+
+
+@pytest.mark.processes
+def test_a_last_step_that_explodes_is_no_success(corpus_file: Path, tmp_path: Path) -> None:
+    """With two steps, the learning rate is 0 in the first, so only the second one updates the weights."""
+    arguments = [*SMALL, "--corpus", corpus_file, "--steps", 2, "--learning-rate", 1e7]
+    process = start("mlm_tiny", *arguments, cwd=tmp_path)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    error = (
+        r"error: after the last step, the held-out loss is .*; start a new run with a lower learning rate\n"
+    )
+    assert re.fullmatch(error, errors), errors
+    assert not [*tmp_path.glob("logs/mlm_tiny/*/model")]
 
 
 @pytest.mark.processes
