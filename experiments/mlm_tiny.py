@@ -70,8 +70,7 @@ class Options(RunOptions):
     """Peak learning rate. Narrow models usually tolerate a higher learning rate than wide ones, and a short
     run needs a high one."""
     warmup_ratio: float = 0.05
-    """Fraction of the budget over which the learning rate warms up to its peak. Without warm-up, three runs of
-    1,500 steps learned nothing but how often each character occurs."""
+    """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
     """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98

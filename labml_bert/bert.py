@@ -239,7 +239,7 @@ class BertEncoder(nn.Module):
         """Returns the vectors, `(B, P, D)`, and each layer's attention weights (`None` if not requested)."""
         attentions = []
         for layer in self.layer:
-            query_states: Tensor | None = None
+            query_states = None
             if output_positions is not None and layer is self.layer[-1]:
                 query_states = select_positions(hidden_states, output_positions)  # (B, P, D)
             hidden_states, weights = layer(hidden_states, attention_mask, output_attentions, query_states)

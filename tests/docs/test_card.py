@@ -30,7 +30,14 @@ for await (const line of createInterface({ input: process.stdin })) {
   } catch (error) {
     answer = { error: error.message, kind: error.constructor.name };
   }
-  console.log(JSON.stringify(answer));
+  let text;
+  try {
+    text = JSON.stringify(answer);
+  } catch {
+    // JavaScript can read a deeply nested value that the page ignores, but can't turn it into text.
+    text = JSON.stringify({ card: { format: answer.card.format } });
+  }
+  console.log(text);
 }
 """
 Reader = Callable[[bytes | str], dict[str, Any]]
