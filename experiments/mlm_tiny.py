@@ -7,8 +7,7 @@ each token is a character, and the training text comes with Python.
 The learning curve tells a story. At first, the loss falls slightly below the unigram baseline and stays
 there, on a plateau where you might give up. Then the model discovers that a character depends on its
 neighbors. The model overtakes the n-gram model, which sees only the two nearest characters, and continues to
-improve. How long the plateau lasts depends on a few choices. `Options` lists our choices, most of them with a
-reason."""
+improve. How long the plateau lasts depends on a few choices. `Options` lists ours."""
 
 import sys
 from dataclasses import dataclass
@@ -59,13 +58,11 @@ class Options(RunOptions):
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
     """Standard deviation of the initial weights. BERT base, with a width of 768, uses 0.02. The std of a sum
-    over D independent terms grows with the square root of D, so a narrow model needs larger weights to get
-    sums of the same size."""
+    over D independent terms grows with the square root of D, so a narrow model needs larger weights."""
     hidden_dropout_prob: float = 0.0
     """Dropout probability, also for attention weights. In our test of dropout, the held-out loss was 0.12
     nats lower without dropout than with 10% (95% CI 0.07 to 0.17). But those runs read less than a third of
-    the text. Our recorded run of three minutes read the text about six times. We haven't tested dropout in a
-    run that long."""
+    the text, and our recorded run of three minutes read it about six times."""
     learning_rate: float = 3e-3
     """Peak learning rate. Narrow models usually tolerate a higher learning rate than wide ones, and a short
     run needs a high one."""
