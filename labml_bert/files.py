@@ -135,7 +135,7 @@ def without_nul(text: str, name: object) -> str:
 
 
 def read_standard_input(most: int = 1_000_000_000) -> bytes:
-    """Reads all of standard input. Raises `ValueError` if it has more than `most` bytes."""
+    """Reads all of standard input. Raises `ValueError` if there are more than `most` bytes."""
     data = sys.stdin.buffer.read(most + 1)
     if len(data) > most:
         raise ValueError(f"standard input has more than {most:,} bytes; divide it into parts")

@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -21,6 +20,7 @@ from labml_bert.bert import (
 )
 from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
+from tests.support.kernels import record_fused_attention
 
 TOLERANCE = 1e-5
 
@@ -383,26 +383,12 @@ def test_the_fused_kernel_is_avoided_only_where_it_is_slow() -> None:
 
 def test_the_fused_kernel_drops_attention_weights_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor on `meta` has no values, but like one on a GPU, it isn't on the CPU."""
-    kernel, calls = F.scaled_dot_product_attention, []
-
-    def count(*arguments: object) -> torch.Tensor:
-        calls.append(arguments)
-        return kernel(*arguments)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
+    calls = record_fused_attention(monkeypatch)
     config = dataclasses.replace(small_config(), attention_probs_dropout_prob=0.2)
     attention, x = BertSelfAttention(config).to("meta"), torch.zeros(2, 5, 16, device="meta")
     for training, p in ((True, 0.2), (False, 0.0)):
         attention.train(training)(x, x)
         assert calls[-1][-1] == p
-
-
-def test_a_mask_of_another_shape_or_convention_is_rejected() -> None:
-    model, ids = BertModel(small_config()), torch.ones(2, 5, dtype=torch.long)
-    message = r"^attention_mask must be \(B, T\), with 1 for a token and 0 for padding$"
-    for mask in (torch.ones(2, 4), torch.ones(2, 1, 1, 5), torch.tensor([[0.0] * 4 + [-1e9]] * 2)):
-        with pytest.raises(ValueError, match=message):
-            model(ids, mask)
 
 
 def test_autocast_casts_the_embeddings_once() -> None:

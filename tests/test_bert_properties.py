@@ -159,6 +159,7 @@ def test_a_config_builds_a_model_or_is_rejected(data: st.DataObject) -> None:
 @example(torch.float32, [2, 3], -10_000)
 @example(torch.float32, [2, 3], -1)
 @example(torch.int64, [2, 1, 3], 1)
+@example(torch.int64, [2, 1, 1, 3], 1)
 @example(torch.int64, [2, 1], 1)
 def test_an_attention_mask_fits_the_ids_or_is_rejected(
     dtype: torch.dtype, shape: list[int], value: int
@@ -170,5 +171,6 @@ def test_an_attention_mask_fits_the_ids_or_is_rejected(
     if shape == [2, 3] and (attention_mask >= 0).all():
         tiny_model()(ids, attention_mask)
     else:
-        with pytest.raises(ValueError, match="attention_mask"):
+        message = r"^attention_mask must be \(B, T\), with 1 for a token and 0 for padding$"
+        with pytest.raises(ValueError, match=message):
             tiny_model()(ids, attention_mask)

@@ -5,7 +5,6 @@ from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from labml_bert.modern import (
@@ -18,6 +17,7 @@ from labml_bert.modern import (
     rotary_angles,
     rotate,
 )
+from tests.support.kernels import record_fused_attention
 from tests.support.parity import TOLERANCE, assert_same_gradients
 
 
@@ -224,13 +224,7 @@ def test_attention_written_out_is_that_of_the_fused_kernel(
     """The fused kernel is used in float32 without dropout, and only then."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, length, 8) for length in (3, 5, 5))
-    kernel, calls = F.scaled_dot_product_attention, []
-
-    def count(*arguments: object) -> Tensor:
-        calls.append(arguments)
-        return kernel(*arguments)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", count)
+    calls = record_fused_attention(monkeypatch)
     fused = attend(q, k, v, mask, 0.0)
     assert len(calls) == 1
     rounded = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, 0.0)

@@ -72,6 +72,10 @@ class Claim(Analysis):
         """Whether a run has one of the seeds that decide."""
         return is_fresh(row["seed"], self.first_fresh_seed)
 
+    def own_rows(self) -> list[Row]:
+        """All recorded runs, including the search, except those that another claim trained."""
+        return [row for row in self.record.data["table"] if "from" not in row] if self.record else []
+
     def count_expected_runs(self) -> int:
         """How many runs a variant has when the claim is finished."""
         points = math.prod(len(values) for values in self.entry.get("grid", {}).values())
@@ -523,7 +527,7 @@ def minutes(claim: Claim) -> float:
     """Minutes on two cores: measured, or estimated if runs are missing."""
     if claim.record is None or not claim.is_finished():
         return float(claim.entry["minutes"])
-    return sum(row["core_seconds"] for row in claim.record.data["table"] if "from" not in row) / 120
+    return sum(row["core_seconds"] for row in claim.own_rows()) / 120
 
 
 def describe_origins(record: Record, rows: list[Row]) -> str:
@@ -549,7 +553,7 @@ def cost(claim: Claim) -> str:
     estimate = f"about {minutes(claim):.0f} minutes on two cores"
     if claim.record is None or not claim.rows:
         return estimate
-    table = [row for row in claim.record.data["table"] if "from" not in row]
+    table = claim.own_rows()
     fresh = [row for row in table if claim.is_fresh(row)]
     others = [row for row in table if not claim.is_fresh(row)]
     where = describe_origins(claim.record, table)
@@ -594,11 +598,10 @@ def hours(claims: Path | None = None) -> float:
 
 
 def verdict_hours() -> float:
-    """How many hours the seeds took that the verdicts rest on, with the search for their hyperparameters."""
+    """Hours on two cores for the runs that decide the verdicts, and for the searches before them."""
     seconds = 0.0
     for claim in map(read_claim, names()):
-        arms, pilots = (claim.primary()["better"], claim.primary()["worse"]), range(claim.entry["seeds"])
-        table = claim.record.data["table"] if claim.record else []
-        rows = [row for row in table if row["arm"] in arms and row["seed"] not in pilots]
-        seconds += sum(row["core_seconds"] for row in rows if "from" not in row)
+        arms = {claim.primary()["better"], claim.primary()["worse"]}
+        rows = [row for row in claim.own_rows() if row["arm"] in arms and row["seed"] >= claim.entry["seeds"]]
+        seconds += sum(row["core_seconds"] for row in rows)
     return seconds / 7200

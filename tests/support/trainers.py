@@ -1,6 +1,7 @@
 """A short training run with dropout, which other tests interrupt, resume and distribute."""
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import torch
 
 from labml_bert.bert import BertConfig
+from labml_bert.files import write_tensors
 from labml_bert.mlm import TokenMasker, masked_accuracy
 from labml_bert.models import BertForMaskedLM
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.device import Precision
 from labml_bert.training.distributed import rank
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
@@ -50,6 +53,13 @@ def new_trainer(
         return masker(ids)._asdict()
 
     return trainer, next_batch
+
+
+def edit_checkpoint(path: Path, **changes: Any) -> None:
+    """Changes values in the metadata of the checkpoint in a run's folder. `...` removes a value."""
+    metadata, tensors = load_checkpoint(path)
+    state = {key: value for key, value in {**metadata, **changes}.items() if value is not ...}
+    write_tensors(path / CHECKPOINT, tensors, {"about": json.dumps(state)})
 
 
 def train_on(step: Step, batch: dict[str, torch.Tensor]) -> None:

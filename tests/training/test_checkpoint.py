@@ -26,7 +26,7 @@ from labml_bert.training.checkpoint import (
 )
 from tests.support.damage import flip_bit
 from tests.support.mutations import read_as_commands_do
-from tests.support.trainers import new_trainer, train, train_to_end
+from tests.support.trainers import edit_checkpoint, new_trainer, train, train_to_end
 
 
 def test_after_damage_the_previous_checkpoint_leads_to_the_same_end(tmp_path: Path) -> None:
@@ -136,10 +136,7 @@ def test_a_number_that_cannot_be_right_is_refused(tmp_path: Path, key: str, valu
     state = {"step": 3, "seconds": 1.5, "configuration": {}}
     write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
     assert load_checkpoint(tmp_path)[0] == state
-    state[key] = value
-    if value is ...:
-        del state[key]
-    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
+    edit_checkpoint(tmp_path, **{key: value})
     with pytest.raises(ValueError, match=r"is damaged \(.*\); start a new run$") as caught:
         load_checkpoint(tmp_path)
     assert f"({words}" in str(caught.value)
@@ -159,10 +156,10 @@ def test_only_before_the_first_update_there_are_no_moments(
 ) -> None:
     train(*new_trainer(tmp_path, steps=3))
     tensors, metadata = read_tensors(tmp_path / CHECKPOINT)
-    assert any(name.startswith(lacking) for name in tensors)
-    state = json.loads(metadata["about"]) | {"step": step, "scaler": scaler}
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(lacking)}
-    write_tensors(tmp_path / CHECKPOINT, kept, {"about": json.dumps(state)})
+    assert len(kept) < len(tensors)
+    write_tensors(tmp_path / CHECKPOINT, kept, metadata)
+    edit_checkpoint(tmp_path, step=step, scaler=scaler)
     trainer, _ = new_trainer(tmp_path, steps=3)
     if resumes:
         trainer.resume()
