@@ -7,7 +7,7 @@ each token is a character, and the training text comes with Python.
 The learning curve tells a story. At first, the loss falls slightly below the unigram baseline and stays
 there, on a plateau where you might give up. Then the model discovers that a character depends on its
 neighbors. The model overtakes the n-gram model, which sees only the two nearest characters, and continues to
-improve. How long the plateau lasts depends on a few choices. `Options` lists ours."""
+improve. How long the plateau lasts depends on a few choices. `Options` lists our choices."""
 
 import sys
 from dataclasses import dataclass
@@ -57,12 +57,12 @@ class Options(RunOptions):
     max_position_embeddings: int = 128
     """Longest sequence that the model can read."""
     initializer_range: float = 0.04
-    """Standard deviation of the initial weights. BERT base, with a width of 768, uses 0.02. The std of a sum
-    over D independent terms grows with the square root of D, so a narrow model needs larger weights."""
+    """Standard deviation of the initial weights. BERT base, with a width of 768, uses 0.02. A sum of D terms
+    grows with the square root of D, so a narrow model needs larger weights for sums of the same size."""
     hidden_dropout_prob: float = 0.0
     """Dropout probability, also for attention weights. In our test of dropout, the held-out loss was 0.12
     nats lower without dropout than with 10% (95% CI 0.07 to 0.17). But those runs read less than a third of
-    the text, and our recorded run of three minutes read it about six times."""
+    the text. A run of three minutes reads it about six times, and may differ."""
     learning_rate: float = 3e-3
     """Peak learning rate. Narrow models usually tolerate a higher learning rate than wide ones, and a short
     run needs a high one."""
