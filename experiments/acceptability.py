@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> None:
     at_least_one(options, "sentences")
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "acceptability")
     model, tokenizer = load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None

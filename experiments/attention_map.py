@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     with exit_on_bad_input():
         if options.record is not None:
-            check_record(options.record)
+            check_record(options.record, "attention_map")
         run_path = options.run or newest_run(Path("logs"))
         model, tokenizer = load_model(run_path)
         if not isinstance(model, BertForMaskedLM):

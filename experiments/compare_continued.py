@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
         at_least_one(options, "seeds", "pretraining_steps", "steps")
         check_single_process()
         if options.record is not None:
-            check_record(options.record)
+            check_record(options.record, "compare_continued")
         device = choose_device(options.device)
         corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
         # Record only the names of the texts, because a path means nothing on another machine.

@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     with exit_on_bad_input():
         check_scikit_learn_is_here()
         if options.record is not None:
-            check_record(options.record)
+            check_record(options.record, "finetune_docstrings")
         at_least_one(options, "seeds", "steps")
         device, steps = choose_device(options.device), options.steps
         folder = options.model or find_newest_model(Path("logs"))

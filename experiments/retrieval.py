@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"learning_rate is {options.learning_rate:g}; it must be between 0 and 1")
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "retrieval")
     load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
     is_run = (run_path / CHECKPOINT).is_file() or options.record is not None

@@ -47,14 +47,7 @@ from labml_bert.files import check_utf8, is_utf8, lock, read_lines, read_standar
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
-from labml_bert.labeled_file import (
-    SHORT_LIST,
-    LabeledTexts,
-    fold,
-    quote_label,
-    read_labeled_texts,
-    some,
-)
+from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label, read_labeled_texts, some
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import describe_pretraining, write_classifier_card
 from labml_bert.model_folder import (
@@ -288,11 +281,14 @@ def train_command(options: argparse.Namespace) -> None:
         raise ValueError(f"--max-length is {max_length}; for this model, it must be from 5 to {positions}")
     if texts.has_pairs and model.config.type_vocab_size < 2:
         raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
-    if options.check_only:
-        return
     rest, test = split_by_label(texts.examples, HELD_OUT, options.seed)
     parts = (*split_by_label(rest, HELD_OUT, options.seed), test)
-    rows = [encode_examples(tokenizer, part, max_length) for part in parts]
+    try:
+        rows = [encode_examples(tokenizer, part, max_length) for part in parts]
+    except ValueError as error:
+        raise ValueError(f"{options.file}: {error}") from None
+    if options.check_only:
+        return
     is_small = sum(p.numel() for p in model.parameters()) < SMALL
     learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
     if options.learning_rate is not None:

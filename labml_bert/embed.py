@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from labml_bert.files import read_standard_input
-from labml_bert.fill_mask import check_encoding, load_model, newest_run, special_ids
+from labml_bert.fill_mask import check_text, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
@@ -68,15 +68,16 @@ def pool_texts(
     vectors of these tokens counted, the means of all texts would probably be more alike. `[UNK]` stands for a
     word or character, so it counts.
 
-    Raises `ValueError` if a text has no tokens that count or isn't UTF-8, if `max_length` is below 3, if
-    `pooling` isn't one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
+    Raises `ValueError` if a text has no tokens that count, isn't UTF-8 or is too long for `check_text`, if
+    `max_length` is below 3, if `pooling` isn't one of the two, or if it's `cls` and the tokenizer adds no
+    `[CLS]`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
     for text in texts:
-        check_encoding(text)
+        check_text(text)
     # Truncation is a setting of the tokenizer, so change it only in a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))

@@ -33,6 +33,9 @@ from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_cave
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, find_run_folders, load_checkpoint, with_prefix
 
+# Encoding a longer text can take many seconds, and no model here reads more than a small part of it.
+MAX_CHARACTERS = 100_000
+
 
 class Guess(NamedTuple):
     """One of the tokens that the model predicts for a mask."""
@@ -94,16 +97,22 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
     Encodes a text that somebody typed. The tokenizer adds `[CLS]` and `[SEP]` if the model was trained with
     them, and a `[MASK]` in the text becomes the mask token.
 
-    Raises `ValueError` if the text isn't UTF-8, or has more tokens than the model has positions.
+    Raises `ValueError` if the text isn't UTF-8, is too long for `check_text`, or has more tokens than the
+    model has positions.
     """
-    check_encoding(text)
+    check_text(text)
     encoding = tokenizer.encode(text)
     check_length(len(encoding.ids), model.config)
     return encoding
 
 
-def check_encoding(text: str) -> None:
-    """Raises `ValueError` if `text` has surrogates, which stand for bytes that aren't UTF-8."""
+def check_text(text: str) -> None:
+    """
+    Raises `ValueError` if `text` has more characters than `MAX_CHARACTERS`, or has surrogates, which stand
+    for bytes that aren't UTF-8.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text):,} characters; use at most {MAX_CHARACTERS:,}")
     if not is_utf8(text):
         raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
 

@@ -207,10 +207,12 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     Yields each row of a CSV file after the header, with the number of the line that the row starts on. Empty
     lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
-    Raises `ValueError` if a row has another number of fields than the header, a quote that isn't closed or a
-    field that's too long, or if `check_header` refuses the header.
+    Raises `ValueError` if the first line looks like JSON, if a row has another number of fields than the
+    header, a quote that isn't closed or a field that's too long, or if `check_header` refuses the header.
     """
     first_line = content.lstrip("\n").partition("\n")[0]
+    if first_line.startswith("{"):
+        raise ValueError("the first line looks like JSON; rename the file so that its name ends in .jsonl")
 
     def likelihood(delimiter: str) -> tuple[bool, int]:
         # A name in quotes may contain a delimiter.
@@ -305,8 +307,10 @@ def read_jsonl(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
             row = json.loads(line, object_pairs_hook=without_duplicates)
         except KeyError as error:
             raise ValueError(f"line {number} has {error} twice; remove one") from None
-        except (ValueError, RecursionError) as error:
+        except json.JSONDecodeError as error:
             raise ValueError(f"line {number} is not JSON ({error}); write one object per line") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"line {number} has a huge number or is nested too deeply; shorten it") from None
         if not isinstance(row, dict):
             raise ValueError(
                 f'line {number} is not a JSON object; write {{"text": "…", "label": "…"}} on each line'

@@ -130,7 +130,10 @@ def read_json(folder: Path) -> dict[str, Any]:
     try:
         data = read_checked(path, LARGEST_CONFIG)
     except OSError:
-        raise ValueError(f"there is no model in {folder} (no config.json); use another folder") from None
+        remedy = (
+            f"use {folder / 'model'}" if (folder / "model" / path.name).is_file() else "use another folder"
+        )
+        raise ValueError(f"there is no model in {folder} (no config.json); {remedy}") from None
     try:
         content = parse_json(data)
         content.items()

@@ -15,6 +15,7 @@ self-contained file. `--open` shows the page in your browser.
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
+import os
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -88,12 +89,14 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     Returns the runs in `paths`, the one with the newest checkpoint first. Each path is the folder of a run,
     or a folder that contains runs up to two levels down.
 
-    Raises `ValueError` if there are no runs, if a run is damaged, if a path is a file, or if one of several
-    paths doesn't exist.
+    Raises `ValueError` if there are no runs, if a run is damaged, if a path is a file or can't be read, or if
+    one of several paths doesn't exist.
     """
     for path in paths:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is not a folder; name the folder of a run")
+        if path.exists() and not os.access(path, os.R_OK | os.X_OK):
+            raise ValueError(f"cannot read {path}: Permission denied; make it readable")
         if not path.exists() and len(paths) > 1:
             raise ValueError(f"there is no folder {path}; check the name")
     folders = find_run_folders(paths, ["", "*/", "*/*/"])

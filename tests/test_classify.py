@@ -463,7 +463,11 @@ BAD_ARGUMENTS = {
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
     "predict an invisible text": (["predict", "classifier", "a", "\u200b"], "text 2 is empty"),
-    "text without tokens": (["train", "dropped.csv", "--from", "bert", "--output", "new"], "has no tokens"),
+    "text without tokens": (["train", "dropped.csv", "--from", "bert", *OUT], "dropped.csv: the text"),
+    "text without tokens, checked": (
+        ["train", "dropped.csv", "--check-only", "--from", "bert", *OUT],
+        "has no tokens; change it",
+    ),
     "predict what the tokenizer drops": (["predict", "classifier", "\ue000"], r"text '\ue000' has no tokens"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
     "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),

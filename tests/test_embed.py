@@ -101,6 +101,7 @@ def test_a_long_text_loses_its_end() -> None:
         ([], {}, "there are no texts"),
         (["dog", "[SEP]"], {}, r"the text '\[SEP\]' has no tokens"),
         ([""], {}, "the text '' has no tokens"),
+        (["dog", "dog " * 25_001], {}, "the text has 100,004 characters; use at most 100,000"),
         (["\udcff"], {}, "not UTF-8"),
         (["dog"], {"max_length": 2}, "max_length is 2"),
         (["dog"], {"pooling": "cls"}, r"trained without \[CLS\]"),

@@ -39,7 +39,7 @@ from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_file import read_labeled_texts
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.options import parse_options
-from labml_bert.run.record import is_record
+from labml_bert.run.record import recorded_experiment
 from labml_bert.runs import draw_page, print_runs, read_run
 from labml_bert.stdout import console
 from labml_bert.training.checkpoint import CHECKPOINT
@@ -347,7 +347,7 @@ def test_records(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     path = folder / "mlm_tiny.json"
     contents = damaged(data, intact)
     path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
-    read_as_commands_do(lambda: is_record(path))
+    read_as_commands_do(lambda: recorded_experiment(path))
     with contextlib.suppress(PageError):
         read_records(folder)
 

@@ -266,9 +266,17 @@ def damage_weights(folder: Path, value: float | torch.dtype) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def move_down(folder: Path) -> None:
+    """Moves the model into `model`, as in a run."""
+    folder.rename(folder.with_name("other"))
+    folder.mkdir()
+    folder.with_name("other").rename(folder / "model")
+
+
 BAD_FOLDERS = {
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "the folder of a run": (move_down, r"\(no config.json\); use .*model"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
     "a pickle": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),

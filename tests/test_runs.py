@@ -183,6 +183,14 @@ def test_bad_input(
         assert (logs.parent / name).read_text() == "my notes"
 
 
+def test_an_unreadable_folder_is_not_empty(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The superuser can read every folder, so pretend.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert_fails(main, ["logs"], "cannot read logs: Permission denied; make it readable", capsys)
+
+
 def test_a_run_logs_its_learning_rate_length_gradient_norm_and_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ def test_the_table_fits_80_columns_and_counts_unknown_words(tmp_path: Path, caps
         (["the dog", "a" * 41], "text 2: 41 tokens but max_position_embeddings is 40"),
         ([""], "text 1: there is no token to score"),
         (["[MASK]zz"], "text 1: there is no token to score"),
+        (["the dog", "a" * 100_001], "text 2: the text has 100,001 characters; use at most 100,000"),
         (["\udcff"], "text 1: the text has bytes that are not UTF-8"),
         (["the dog", "--run", "nowhere"], "there is no run at nowhere"),
         (["the dog", "--top-k", "3"], "unrecognized arguments: --top-k 3"),

@@ -285,7 +285,7 @@ def main(argv: list[str] | None = None) -> None:
     start_time = time.monotonic()
     check_scikit_learn_is_here()
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "parameters/finetune_parameters")
     at_least_one(options, "seeds", "steps")
     device = choose_device(options.device)
     folder = options.model or find_newest_model(Path("logs"))

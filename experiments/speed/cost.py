@@ -298,7 +298,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     """
     start = time.monotonic()
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "speed/cost")
     at_least_one(options, "rounds", "batches")
     # Less text may be a single document, which isn't enough for pairs. More could fill the disk.
     for size in options.megabytes:

@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> bool:
     device = choose_gpu(options.device)
     if not 0 < options.minutes <= 60:
         raise ValueError(f"minutes is {options.minutes:g}; it must be above 0 and at most 60")
-    check_record(options.records / "gpu.json")
+    check_record(options.records / "gpu.json", "speed/gpu")
     parts = list_parts(str(device), options.minutes, options.quick, options.records.resolve())
     # At the start, because later another program could use the GPU too.
     record = describe_run("speed/gpu", words, device)

@@ -295,7 +295,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     """
     start = time.monotonic()
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "speed/speed")
     at_least_one(options, "rounds", "batch_size", "length")
     for dropout in options.dropout:
         if not 0 <= dropout < 1:

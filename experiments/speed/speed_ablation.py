@@ -238,7 +238,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     """
     start = time.monotonic()
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "speed/speed_ablation")
     at_least_one(options, "rounds", "repeats")
     device = choose_device(options.device)
     precision = "bfloat16" if has_fast_bfloat16(device) else "float32"

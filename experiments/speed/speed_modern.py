@@ -162,7 +162,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     """
     start = time.monotonic()
     if options.record is not None:
-        check_record(options.record)
+        check_record(options.record, "speed/speed_modern")
     at_least_one(options, "rounds")
     try:
         peers = {"transformers": version("transformers")}

@@ -56,8 +56,9 @@ def start_command(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     write_exercises(folder)
     say(f"Wrote {len(FILES)} files with {len(STEPS)} steps to {folder}. Begin with:")
+    name = f"./{folder}" if str(folder).startswith("-") else str(folder)
     # In double quotes, because the shell of Windows doesn't know single ones.
-    quoted = f'"{folder}"' if " " in str(folder) else folder
+    quoted = f'"{name}"' if " " in name else name
     console.print(f"\n  cd {quoted}\n  {COMMAND} check\n")
 
 

@@ -181,7 +181,7 @@ def read_utf8(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise encoding_error(path, error, error.object, f"line {line:,}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
 
 
 def split_documents(name: str, documents: dict[str, str]) -> Corpus:

@@ -103,7 +103,7 @@ class Run:
         self.experiment = experiment
         self.start_time = time.monotonic()
         if options.record is not None and rank() == 0:
-            check_record(options.record)
+            check_record(options.record, experiment)
         if not 0 <= options.seed < 2**63:
             raise ValueError(f"seed is {options.seed}; it must be from 0 to 2^63 - 1")
         self.threads = read_threads(options.threads)

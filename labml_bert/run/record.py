@@ -27,16 +27,24 @@ from labml_bert.stdout import console, display_path
 from labml_bert.training.device import choose_precision
 
 
-def check_record(path: Path) -> None:
+def check_record(path: Path, experiment: str) -> None:
     """
-    Raises `ValueError` if a record can't be written to `path`, so that a run fails at its start and not
-    minutes later. A record may replace an earlier record, but no other file.
+    Raises `ValueError` if a record of `experiment` can't be written to `path`, so that a run fails at its
+    start and not minutes later. A record may replace an earlier record of the same experiment, but no other
+    file. `experiment` is the path of the script under `experiments`, without `.py`.
     """
+    name = experiment.rpartition("/")[2]
     try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it exists and is not a file")
-        if path.exists() and not is_record(path):
-            raise ValueError("it exists and is not a record")
+        if path.is_symlink():
+            raise ValueError("it is a link")
+        if path.exists():
+            if not path.is_file():
+                raise ValueError("it exists and is not a file")
+            earlier = recorded_experiment(path)
+            if earlier is None:
+                raise ValueError("it exists and is not a record")
+            if earlier != name:
+                raise ValueError(f"it is a record of {earlier}, not of {name}")
         part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
@@ -45,15 +53,17 @@ def check_record(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
 
 
-def is_record(path: Path) -> bool:
+def recorded_experiment(path: Path) -> str | None:
     """
-    Whether a file starts like a record. The rest isn't read, because the file may be a corpus of any size.
+    Returns the experiment of a record, or `None` if the file doesn't start like a record. The rest isn't
+    read, because the file may be a corpus of any size.
 
     Raises `OSError` if the file can't be read.
     """
     with open(path, "rb") as file:
         start = file.read(500)
-    return re.match(rb'\{\s*"experiment":\s*"[^"]*",\s*"command":\s*"python ', start) is not None
+    match = re.match(rb'\{\s*"experiment":\s*"(\w+)",\s*"command":\s*"python ', start)
+    return match[1].decode() if match else None
 
 
 def describe_run(

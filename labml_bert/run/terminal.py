@@ -58,6 +58,7 @@ REMEDIES = {
     errno.ELOOP: "check the links",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EIO: "check the disk",
+    errno.EFBIG: "raise the limit with ulimit -f",
     errno.ENOSPC: "free some space on the disk",
     errno.EDQUOT: "free some space on the disk",
     errno.EMFILE: "close some files, or raise the limit with ulimit -n",

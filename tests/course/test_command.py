@@ -94,6 +94,11 @@ def test_bad_input_is_one_line(
     assert message in error
 
 
+def test_a_folder_whose_name_begins_with_a_dash(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`cd -` would go to the folder before."""
+    assert "\n  cd ./-\n" in output(capsys, "start", "-")
+
+
 @pytest.mark.processes
 def test_an_exception_shows_its_line(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = course / "mlm.py"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labml_bert.run.record import check_record, is_record
+from labml_bert.run.record import check_record, recorded_experiment
 
 RUNS = Path(__file__).parents[2] / "docs" / "runs"
 
@@ -25,7 +25,7 @@ def test_no_other_file_is_replaced(text: str, tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"cannot write .*own.txt': it exists and is not a record; choose"):
-        check_record(path)
+        check_record(path, "mlm_tiny")
     assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
 
@@ -36,12 +36,29 @@ def test_a_record_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     for text in (json.dumps(record, indent=1), json.dumps(record, separators=(",", ":"))):
         path.write_text(text)
-        check_record(path)
+        check_record(path, "mlm_tiny")
         assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_of_another_experiment_is_kept(tmp_path: Path) -> None:
+    """The experiment may be in a folder."""
+    path = tmp_path / "record.json"
+    path.write_text('{"experiment": "speed", "command": "python experiments/speed/speed.py"}')
+    check_record(path, "speed/speed")
+    with pytest.raises(ValueError, match="it is a record of speed, not of cost; choose"):
+        check_record(path, "speed/cost")
+
+
+def test_a_link_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"experiment": "cost", "command": "python experiments/cost.py"}')
+    (tmp_path / "link.json").symlink_to("record.json")
+    with pytest.raises(ValueError, match=r"link\.json': it is a link; choose another file with --record"):
+        check_record(tmp_path / "link.json", "cost")
 
 
 def test_all_published_records_are_recognized() -> None:
     paths = list(RUNS.rglob("*.json"))
     assert len(paths) > 30
-    assert [path for path in paths if not is_record(path)] == []
+    for path in paths:
+        assert recorded_experiment(path) == json.loads(path.read_text())["experiment"], path

@@ -212,7 +212,11 @@ def test_after_a_full_disk_resume_is_only_suggested_if_possible(
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.EEXIST, "choose another name"), (errno.EACCES, "change the permissions, .*")],
+    [
+        (errno.EEXIST, "choose another name"),
+        (errno.EACCES, "change the permissions, .*"),
+        (errno.EFBIG, "raise .*"),
+    ],
 )
 def test_an_error_of_the_system_names_the_remedy(
     number: int, remedy: str, capsys: pytest.CaptureFixture[str]
