@@ -178,6 +178,47 @@ def test_equal_fractions_are_called_different_at_most_one_time_in_twenty() -> No
     assert 0.04 < max(wrong_verdicts(fraction / 20) for fraction in range(21)) <= 0.05
 
 
+GRID = (1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3)
+
+
+def verdict_on_limits(better: list[float], worse: list[float]) -> str:
+    """The verdict on variants whose runs fail above a limit of the learning rate, one limit for each seed."""
+    rows = [
+        {"arm": arm, "seed": seed, "point": {"learning_rate": value}, "result": {"failed": value > limit}}
+        for arm, limits in (("better", better), ("worse", worse))
+        for seed, limit in enumerate(limits)
+        for value in GRID
+    ]
+    test = {"says": "x", "better": "better", "worse": "worse", "metric": "stable_learning_rate"}
+    return Analysis({"tests": [test], "primary": "x", "delta": 1.5}, rows, {}).decision()
+
+
+def test_a_limit_that_is_four_times_as_high_is_found() -> None:
+    better, worse = [5e-3, 4.9e-3, 5.2e-3], [1.5e-3, 1.6e-3, 1.5e-3]
+    assert verdict_on_limits(better, worse) == "holds" and verdict_on_limits(worse, better) == "fails"
+    assert verdict_on_limits(better, [6e-3] * 3) == "inconclusive"
+
+
+@pytest.mark.slow("analyzes thousands of simulated claims")
+@pytest.mark.parametrize("middle", [1.6e-3, 2.8e-3, 5e-3])
+@pytest.mark.parametrize("stds", [(0.1, 0.1), (0.4, 0.4), (0.8, 0.8), (0.1, 0.8)])
+def test_equal_limits_of_the_learning_rate_are_called_different_at_most_one_time_in_twenty(
+    middle: float, stds: tuple[float, float]
+) -> None:
+    """
+    The logs of both variants' limits have the same mean. `stds` are their standard deviations. The limits can
+    be outside the grid.
+    """
+    r = numpy.random.default_rng(0)
+    wrong, claims = 0, 400
+    for _ in range(claims):
+        better, worse = (list(middle * numpy.exp(r.normal(0, std, LOOKS[-1]))) for std in stds)
+        verdicts = (verdict_on_limits(better[:n], worse[:n]) for n in LOOKS)
+        final = next((verdict for verdict in verdicts if verdict != "inconclusive"), "inconclusive")
+        wrong += final in ("holds", "fails")
+    assert wrong <= 0.05 * claims
+
+
 @pytest.mark.parametrize("std", [0.003, 0.01, 0.03, 0.1])
 def test_an_effect_as_large_as_delta_is_seldom_called_none(std: float) -> None:
     assert simulate(DELTA, std)["no difference"] <= 0.05
