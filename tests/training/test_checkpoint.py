@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labml_bert.checksums import SUMS, write_checked
 from labml_bert.data.tokenizers import character_tokenizer, load_tokenizer, save_tokenizer
 from labml_bert.files import read_tensors, write_tensors
+from labml_bert.training import checkpoint
 from labml_bert.training.checkpoint import (
     CHECKPOINT,
     PREVIOUS,
+    enumerate_parameters,
+    find_run_folders,
     load_checkpoint,
     load_named_weights,
     named_weights,
@@ -195,7 +198,47 @@ def test_a_gpu_keeps_its_random_state(kind: str, monkeypatch: pytest.MonkeyPatch
     tensors = {f"random.{kind}": first, f"random.{kind}.1": second, "random.cpu": first}
     for number, state in enumerate((first, second)):
         set_device_random_state(device, tensors, number)
-        assert restored.pop()[0] is state
+        assert restored.pop() == ((state, device) if kind == "cuda" else (state,))
     set_device_random_state(device, tensors, 2)
     set_device_random_state(torch.device("cpu"), tensors, 0)
     assert restored == []
+
+
+def test_a_resumed_run_restores_the_random_state_of_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = train_to_end(tmp_path / "run", steps=2)
+    tensors, calls = load_checkpoint(tmp_path / "run")[1], []
+    monkeypatch.setattr(checkpoint, "set_device_random_state", lambda *arguments: calls.append(arguments))
+    new_trainer(tmp_path / "run", steps=2)[0].resume()
+    device, restored, number = calls.pop()
+    assert (device, restored.keys(), number) == (trainer.device, tensors.keys(), 0)
+
+
+def test_the_first_parameter_of_each_optimizer() -> None:
+    """Each has two groups."""
+    parameters = iter(nn.Parameter(torch.zeros(1)) for _ in range(9))
+    optimizers = [
+        torch.optim.SGD([{"params": [next(parameters) for _ in range(count)]} for count in counts], lr=1.0)
+        for counts in ((1, 2), (3, 1), (1, 1))
+    ]
+    assert [*enumerate_parameters(optimizers)] == [*zip((0, 3, 7), optimizers, strict=True)]
+
+
+def test_the_newest_run_is_found_first(tmp_path: Path) -> None:
+    """A run that has only its previous checkpoint counts, and each run once."""
+    names = "a/old/checkpoint a/old/previous b/new/previous b/middle/checkpoint c/x/deep/checkpoint"
+    for name, age in zip(names.split(), (30, 40, 10, 20, 0), strict=True):
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    expected = [tmp_path / name for name in ("b/new", "b/middle", "a/old")]
+    assert find_run_folders(folders, ["", "*/"]) == expected
+    assert find_run_folders([tmp_path], ["*/x/*/"]) == [tmp_path / "c/x/deep"]
+
+
+def test_a_name_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not UTF-8; use another folder, or rename it"):
+        load_checkpoint(Path("\udcff"))
