@@ -41,7 +41,7 @@ class Options(RunOptions):
     """How long to train, in minutes. Three is enough to leave the plateau and beat the n-gram model."""
     schedule: str = "16:3,32:1,64:1,128:3"
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
-    a third of the budget: with 15 other tokens instead of 127, the model soon knows which ones matter."""
+    a third of the budget: with 15 other tokens instead of 127, the model leaves the plateau sooner."""
     batch_tokens: int = 2048
     """Tokens per step, the same for all lengths. Longer sequences mean fewer rows per batch."""
     mlm_probability: float = 0.3
