@@ -89,6 +89,8 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     metadata, tensors = load_checkpoint(tmp_path / "run")
     assert metadata["step"] < 13
     assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
+    about = json.loads(read_tensors(tmp_path / "run" / FAILED_STEP)[1]["about"])
+    assert about == {"step": 13, "precision": precision, "configuration": metadata["configuration"]}
     model = BertForMaskedLM(CONFIG)
     loss, norms = replay(tmp_path / "run", model)
     # The loss is the same bit for bit, even with dropout on.

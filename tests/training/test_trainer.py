@@ -18,6 +18,7 @@ import torch
 
 from labml_bert import files
 from labml_bert.files import bytes_of, write_tensors
+from labml_bert.mlm import IGNORE
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -167,6 +168,74 @@ def test_compiling_does_not_use_up_the_warmup(monkeypatch: pytest.MonkeyPatch) -
         now += 30 if step.number == 0 else 15
         train_on(step, next_batch())
     assert values == pytest.approx([0, 0, 5e-4, 1e-3, 5e-4])
+
+
+def test_a_step_knows_its_number_and_its_progress() -> None:
+    """A batch without token ids has the length 0."""
+    trainer, next_batch = new_trainer(None, steps=4)
+    trainer.arguments = replace(trainer.arguments, evaluations=2)
+    for number, step in enumerate(trainer.steps(evaluate_at=(0.0,))):
+        assert (step.number, step.progress, step.length) == (number, number / 4, 0)
+        assert (step.evaluation, step.evaluation_due, step.report_due) == (None, False, False)
+        next(step.micro_batches({"labels": torch.ones(8)}))
+        assert step.length == 0
+        train_on(step, next_batch())
+        assert (step.number, step.length) == (number + 1, 16)
+        # An evaluation at 0 follows the first step.
+        assert step.evaluation_due is step.report_due is (step.number in (1, 2, 4))
+
+
+def test_checkpoints_are_saved_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes ten seconds, but the clock starts after the first one."""
+    now, saved = 1000.0, []
+    monkeypatch.setattr("labml_bert.training.trainer.time.monotonic", lambda: now)
+    trainer, next_batch = new_trainer(None, steps=10)
+    trainer.arguments = replace(trainer.arguments, evaluations=1, checkpoint_seconds=20)
+    trainer.save = lambda: saved.append(trainer.step)
+    for step in trainer.steps():
+        now += 10
+        train_on(step, next_batch())
+    assert saved == [0, 4, 7, 10, 10]
+
+
+def test_micro_batches_have_the_loss_and_the_gradient_of_the_batch() -> None:
+    results = []
+    for count in (1, 2, 4):
+        trainer, next_batch = new_trainer(None, steps=1)
+        trainer.model.eval()
+        trainer.arguments = replace(trainer.arguments, gradient_accumulation_steps=count)
+        for step in trainer.steps():
+            batch = next_batch()
+            batch["num_items_in_batch"] = (batch["labels"] != IGNORE).sum()
+            train_on(step, batch)
+        results.append([value.item() for value in step.metrics.values()])
+    assert results[1] == pytest.approx(results[0]) and results[2] == pytest.approx(results[0])
+
+
+def test_a_batch_without_labels_or_their_number_is_refused() -> None:
+    trainer, next_batch = new_trainer(None, steps=1)
+    step = next(trainer.steps())
+    with pytest.raises(AssertionError, match=r"^the batch has no labels$"):
+        step.backward(None)
+    trainer.arguments = replace(trainer.arguments, gradient_accumulation_steps=2)
+    message = "^a micro-batch needs num_items_in_batch, the number of labels in the whole batch$"
+    with pytest.raises(AssertionError, match=message):
+        next(step.micro_batches(next_batch()))
+
+
+def test_a_checkpoint_has_the_number_of_threads_and_processes(tmp_path: Path) -> None:
+    train(*new_trainer(tmp_path, steps=1))
+    metadata = load_checkpoint(tmp_path)[0]
+    expected = {"threads": torch.get_num_threads(), "processes": 1, "gradient_accumulation_steps": 1}
+    assert {name: metadata[name] for name in expected} == expected
+
+
+def test_without_a_folder_a_failed_step_is_named() -> None:
+    trainer, next_batch = new_trainer(None)
+    trainer.largest_loss = 0.1
+    message = "^the loss or its gradient exploded or became NaN at step 1; try a lower learning rate$"
+    with pytest.raises(NonFiniteLossError, match=message):
+        train(trainer, next_batch)
 
 
 def test_a_model_in_eval_mode_is_trained_with_dropout() -> None:
