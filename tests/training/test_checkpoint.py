@@ -189,10 +189,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
 def test_a_gpu_keeps_its_random_state(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions of PyTorch that need a GPU are replaced."""
     first, second, restored = torch.tensor([1]), torch.tensor([2]), []
-    module = getattr(torch, kind)
-    monkeypatch.setattr(module, "get_rng_state", lambda *device: first)
+    module, device = getattr(torch, kind), torch.device(kind, 0)
+    monkeypatch.setattr(module, "get_rng_state", lambda *own: first if own in ((), (device,)) else None)
     monkeypatch.setattr(module, "set_rng_state", lambda *arguments: restored.append(arguments))
-    device = torch.device(kind, 0)
     assert random_states(device)[kind] is first
     assert random_states(torch.device("cpu")).keys() == {"torch"}
     tensors = {f"random.{kind}": first, f"random.{kind}.1": second, "random.cpu": first}
@@ -227,14 +226,14 @@ def test_the_first_parameter_of_each_optimizer() -> None:
 
 def test_the_newest_run_is_found_first(tmp_path: Path) -> None:
     """A run that has only its previous checkpoint counts, and each run once."""
-    names = "a/old/checkpoint a/old/previous b/new/previous b/middle/checkpoint c/x/deep/checkpoint"
+    names = "b/old/checkpoint b/old/previous a/new/previous b/middle/checkpoint c/x/deep/checkpoint"
     for name, age in zip(names.split(), (30, 40, 10, 20, 0), strict=True):
         path = tmp_path / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (1e9 - age, 1e9 - age))
     folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    expected = [tmp_path / name for name in ("b/new", "b/middle", "a/old")]
+    expected = [tmp_path / name for name in ("a/new", "b/middle", "b/old")]
     assert find_run_folders(folders, ["", "*/"]) == expected
     assert find_run_folders([tmp_path], ["*/x/*/"]) == [tmp_path / "c/x/deep"]
 

@@ -18,7 +18,7 @@ from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import read_tensors, write_tensors, write_whole
 from labml_bert.models import BertForMaskedLM
-from labml_bert.training import tracking
+from labml_bert.training import checkpoint, tracking
 from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, PREVIOUS, load_checkpoint, replay
 from labml_bert.training.device import Precision
 from labml_bert.training.optimization import TrainingArguments
@@ -82,7 +82,7 @@ def cause_overflow(model: nn.Module) -> None:
     ],
 )
 def test_a_failed_step_is_reported_skipped_and_replayed(
-    poison: object, precision: Precision, tmp_path: Path
+    poison: object, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, losses, weights = train_with_poison(tmp_path / "run", 13, poison, precision=precision)
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
@@ -92,7 +92,11 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     about = json.loads(read_tensors(tmp_path / "run" / FAILED_STEP)[1]["about"])
     assert about == {"step": 13, "precision": precision, "configuration": metadata["configuration"]}
     model = BertForMaskedLM(CONFIG)
+    calls: list[tuple] = []
+    monkeypatch.setattr(checkpoint, "set_device_random_state", lambda *arguments: calls.append(arguments))
     loss, norms = replay(tmp_path / "run", model)
+    ((device, tensors, number),) = calls
+    assert (device.type, number) == ("cpu", 0) and "random.torch" in tensors
     # The loss is the same bit for bit, even with dropout on.
     assert loss == losses[12] or (loss != loss and losses[12] != losses[12])
     assert norms.keys() == dict(model.named_parameters()).keys()
