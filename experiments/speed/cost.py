@@ -15,9 +15,10 @@ sizes, you can predict the exponent by counting FLOPs:
 | vocabulary | at most 1 | only the head and the embeddings depend on it |
 | batch | at most 1 | the optimizer's step costs the same for any batch |
 
-Small sizes hide the exponent: most of their time goes to launching ops and to the parts that don't grow. So
-we compute two exponents. The one from the last two sizes is the one to compare with the prediction. The other
-is from all sizes: the slope of a line fitted by least squares to $(\ln \text{size}, \ln \text{cost})$.
+Small sizes hide the exponent: much of their time doesn't grow with the size, probably because it goes to
+launching ops. So we compute two exponents. The one from the last two sizes is the one to compare with the
+prediction. The other is from all sizes: the slope of a line fitted by least squares to $(\ln \text{size}, \ln
+\text{cost})$.
 
 If an exponent is above the prediction, the cause isn't FLOPs. Large tensors don't fit into any cache, and the
 system allocates their memory page by page. We don't measure how much time either effect costs.
