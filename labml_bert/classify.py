@@ -42,8 +42,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
-from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_utf8, lock, read_lines, read_standard_input
+from labml_bert.export import locked, prepare_folder
+from labml_bert.files import check_utf8, is_utf8, read_lines
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -58,7 +58,14 @@ from labml_bert.model_folder import (
     read_json,
     read_tensors,
 )
-from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header, print_caveats
+from labml_bert.run.terminal import (
+    OneLineParser,
+    command,
+    exit_on_bad_input,
+    header,
+    print_caveats,
+    read_standard_input,
+)
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 from labml_bert.training.device import choose_device
@@ -233,12 +240,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
-    prepare_folder(folder)
-    try:
-        output_lock = lock(folder)
-    except BlockingIOError:
-        raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
-    with output_lock:
+    with locked(prepare_folder(folder)):
         check_output(folder)
         yield
 
@@ -333,14 +335,15 @@ def train_command(options: argparse.Namespace) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """
-    Returns the settings in `tokenizer_config.json`, or an empty dictionary if the file can't be read.
+    Returns the settings in `tokenizer_config.json`, or an empty dictionary if there is no such file.
 
-    Raises `ValueError` if the file is damaged, has been deleted, or isn't a JSON object.
+    Raises `ValueError` if the file is damaged, has been deleted, or isn't a JSON object, and `OSError` if it
+    can't be read.
     """
     path = folder / "tokenizer_config.json"
     try:
         data = read_checked(path)
-    except OSError:
+    except FileNotFoundError:
         return {}
     try:
         return dict(parse_json(data))

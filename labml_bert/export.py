@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import make_folder, whole_file, write_whole
+from labml_bert.files import lock, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -329,6 +329,21 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks the folder in the block. Raises `ValueError` if another program has locked it."""
+    try:
+        folder_lock = lock(folder)
+    except BlockingIOError:
+        raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
+    with folder_lock:
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
+                (folder / ".lock").unlink()
+
+
 def check_is_export(path: Path, start: bytes, *others: str) -> None:
     """
     An export may replace an earlier export, which has a file `path` that begins with the pattern `start`.
@@ -374,29 +389,32 @@ def main(argv: list[str] | None = None) -> None:
             checkpoint, curve = read_history(options.run)
             prepare_folder(folder, "weights.bin", "model.json")
             check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
-            is_new = not (folder / "weights.bin").exists()
-            weights = write_weights(folder / "weights.bin", model)
+            path = folder / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
-            try:
-                write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
-            except BaseException:
-                # Weights without `model.json` would look like the file of another program.
-                if is_new:
-                    (folder / "weights.bin").unlink()
-                raise
+            with locked(folder):
+                is_new = not path.exists()
+                weights = write_weights(path, model)
+                try:
+                    write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
+                except BaseException:
+                    # Weights without `model.json` would look like the file of another program.
+                    if is_new:
+                        path.unlink()
+                    raise
+                data = path.read_bytes()
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"changes a probability by about {error}, on random text"}
-            path = folder / "weights.bin"
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
             check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
-            difference = write_onnx(path, model, options.encoder)
-            write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+            with locked(folder):
+                difference = write_onnx(path, model, options.encoder)
+                write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+                data = path.read_bytes()
             rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:
                 rows = {"check": f"outputs differ from torch's by about {difference:.1g}"}
-        data = path.read_bytes()
     rows = {
         "file": display_path(path),
         "bytes": f"{len(data):,}",

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -132,14 +131,6 @@ def without_nul(text: str, name: object) -> str:
     if "\0" in text:
         raise ValueError(f"{name} has NUL characters, so it is not plain text; save its text in UTF-8")
     return text
-
-
-def read_standard_input(most: int = 1_000_000_000) -> bytes:
-    """Reads all of standard input. Raises `ValueError` if there are more than `most` bytes."""
-    data = sys.stdin.buffer.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"standard input has more than {most:,} bytes; divide it into parts")
-    return data
 
 
 def read_lines(data: bytes) -> list[str]:

@@ -129,11 +129,13 @@ def read_json(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         data = read_checked(path, LARGEST_CONFIG)
-    except OSError:
+    except FileNotFoundError:
         remedy = (
             f"use {folder / 'model'}" if (folder / "model" / path.name).is_file() else "use another folder"
         )
         raise ValueError(f"there is no model in {folder} (no config.json); {remedy}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}; make it readable") from None
     try:
         content = parse_json(data)
         content.items()

@@ -34,12 +34,12 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.files import read_lines, read_standard_input
+from labml_bert.files import read_lines
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, read_standard_input
 from labml_bert.stdout import console, display_path, printable
 
 

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
+# In a narrower terminal, Rich would leave out whole columns of a table. So its lines are wrapped instead.
+FEWEST_COLUMNS = 40
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
@@ -35,6 +37,17 @@ class PersistentConsole(Console):
     """
 
     keeps_running = False
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The size of the terminal, but at least `FEWEST_COLUMNS` columns, so that Rich drops no column."""
+        size = super().size
+        return size._replace(width=max(size.width, FEWEST_COLUMNS))
+
+    @size.setter
+    def size(self, size: tuple[int, int]) -> None:
+        """Sets the size, in columns and lines."""
+        self.width, self.height = size
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Replaces control characters in texts with `?`. Segments with a `control` come from Rich itself."""
@@ -82,7 +95,7 @@ def display_path(path: Path) -> str:
     dash gets `./` in front, because it would look like an option.
     """
     text = str(path)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # Perhaps the working directory no longer exists.
         text = str(path.resolve().relative_to(Path.cwd()))
     return f"./{text}" if text.startswith("-") else text
 
@@ -102,7 +115,8 @@ def without_controls(text: str) -> str:
 def print_error(message: object) -> None:
     """Prints one line to stderr. A message can contain a file name, which can contain any character."""
     line = without_controls(" ".join(str(message).splitlines()))
-    print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
+    with contextlib.suppress(OSError):  # Perhaps nobody reads stderr, or its disk is full.
+        print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 
 
 printed_notes: set[str] = set()

@@ -377,6 +377,20 @@ def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: boo
     assert describe_pretraining(tmp_path) == {}, "reading the pipe would wait forever"
 
 
+def test_settings_that_cannot_be_read_are_not_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them, the maximum length would be another one, and so could the label."""
+    assert classify.read_settings(tmp_path) == {}
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(classify, "read_checked", refuse)
+    with pytest.raises(PermissionError, match=r"tokenizer_config\.json"):
+        classify.read_settings(tmp_path)
+
+
 # Standard input
 
 
@@ -385,6 +399,9 @@ class StandardInput:
 
     def __init__(self, data: bytes):
         self.buffer = io.BytesIO(data)
+
+    def isatty(self) -> bool:
+        return False
 
 
 def test_each_line_of_standard_input_becomes_a_row(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labml_bert import export
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
-from labml_bert.files import write_tensors
+from labml_bert.files import lock, write_tensors
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -404,3 +404,17 @@ def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
     assert re.fullmatch(
         r"error: onnxruntime \S+ can't read .+; install a newer one\n", capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("kind", ["web", "onnx"])
+def test_only_one_program_exports_into_a_folder(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_model(random_model(), tmp_path / "model")
+    output = tmp_path / "output"
+    output.mkdir()
+    words = [str(model), "--to", kind, "--output", str(output)]
+    with lock(output):
+        assert_rejected(words, "output; choose another with --output", output, capsys)
+    export.main(words)
+    assert not (output / ".lock").exists()

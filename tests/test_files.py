@@ -1,7 +1,6 @@
 """Damaged files are rejected, and only one process holds a lock. For full disks see `test_faults.py`."""
 
 import errno
-import io
 import json
 import os
 import stat
@@ -163,14 +162,6 @@ def test_the_remedy_depends_on_the_encoding(data: bytes, words: str) -> None:
     with pytest.raises(UnicodeDecodeError) as caught:
         data.decode()
     assert str(files.encoding_error(Path("x.txt"), caught.value, data, "byte 1")) == f"x.txt is {words}"
-
-
-def test_standard_input_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"12345")))
-    assert files.read_standard_input(5) == b"12345"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"123456")))
-    with pytest.raises(ValueError, match=r"^standard input has more than 5 bytes; divide it into parts$"):
-        files.read_standard_input(5)
 
 
 # Power failures
@@ -399,13 +390,6 @@ def test_a_lock_is_released_with_its_block_or_its_object(tmp_path: Path) -> None
     del lock_object
     with lock(tmp_path):
         pass
-
-
-def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open("/dev/zero") as zeros:
-        monkeypatch.setattr(sys, "stdin", zeros)
-        with pytest.raises(ValueError, match="standard input has more than 100,000 bytes"):
-            files.read_standard_input(100_000)
 
 
 def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:

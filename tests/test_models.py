@@ -12,7 +12,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from labml_bert import modern_folder
+from labml_bert import model_folder, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
@@ -387,6 +387,17 @@ def test_inconsistent_folders_are_rejected(case: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words) as error_info:
         BertForMaskedLM.from_pretrained(folder)
     assert "\n" not in str(error_info.value)
+
+
+def test_a_configuration_that_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, most: int) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(model_folder, "read_checked", refuse)
+    with pytest.raises(ValueError, match=r"cannot read .*config\.json: Permission denied; make it readable"):
+        BertForMaskedLM.from_pretrained(tmp_path)
 
 
 def test_a_vocabulary_without_the_padding_token_is_rejected() -> None:

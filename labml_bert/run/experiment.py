@@ -8,7 +8,6 @@ header and the progress, and tracks the metrics. At the end, a run prints its re
 with what you need to repeat the run. A run rejects bad input before it saves anything in its folder."""
 
 import contextlib
-import json
 import signal
 import stat
 import time
@@ -36,13 +35,12 @@ from labml_bert.files import (
     make_folder,
     remove_partial_files,
     sync_folder,
-    write_whole,
 )
 from labml_bert.model_card import without_folders, write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.options import RunOptions
-from labml_bert.run.record import check_record, describe_run
+from labml_bert.run.record import check_record, describe_run, write_record
 from labml_bert.run.terminal import (
     IS_WINDOWS,
     ProgressLine,
@@ -182,7 +180,8 @@ class Run:
             if options.resume:
                 # This line makes `read_metrics` ignore the older values of steps that the run will repeat.
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
-            self.tracker = self.resources.enter_context(Tracker(path, self.configuration))
+            tracker = Tracker(path, self.configuration, is_local=self.on_report is not None)
+            self.tracker = self.resources.enter_context(tracker)
         self.resources.enter_context(self.progress.live(trainer.progress))
         self.current_trainer = trainer
         return trainer
@@ -322,8 +321,8 @@ class Run:
         if conclusion:
             console.print(conclusion(result))
         if options.record is not None:
-            write_whole(options.record, json.dumps(self.record(result), indent=1))
-            console.print(f"  record      {display_path(options.record)}")
+            self.record_path = write_record(options.record, self.record(result))
+            console.print(f"  record      {display_path(self.record_path)}")
         console.print(f"  run         {display_path(self.path)}")
         console.print(f"  model       {display_path(self.path / 'model')}\n\n  Try it:\n")
         # By default, `fill_mask` uses the newest run under logs/. If this run isn't there, name its folder.

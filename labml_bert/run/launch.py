@@ -38,7 +38,7 @@ def launch(
         with run.resources:
             main(run, options)
         if options.record is not None and rank() == 0:
-            record = json.loads(options.record.read_text("utf-8"))
+            record = json.loads(run.record_path.read_text("utf-8"))
             # For a record of several runs, the script's `fingerprints` returns one function per fingerprint.
             several = main.__globals__.get("fingerprints")
             # The record has only the name of the text, but taking a fingerprint may need the path.
@@ -55,4 +55,4 @@ def launch(
                         except ValueError as error:
                             # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
                             raise OSError(str(error)) from None
-            write_whole(options.record, json.dumps(record, indent=1))
+            write_whole(run.record_path, json.dumps(record, indent=1))

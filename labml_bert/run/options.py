@@ -128,8 +128,8 @@ def parse_options(
 
     Options that aren't on the command line come from the run that you resume, or otherwise from the defaults.
 
-    Raises `ValueError` if the run to resume is damaged or belongs to another experiment. An invalid command
-    line ends the program with one line and exit code 2.
+    Raises `ValueError` if the run to resume is damaged or belongs to another experiment, or if a value is out
+    of range. An invalid command line ends the program with one line and exit code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     options = parse(options_type, options_type(), description, argv)
@@ -149,6 +149,9 @@ def parse_options(
         options = replace(options, steps=None)
     if "--corpus" in flags:
         options = replace(options, corpus=absolute_path(options.corpus))
+    if options.steps is not None or options.minutes is not None:
+        # Check the values now, because reading the text can take many seconds.
+        options.training_arguments()
     return options
 
 

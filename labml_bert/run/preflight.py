@@ -49,6 +49,20 @@ if not columns.isdecimal() or int(columns) < 20:
 # `torchrun` sets both variables. A process without `RANK` has only inherited `TORCHELASTIC_RUN_ID`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    wrong = [name for name in names if not os.environ.get(name, "").isdecimal()]
+    if not wrong and int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        wrong = ["WORLD_SIZE"]
+    if wrong or "MASTER_ADDR" not in os.environ:
+        name = (*wrong, "MASTER_ADDR")[0]
+        value = os.environ.get(name, "not set")
+        print(
+            f"error: the environment variable {name} is {value!a}; start several processes with torchrun, or "
+            "one with TORCHELASTIC_RUN_ID unset",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
 
 try:
     # PyTorch's libraries don't load if the current folder no longer exists.

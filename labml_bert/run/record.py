@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from labml_bert.files import partial_path, write_whole
-from labml_bert.stdout import console, display_path
+from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
 
@@ -35,22 +35,44 @@ def check_record(path: Path, experiment: str) -> None:
     """
     name = experiment.rpartition("/")[2]
     try:
-        if path.is_symlink():
-            raise ValueError("it is a link")
-        if path.exists():
-            if not path.is_file():
-                raise ValueError("it exists and is not a file")
-            earlier = recorded_experiment(path)
-            if earlier is None:
-                raise ValueError("it exists and is not a record")
-            if earlier != name:
-                raise ValueError(f"it is a record of {earlier}, not of {name}")
+        if obstacle := find_obstacle(path, name):
+            raise ValueError(obstacle)
         part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
+
+
+def find_obstacle(path: Path, name: str) -> str:
+    """Returns why a record of the experiment `name` can't replace what is at `path`, or an empty string."""
+    if path.is_symlink():
+        return "it is a link"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        return "it exists and is not a file"
+    earlier = recorded_experiment(path)
+    if earlier is None:
+        return "it exists and is not a record"
+    return "" if earlier == name else f"it is a record of {earlier}, not of {name}"
+
+
+def write_record(path: Path, record: dict[str, Any]) -> Path:
+    """
+    Writes a record atomically and returns its path. If another program has written a file to `path` since
+    `check_record`, keeps that file, and adds `-2`, `-3` and so on to the name of the record.
+
+    Raises `OSError` if the record can't be written.
+    """
+    base, n = path, 1
+    while obstacle := find_obstacle(path, record["experiment"]):
+        print_note(f"{display_path(path)} is left alone ({obstacle}); the record gets another name")
+        n += 1
+        path = base.with_stem(f"{base.stem}-{n}")
+    write_whole(path, json.dumps(record, indent=1))
+    return path
 
 
 def recorded_experiment(path: Path) -> str | None:
@@ -136,7 +158,7 @@ def finish(record_path: Path | None, record: dict[str, Any], start_time: float) 
     console.print(f"  took        {seconds / 60:.1f} minutes")
     if record_path is not None:
         result = {**record.get("result", {}), "wall_seconds": seconds}
-        write_whole(record_path, json.dumps({**record, "result": result}, indent=1))
+        record_path = write_record(record_path, {**record, "result": result})
         console.print(f"  record      {display_path(record_path)}")
     console.print()
 

@@ -37,6 +37,7 @@ from labml_bert.stdout import (
     is_ascii_only,
     path_with_name,
     print_error,
+    print_note,
     printable,
     without_controls,
 )
@@ -131,7 +132,9 @@ def exit_cleanly(
         path = find_path()
         remedy = "start over"
         if path is not None and has_checkpoint(path):
-            remedy = f"resume with --resume {display_path(path)}"
+            remedy = " ".join(
+                ("resume with --resume", quote(display_path(path)), *map(quote, resume_options))
+            )
         elif path is not None and not path.exists():
             remedy = "start over, or if its folder was moved, resume the run there with --resume"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
@@ -182,6 +185,24 @@ class OneLineParser(argparse.ArgumentParser):
         if rank() == 0:
             print_error(f"{message}; see --help")
         raise SystemExit(2)
+
+
+def read_standard_input(most: int = 1_000_000_000) -> bytes:
+    """
+    Reads all of standard input. If it's a terminal, a note on stderr says what to type.
+
+    Raises `ValueError` if standard input can't be read, or has more than `most` bytes.
+    """
+    if sys.stdin.isatty():
+        end = "Ctrl-Z and Enter end" if IS_WINDOWS else "Ctrl-D ends"
+        print_note(f"reading texts from the terminal, one per line; {end} the input")
+    try:
+        data = sys.stdin.buffer.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read standard input: {error.strerror}; pass a text instead") from None
+    if len(data) > most:
+        raise ValueError(f"standard input has more than {most:,} bytes; divide it into parts")
+    return data
 
 
 def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
@@ -237,8 +258,9 @@ def command(*words: str) -> str:
     # Don't resolve links, because the interpreter of a virtual environment is often a link to one outside it.
     name = "python" if IS_WINDOWS else "python3"
     python = sys.executable if sys.prefix != sys.base_prefix else name
-    # On Windows, Python may be on a different drive, and then `relpath` raises `ValueError`.
-    with contextlib.suppress(ValueError):
+    # On Windows, Python may be on a different drive, and then `relpath` raises `ValueError`. It raises
+    # `OSError` if the working directory no longer exists.
+    with contextlib.suppress(ValueError, OSError):
         python = min(python, os.path.relpath(python), key=len)
     return " ".join(map(quote, (python, *words)))
 

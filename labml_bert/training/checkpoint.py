@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from labml_bert.checksums import SUMS, parse_json, read_sums
 from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
+from labml_bert.stdout import display_path, print_note
 from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
 
@@ -261,8 +262,13 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     """
     Returns the runs in `folders` whose paths match one of the `patterns`, the one with the newest checkpoint
     first. This includes runs that have only their previous checkpoint. For these, `load_checkpoint` raises an
-    error that says how to restore the checkpoint.
+    error that says how to restore the checkpoint. Prints a note for each folder that can't be read.
     """
+    folders = list(folders)
+    for folder in folders:
+        for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
+            if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+                print_note(f"{display_path(path)} can't be read, so it's left out; make it readable")
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)

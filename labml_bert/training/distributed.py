@@ -52,6 +52,9 @@ T = TypeVar("T")
 # After `torchrun` has ended, a process has this many seconds to save the run and exit.
 SECONDS_TO_SAVE = 600
 
+# A process that can't connect to `torchrun` gives up after this many seconds.
+SECONDS_TO_CONNECT = 5
+
 # After this many seconds without a heartbeat, a process is killed by the process that watches it.
 SECONDS_WITHOUT_HEARTBEAT = 600
 
@@ -219,7 +222,8 @@ def only_rank_zero_prints() -> Iterator[None]:
 def launcher_store() -> Any:
     """Connects to the launcher's key-value store, which all processes share."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False)  # type: ignore[attr-defined]
+    timeout = timedelta(seconds=SECONDS_TO_CONNECT)
+    return dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
 
 
 def is_first_to_fail() -> bool:
@@ -227,7 +231,13 @@ def is_first_to_fail() -> bool:
     Whether no process of the run has called this function before. Always true without `torchrun`. When one
     process fails, its failure usually makes the others fail too, but only the first process knows the reason.
     """
-    return not dist.is_torchelastic_launched() or launcher_store().add("failed", 1) == 1
+    if not dist.is_torchelastic_launched():
+        return True
+    try:
+        return bool(launcher_store().add("failed", 1) == 1)
+    except dist.DistError:
+        # There's no launcher, so nobody counts.
+        return True
 
 
 def wrap_in_ddp(model: nn.Module) -> nn.Module:

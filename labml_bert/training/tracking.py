@@ -109,23 +109,25 @@ class Tracker:
         with Tracker(run_path, configuration) as tracker:
             tracker.save(400, {"seconds": 11.5, "loss": 2.902, "valid.loss": 2.884})
 
-    The server shows `configuration` beside the curves. A resumed run continues its curves on the server.
+    The server shows `configuration` beside the curves. A resumed run continues its curves on the server. If
+    `is_local` is true, nothing is sent.
 
     Training doesn't depend on the server. If labml fails, one line on stderr says so, and the run continues
     without labml. For example, labml fails if the server doesn't answer. labml also fails if the home folder
     isn't writable, because it saves an id for this computer there.
     """
 
-    def __init__(self, run_path: Path, configuration: dict[str, Any]):
+    def __init__(self, run_path: Path, configuration: dict[str, Any], is_local: bool = False):
         self.run_path = run_path
         self.configuration = configuration
+        self.is_local = is_local
         # Closing this stack ends labml's run and removes labml's files. Without a server, the stack is empty.
         self.server = contextlib.ExitStack()
         self.is_connected = False
 
     def __enter__(self) -> "Tracker":
         with self.without_server_on_error():
-            url = server_url()
+            url = None if self.is_local else server_url()
             if url is not None:
                 connect(url, self.run_path, self.configuration, self.server)
                 self.is_connected = True

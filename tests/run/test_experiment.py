@@ -125,7 +125,7 @@ def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     assert exit_info.value.code == 2 and "fingerprints" not in json.loads((tmp_path / "r.json").read_text())
     error = "error: cannot read text.txt: Permission denied; once this is fixed, resume with --resume "
-    assert capsys.readouterr().err == f"{error}{folder.relative_to(tmp_path)}\n"
+    assert capsys.readouterr().err == f"{error}{folder.relative_to(tmp_path)} --record r.json\n"
     main_in_process(monkeypatch, tmp_path, "--resume", folder, "--record", "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["fingerprints"]
 
@@ -221,3 +221,8 @@ def test_the_example_sentence_fits_the_model(text: str, longest: int) -> None:
         sentence = masked_line([text], tokenizer, longest)
         assert sentence.count("[MASK]") == 1
         assert len(sentence.replace("[MASK]", "?")) <= max(longest - 2, len(sentence.split()[0]))
+
+
+def test_values_are_checked_before_the_text_is_read() -> None:
+    with pytest.raises(ValueError, match="steps is -1; it must be at least 1"):
+        parse_options(RunOptions, "mlm_tiny", "", ["--steps=-1", "--corpus=missing.txt"])

@@ -26,6 +26,7 @@ from labml_bert.run.fingerprint import (
     take_fingerprint,
 )
 from labml_bert.run.record import versions
+from labml_bert.training import tracking
 
 
 def fingerprints() -> Iterator[Any]:
@@ -44,6 +45,13 @@ def test_todays_code_reproduces_the_record(path: Path, part: str) -> None:
     if reason := explain_skip(record, part):
         pytest.skip(f"{path.stem} is checked where its corpus is available: {reason}")
     assert difference(record["fingerprints"][part], fingerprints_of(record)[part]()) == ""
+
+
+def test_a_fingerprint_is_not_sent_to_a_server(
+    options: mlm_tiny.Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "server_url", lambda: pytest.fail("the fingerprint looked for a server"))
+    assert take_fingerprint(mlm_tiny.main, options, "mlm_tiny", steps=2)["steps"] == 2
 
 
 @pytest.fixture()

@@ -95,6 +95,33 @@ def test_a_variable_of_torchrun_alone_does_not_make_a_process_of_it(tmp_path: Pa
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RANK": "abc"}, "RANK is 'abc'"),
+        ({"RANK": "2"}, "WORLD_SIZE is '2'"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
+        ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is 'not set'"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is 'not set'"),
+        ({"MASTER_PORT": "\x1b[2J"}, r"MASTER_PORT is '\\x1b\[2J'"),
+    ],
+)
+def test_wrong_variables_of_torchrun_are_named(
+    changes: dict[str, str | None], message: str, tmp_path: Path
+) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"} | changes
+    variables = {name: value for name, value in variables.items() if value is not None}
+    others = {name: value for name, value in os.environ.items() if name not in (*variables, *changes)}
+    words = [sys.executable, "-c", "from labml_bert.run import preflight"]
+    process = subprocess.run(
+        words, cwd=ROOT, env={**others, **variables}, capture_output=True, text=True, check=False
+    )
+    remedy = "start several processes with torchrun, or one with TORCHELASTIC_RUN_ID unset"
+    assert process.returncode == 2
+    assert re.fullmatch(f"error: the environment variable {message}; {remedy}\n", process.stderr)
+
+
 def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> None:
     """The limit `ulimit -f 0` lets no file have any bytes."""
     words = ["sh", "-c", 'ulimit -f 0; exec "$0" -m labml_bert.runs nowhere', sys.executable]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labml_bert.run.record import check_record, recorded_experiment
+from labml_bert.run.record import check_record, recorded_experiment, write_record
 
 RUNS = Path(__file__).parents[2] / "docs" / "runs"
 
@@ -55,6 +55,25 @@ def test_a_link_is_kept(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("record.json")
     with pytest.raises(ValueError, match=r"link\.json': it is a link; choose another file with --record"):
         check_record(tmp_path / "link.json", "cost")
+
+
+def test_a_file_that_appears_during_the_run_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, record = tmp_path / "r.json", {"experiment": "cost", "command": "python experiments/speed/cost.py"}
+    check_record(path, "cost")
+    assert write_record(path, record) == write_record(path, {**record, "result": 1}) == path
+    assert json.loads(path.read_text()) == {**record, "result": 1}
+    path.write_text("my notes")
+    assert write_record(path, record) == tmp_path / "r-2.json"
+    (tmp_path / "r-2.json").write_text('{"experiment": "speed", "command": "python experiments/speed.py"}')
+    assert write_record(path, record) == tmp_path / "r-3.json"
+    assert path.read_text() == "my notes" and json.loads((tmp_path / "r-3.json").read_text()) == record
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.endswith(
+        "r.json is left alone (it exists and is not a record); the record gets another name"
+    )
+    assert "r-2.json is left alone (it is a record of speed, not of cost)" in last
 
 
 def test_all_published_records_are_recognized() -> None:

@@ -1,6 +1,7 @@
 """What a run prints on a terminal, and how it ends."""
 
 import errno
+import io
 import os
 import re
 import shlex
@@ -26,8 +27,9 @@ from labml_bert.run.terminal import (
     exit_on_bad_input,
     fail,
     print_last,
+    read_standard_input,
 )
-from labml_bert.stdout import console, display_path
+from labml_bert.stdout import PersistentConsole, console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
@@ -224,6 +226,79 @@ def test_an_error_of_the_system_names_the_remedy(
     with pytest.raises(SystemExit), exit_on_bad_input():
         raise OSError(number, os.strerror(number), "file")
     assert re.fullmatch(rf"error: {os.strerror(number)} \(file\); {remedy}\n", capsys.readouterr().err)
+
+
+def test_standard_input_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"12345")))
+    assert read_standard_input(5) == b"12345"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"123456")))
+    with pytest.raises(ValueError, match=r"^standard input has more than 5 bytes; divide it into parts$"):
+        read_standard_input(5)
+
+
+def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        with pytest.raises(ValueError, match="standard input has more than 100,000 bytes"):
+            read_standard_input(100_000)
+
+
+def test_a_terminal_as_standard_input_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"one\n")))
+    assert read_standard_input() == b"one\n"
+    message = "reading texts from the terminal, one per line; Ctrl-D ends the input\n"
+    assert capsys.readouterr().err == message
+
+
+def test_standard_input_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `score < FILE` if the shell has opened the file for writing only."""
+    descriptor = os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY)
+    with open(descriptor, encoding="utf-8", closefd=True) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        with pytest.raises(ValueError, match="cannot read standard input: Bad file descriptor; pass a text"):
+            read_standard_input()
+
+
+def test_a_narrow_terminal_gets_whole_columns() -> None:
+    narrow = PersistentConsole(width=20, height=10, file=io.StringIO())
+    assert narrow.size == (40, 10)
+    narrow.size = (60, 12)
+    assert narrow.size == (60, 12)
+
+
+@pytest.mark.processes
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(tmp_path: Path) -> None:
+    words = ["sh", "-c", '"$0" -m labml_bert.embed --run nowhere a b 2>/dev/full', sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, cwd=tmp_path, env=environment, check=False).returncode == 2
+
+
+def test_paths_and_commands_without_a_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert display_path(tmp_path / "run") == str(tmp_path / "run")
+    assert terminal.command("a b").endswith("python 'a b'")
+
+
+def test_after_a_full_disk_the_resumed_run_gets_the_same_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / CHECKPOINT).touch()
+    with (
+        pytest.raises(SystemExit),
+        exit_cleanly(lambda: tmp_path, lambda: True, ["--record", "my record.json"]),
+    ):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+    assert capsys.readouterr().err.endswith(f"resume with --resume {tmp_path} --record 'my record.json'\n")
 
 
 def test_an_empty_name_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:

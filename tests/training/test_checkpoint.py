@@ -241,3 +241,15 @@ def test_the_newest_run_is_found_first(tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(ValueError, match="is not UTF-8; use another folder, or rename it"):
         load_checkpoint(Path("\udcff"))
+
+
+def test_a_folder_that_cannot_be_read_is_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a/run", "b/run"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / CHECKPOINT).touch()
+    # The superuser can read every folder, so pretend.
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b")
+    find_run_folders([tmp_path], ["*/*/"])
+    assert capsys.readouterr().err == f"{tmp_path / 'b'} can't be read, so it's left out; make it readable\n"

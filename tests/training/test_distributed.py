@@ -584,6 +584,15 @@ def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == torch.device("cpu")
 
 
+def test_without_a_launcher_nobody_counts_the_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that a launcher started may still have its variables."""
+    monkeypatch.setattr(distributed, "SECONDS_TO_CONNECT", 1)
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.is_first_to_fail()
+
+
 def test_gpu_gradients_use_nccl_and_cpu_tensors_use_gloo() -> None:
     assert distributed.backend_for(torch.device("cuda:1")) == "cpu:gloo,cuda:nccl"
     assert distributed.backend_for(torch.device("cpu")) == "gloo"

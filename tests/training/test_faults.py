@@ -89,8 +89,8 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     metadata, tensors = load_checkpoint(tmp_path / "run")
     assert metadata["step"] < 13
     assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
-    about = json.loads(read_tensors(tmp_path / "run" / FAILED_STEP)[1]["about"])
-    assert about == {"step": 13, "precision": precision, "configuration": metadata["configuration"]}
+    saved = json.loads(read_tensors(tmp_path / "run" / FAILED_STEP)[1]["about"])
+    assert saved == {"step": 13, "precision": precision, "configuration": metadata["configuration"]}
     model = BertForMaskedLM(CONFIG)
     calls: list[tuple] = []
     monkeypatch.setattr(checkpoint, "set_device_random_state", lambda *arguments: calls.append(arguments))
