@@ -5,9 +5,8 @@ A tokenizer that was trained on other text cuts the words of your field into pie
 `k`, `##war`, `##gs`. You can add such a word to the vocabulary. Then the word is one token with a vector of
 its own, and sequences get shorter.
 
-A random vector would be a bad starting point: it means nothing to the model until training has updated it
-many times. But the pieces already have vectors and biases, so the new vector $e$ and its output bias $b$
-start as the means over the $K$ pieces:
+A random vector would say nothing about the word. But the pieces already have vectors and biases, so the new
+vector $e$ and its output bias $b$ start as the means over the $K$ pieces:
 
 $$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
 

@@ -2,9 +2,8 @@ r"""
 # A bag-of-words baseline
 
 Does a classifier need to read at all? For many tasks it's enough to know which words occur. A linear model on
-word counts knows nothing about order or meaning, but with few labels it's often hard to beat. So it is the
-baseline for `finetuning.py`. It gets a fair chance: its one hyperparameter is tuned, like the network's
-learning rate.
+word counts knows nothing about order or meaning, but it can be hard to beat. So it is the baseline for
+`finetuning.py`. It gets a fair chance: its one hyperparameter is tuned, like the network's learning rate.
 
 Two things decide how much a word counts. A word counts less if many texts contain it. It counts more if a
 text repeats it, but only logarithmically. For a word that occurs `tf` times in a text, and in `df` of `N`
