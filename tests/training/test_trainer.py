@@ -23,7 +23,7 @@ from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
-from labml_bert.training.device import choose_device
+from labml_bert.training.device import choose_device, choose_precision
 from labml_bert.training.optimization import (
     OptimizerName,
     TrainingArguments,
@@ -242,6 +242,58 @@ def test_a_model_in_eval_mode_is_trained_with_dropout() -> None:
     trainer, _ = new_trainer(None)
     again = Trainer(trainer.model.eval(), trainer.arguments, trainer.generator, trainer.device)
     assert all(module.training for module in again.model.modules())
+    assert again.precision == choose_precision(trainer.device)
+
+
+def test_a_model_is_compiled_only_if_the_arguments_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are of the plain model."""
+    compiled = torch.nn.Linear(1, 1)
+    calls: list[torch.nn.Module] = []
+    monkeypatch.setattr(
+        "labml_bert.training.trainer.compile_model", lambda model: calls.append(model) or compiled
+    )
+    trainer, _ = new_trainer(None)
+    assert trainer.parallel is trainer.model and calls == []
+    arguments = replace(trainer.arguments, torch_compile=True)
+    again = Trainer(trainer.model, arguments, trainer.generator, trainer.device)
+    assert again.parallel is compiled and again.model is trainer.model and calls == [trainer.model]
+
+
+@pytest.mark.parametrize("reads_flag", [True, False])
+def test_a_failed_step_leaves_the_weights_alone_on_every_device(reads_flag: bool) -> None:
+    """AdamW reads the flag on a CPU or CUDA GPU. On other devices, the trainer reads it."""
+    trainer, next_batch = new_trainer(None, steps=3)
+    assert trainer.reads_flag is True and trainer.optimizers[0].found_inf is trainer.has_failed
+    trainer.reads_flag = reads_flag
+    if not reads_flag:
+        del trainer.optimizers[0].found_inf
+    trainer.arguments = replace(trainer.arguments, warmup_ratio=0.0)
+    weights = [copy_weights(trainer)]
+    with pytest.raises(NonFiniteLossError):
+        for step in trainer.steps():
+            trainer.largest_loss = 0.0 if step.number == 1 else 100.0
+            train_on(step, next_batch())
+            weights.append(copy_weights(trainer))
+    first, second = weights
+    assert not torch.equal(first, second) and torch.equal(second, copy_weights(trainer))
+
+
+def copy_weights(trainer: Trainer) -> torch.Tensor:
+    """All weights as one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def test_reports_are_at_least_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes exactly a second, but the clock starts after the first one."""
+    now, reported = 1000.0, []
+    monkeypatch.setattr("labml_bert.training.trainer.time.monotonic", lambda: now)
+    trainer, next_batch = new_trainer(None, steps=8)
+    trainer.arguments = replace(trainer.arguments, evaluations=1)
+    trainer.on_report = lambda report: reported.append(report.step)
+    for step in trainer.steps():
+        now += 1
+        train_on(step, next_batch())
+    assert reported == [3, 5, 7, 8]
 
 
 def test_an_unavailable_device_is_rejected() -> None:
