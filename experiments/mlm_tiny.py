@@ -64,15 +64,15 @@ class Options(RunOptions):
     nats lower without dropout than with 10% (95% CI 0.07 to 0.17). But those runs read less than a third of
     the text. A run of three minutes reads it about six times, and may differ."""
     learning_rate: float = 3e-3
-    """Peak learning rate. Narrow models usually tolerate a higher learning rate than wide ones, and a short
-    run probably needs a high one."""
+    """Peak learning rate. Narrow models usually tolerate higher ones than wide models, and short runs probably
+    need them."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05
     """Weight decay of matrices. Biases and LayerNorms aren't decayed."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment. It's below the usual 0.999, because a run has only a few thousand
-    steps, and old gradients are probably out of date."""
+    steps, and old gradients are soon out of date, we think."""
 
 
 def main(run: Run, options: Options) -> None:
