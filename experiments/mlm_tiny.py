@@ -64,8 +64,8 @@ class Options(RunOptions):
     nats lower without dropout than with 10% (95% CI 0.07 to 0.17). But those runs read less than a third of
     the text. A run of three minutes reads it about six times, and may differ."""
     learning_rate: float = 3e-3
-    """Peak learning rate. Narrow models usually tolerate higher ones than wide models, and short runs probably
-    need them."""
+    """Peak learning rate. Narrow models usually tolerate higher ones than wide models, and short runs
+    probably need them."""
     warmup_ratio: float = 0.05
     """Fraction of the budget over which the learning rate warms up to its peak."""
     weight_decay: float = 0.05

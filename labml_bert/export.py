@@ -388,10 +388,10 @@ def main(argv: list[str] | None = None) -> None:
             to_float16(model)
             checkpoint, curve = read_history(options.run)
             prepare_folder(folder, "weights.bin", "model.json")
-            check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
             path = folder / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             with locked(folder):
+                check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
                 is_new = not path.exists()
                 weights = write_weights(path, model)
                 try:
@@ -407,8 +407,8 @@ def main(argv: list[str] | None = None) -> None:
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
-            check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
             with locked(folder):
+                check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
                 difference = write_onnx(path, model, options.encoder)
                 write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
                 data = path.read_bytes()

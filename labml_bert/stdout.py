@@ -129,7 +129,8 @@ def print_note(line: str) -> None:
     """
     if not console.quiet and line not in printed_notes:
         printed_notes.add(line)
-        print(without_controls(line), file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(without_controls(line), file=sys.stderr)
 
 
 def printable(token: str | None) -> str:

@@ -149,9 +149,9 @@ def parse_options(
         options = replace(options, steps=None)
     if "--corpus" in flags:
         options = replace(options, corpus=absolute_path(options.corpus))
-    if options.steps is not None or options.minutes is not None:
-        # Check the values now, because reading the text can take many seconds.
-        options.training_arguments()
+    # Check the values now, because reading the text can take many seconds. A script may set the budget later.
+    has_budget = options.steps is not None or options.minutes is not None
+    (options if has_budget else replace(options, steps=1)).training_arguments()
     return options
 
 

@@ -49,12 +49,18 @@ if not columns.isdecimal() or int(columns) < 20:
 # `torchrun` sets both variables. A process without `RANK` has only inherited `TORCHELASTIC_RUN_ID`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
+# The commands of the package don't train, so the variables mean nothing to them.
+spec = getattr(sys.modules["__main__"], "__spec__", None)
+if spec is not None and spec.name.startswith("labml_bert."):
+    os.environ.pop("TORCHELASTIC_RUN_ID", None)
 if "TORCHELASTIC_RUN_ID" in os.environ:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    wrong = [name for name in names if not os.environ.get(name, "").isdecimal()]
-    if not wrong and int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
-        wrong = ["WORLD_SIZE"]
-    if wrong or "MASTER_ADDR" not in os.environ:
+    numbers = {name: os.environ.get(name, "") for name in names}
+    wrong = [name for name, value in numbers.items() if not value.isdecimal() or not int(value[:9]) < 65536]
+    for own, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if not wrong and int(numbers[own]) >= int(numbers[size]):
+            wrong = [size]
+    if wrong or not os.environ.get("MASTER_ADDR"):
         name = (*wrong, "MASTER_ADDR")[0]
         value = os.environ.get(name, "not set")
         print(

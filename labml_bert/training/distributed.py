@@ -35,6 +35,7 @@ import gc
 import io
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -112,9 +113,18 @@ def backend_for(device: torch.device) -> str:
 
 
 def init_process_group(device: torch.device) -> None:
-    """Connects to the other processes, if `torchrun` started this one."""
+    """
+    Connects to the other processes, if `torchrun` started this one.
+
+    Raises `ValueError` if `torchrun` no longer runs. A shell that it started may still have its variables.
+    """
     if not dist.is_torchelastic_launched():
         return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            launcher_store()
+        except (dist.DistError, OSError):
+            raise ValueError("cannot reach torchrun; start it again, or unset TORCHELASTIC_RUN_ID") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rank() > 0:
@@ -220,9 +230,11 @@ def only_rank_zero_prints() -> Iterator[None]:
 
 
 def launcher_store() -> Any:
-    """Connects to the launcher's key-value store, which all processes share."""
+    """Connects to the key-value store of all processes. Raises `OSError` if the launcher doesn't answer."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=SECONDS_TO_CONNECT)
+    # Without a launcher, `TCPStore` would print pages of stack frames. So first see whether anybody answers.
+    socket.create_connection((address, port), SECONDS_TO_CONNECT).close()
     return dist.TCPStore(address, port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
 
 
@@ -235,7 +247,7 @@ def is_first_to_fail() -> bool:
         return True
     try:
         return bool(launcher_store().add("failed", 1) == 1)
-    except dist.DistError:
+    except (dist.DistError, OSError):
         # There's no launcher, so nobody counts.
         return True
 

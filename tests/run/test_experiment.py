@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import own_language
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.models import BertForMaskedLM
@@ -226,3 +227,5 @@ def test_the_example_sentence_fits_the_model(text: str, longest: int) -> None:
 def test_values_are_checked_before_the_text_is_read() -> None:
     with pytest.raises(ValueError, match="steps is -1; it must be at least 1"):
         parse_options(RunOptions, "mlm_tiny", "", ["--steps=-1", "--corpus=missing.txt"])
+    with pytest.raises(ValueError, match="learning_rate is -1"):
+        parse_options(own_language.Options, "own_language", "", ["--learning-rate=-1"])

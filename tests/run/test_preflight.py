@@ -102,7 +102,10 @@ def test_a_variable_of_torchrun_alone_does_not_make_a_process_of_it(tmp_path: Pa
         ({"RANK": "2"}, "WORLD_SIZE is '2'"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
         ({"LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE is 'not set'"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_WORLD_SIZE is '2'"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is 'not set'"),
+        ({"MASTER_PORT": "99999999"}, "MASTER_PORT is '99999999'"),
+        ({"RANK": "9" * 30, "WORLD_SIZE": "9" * 31}, f"RANK is '{'9' * 30}'"),
         ({"MASTER_PORT": "\x1b[2J"}, r"MASTER_PORT is '\\x1b\[2J'"),
     ],
 )
@@ -120,6 +123,15 @@ def test_wrong_variables_of_torchrun_are_named(
     remedy = "start several processes with torchrun, or one with TORCHELASTIC_RUN_ID unset"
     assert process.returncode == 2
     assert re.fullmatch(f"error: the environment variable {message}; {remedy}\n", process.stderr)
+
+
+def test_a_command_that_does_not_train_ignores_the_variables_of_torchrun(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHELASTIC_RUN_ID": "x", "RANK": "1"}
+    words = [sys.executable, "-m", "labml_bert.runs", "nowhere"]
+    process = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 2 and process.stderr.startswith("error: no run in nowhere")
 
 
 def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> None:

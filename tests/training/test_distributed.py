@@ -591,6 +591,9 @@ def test_without_a_launcher_nobody_counts_the_failures(monkeypatch: pytest.Monke
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert distributed.is_first_to_fail()
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ValueError, match="cannot reach torchrun; start it again, or unset"):
+        distributed.init_process_group(torch.device("cpu"))
 
 
 def test_gpu_gradients_use_nccl_and_cpu_tensors_use_gloo() -> None:
