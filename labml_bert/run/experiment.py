@@ -111,6 +111,7 @@ class Run:
         torch.manual_seed(options.seed)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
+        self.record_path = options.record
         self.is_resumable = True
         self.default_threads = torch.get_num_threads()
         # Other code can set these listeners. `on_report`, if set, replaces tracking and the progress line.

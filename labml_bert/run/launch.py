@@ -37,7 +37,7 @@ def launch(
     with exit_cleanly(lambda: run.path, lambda: run.is_resumable, resume_options(options)):
         with run.resources:
             main(run, options)
-        if options.record is not None and rank() == 0:
+        if run.record_path is not None and rank() == 0:
             record = json.loads(run.record_path.read_text("utf-8"))
             # For a record of several runs, the script's `fingerprints` returns one function per fingerprint.
             several = main.__globals__.get("fingerprints")
