@@ -233,7 +233,7 @@ def test_one_model_can_be_trained_again(
     for more, message in (
         ([], "name the record with --record"),
         (["--record", str(tmp_path / "none.json")], "cannot read the other models"),
-        (["--record", str(ROOT / "docs" / "runs" / "speed.json")], "cannot read the other models"),
+        (["--record", str(ROOT / "docs" / "runs" / "speed.json")], "it is a record of speed, not of live"),
         (["--record", str(record_path), "--hidden-size", "32"], "hidden_size is 32, but 16 in"),
     ):
         with pytest.raises(SystemExit):
