@@ -67,9 +67,8 @@ def pool_texts(
     vectors of these tokens counted, the means of all texts would probably be more alike. `[UNK]` stands for a
     word or character, so it counts.
 
-    Raises `ValueError` if a text has no tokens that count, isn't UTF-8 or is too long for `check_text`, if
-    `max_length` is below 3, if `pooling` isn't one of the two, or if it's `cls` and the tokenizer adds no
-    `[CLS]`.
+    Raises `ValueError` if a text has no tokens that count, if `max_length` is below 3, if `pooling` isn't one
+    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`, and the errors of `check_text`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")

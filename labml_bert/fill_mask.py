@@ -97,8 +97,8 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
     Encodes a text that somebody typed. The tokenizer adds `[CLS]` and `[SEP]` if the model was trained with
     them, and a `[MASK]` in the text becomes the mask token.
 
-    Raises `ValueError` if the text isn't UTF-8, is too long for `check_text`, or has more tokens than the
-    model has positions.
+    Raises `ValueError` if the text isn't UTF-8, has more characters than `MAX_CHARACTERS`, or has more tokens
+    than the model has positions.
     """
     check_text(text)
     encoding = tokenizer.encode(text)
@@ -131,8 +131,8 @@ def fill_mask(
     tokens are left out. The softmax is over the whole vocabulary, so the returned probabilities sum to less
     than 1.
 
-    Raises `ValueError` if the text has no mask, isn't UTF-8 or has more tokens than the model has positions,
-    if `top_k` is below 1, or if the vocabulary has only special tokens.
+    Raises `ValueError` if the text has no mask, if `top_k` is below 1, or if the vocabulary has only special
+    tokens, and the errors of `encode_text`.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")

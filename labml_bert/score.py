@@ -68,8 +68,7 @@ def token_log_probs(
     single token keeps its score. If tokens are characters, the option changes nothing, because the tokenizer
     doesn't know which characters belong to a word.
 
-    Raises `ValueError` if the text has no token to score, isn't UTF-8, or has more tokens than the model has
-    positions.
+    Raises `ValueError` if the text has no token to score, and the errors of `encode_text`.
 
     Source: [Kauf and Ivanova, 2023](https://arxiv.org/abs/2305.10588), for `mask_rest_of_word`, which they
     call PLL-word-l2r.

@@ -21,7 +21,7 @@ from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
-# In a narrower terminal, Rich would leave out whole columns of a table. So its lines are wrapped instead.
+# In a narrower terminal, Rich would leave out whole columns of a table. We let the terminal wrap the lines.
 FEWEST_COLUMNS = 40
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"

@@ -1,9 +1,9 @@
 r"""
 # Token classification and question answering
 
-Does pretraining help a model label each token, or find a span? With [whole texts](../finetune_docstrings.md),
-it helped, compared with training from scratch. The labels come with Python: a function's signature says which
-words of its docstring are names of parameters. This gives us two tasks:
+Does pretraining help a model label each token, or find a span? Pretraining helped with [whole
+texts](../finetune_docstrings.md), compared with training from scratch. The labels come with Python: a
+function's signature says which words of its docstring are names of parameters. This gives us two tasks:
 
 - **tokens**: which words of this docstring name a parameter? `BertForTokenClassification` gives each word one
   of two classes. The word alone isn't enough to decide: *name* is a parameter in about 40% of the docstrings

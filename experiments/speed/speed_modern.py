@@ -12,10 +12,10 @@ others attend to a window of 128 tokens.
 We time both models in float32, the default of `transformers`, and with autocast to bfloat16. Three things can
 make our step faster: matmuls in bfloat16, a last layer and a head that compute only the labeled positions,
 and attention that is written out where PyTorch's fused kernel is slow. If both models use float32, only the
-second of the three is left. We haven't measured how much of the difference it explains. It saves most where
-the vocabulary is large and the layers are few, and less in a character model. `transformers` can compute the
-head at the labeled positions only, too, if you set `sparse_prediction=True` in its configuration. We leave it
-off, as it is by default.
+second is left: computing only the labeled positions. We haven't measured how much of the difference in speed
+it explains. It saves the most time if the vocabulary is large and the layers are few, and less in a character
+model. `transformers` can compute the head at the labeled positions only, too, if you set
+`sparse_prediction=True` in its configuration. We leave it off, as it is by default.
 """
 
 import sys

@@ -129,7 +129,7 @@ def parse_options(
     Options that aren't on the command line come from the run that you resume, or otherwise from the defaults.
 
     Raises `ValueError` if the run to resume is damaged or belongs to another experiment, or if a value is out
-    of range. An invalid command line ends the program with one line and exit code 2.
+    of range. If the command line is invalid, prints one line and exits with code 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     options = parse(options_type, options_type(), description, argv)
@@ -149,7 +149,7 @@ def parse_options(
         options = replace(options, steps=None)
     if "--corpus" in flags:
         options = replace(options, corpus=absolute_path(options.corpus))
-    # Check the values now, because reading the text can take many seconds. A script may set the budget later.
+    # Check the values before the text is read, which can take many seconds. Some scripts set a budget later.
     has_budget = options.steps is not None or options.minutes is not None
     (options if has_budget else replace(options, steps=1)).training_arguments()
     return options

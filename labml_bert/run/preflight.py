@@ -49,7 +49,7 @@ if not columns.isdecimal() or int(columns) < 20:
 # `torchrun` sets both variables. A process without `RANK` has only inherited `TORCHELASTIC_RUN_ID`.
 if "RANK" not in os.environ:
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
-# The commands of the package don't train, so the variables mean nothing to them.
+# Each of the package's commands is a single process, so it ignores these variables.
 spec = getattr(sys.modules["__main__"], "__spec__", None)
 if spec is not None and spec.name.startswith("labml_bert."):
     os.environ.pop("TORCHELASTIC_RUN_ID", None)

@@ -258,8 +258,8 @@ def command(*words: str) -> str:
     # Don't resolve links, because the interpreter of a virtual environment is often a link to one outside it.
     name = "python" if IS_WINDOWS else "python3"
     python = sys.executable if sys.prefix != sys.base_prefix else name
-    # On Windows, Python may be on a different drive, and then `relpath` raises `ValueError`. It raises
-    # `OSError` if the working directory no longer exists.
+    # `relpath` raises `ValueError` if Python is on a different drive (on Windows), and `OSError` if the
+    # working directory no longer exists.
     with contextlib.suppress(ValueError, OSError):
         python = min(python, os.path.relpath(python), key=len)
     return " ".join(map(quote, (python, *words)))

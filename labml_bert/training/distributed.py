@@ -116,10 +116,11 @@ def init_process_group(device: torch.device) -> None:
     """
     Connects to the other processes, if `torchrun` started this one.
 
-    Raises `ValueError` if `torchrun` no longer runs. A shell that it started may still have its variables.
+    Raises `ValueError` if `torchrun` has set its environment variables but no longer runs.
     """
     if not dist.is_torchelastic_launched():
         return
+        # Otherwise, rank zero provides the store, so it doesn't exist yet.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
             launcher_store()
@@ -248,7 +249,7 @@ def is_first_to_fail() -> bool:
     try:
         return bool(launcher_store().add("failed", 1) == 1)
     except (dist.DistError, OSError):
-        # There's no launcher, so nobody counts.
+        # Without a launcher, no other process can have failed first.
         return True
 
 

@@ -95,7 +95,7 @@ def test_bad_input_is_one_line(
 
 
 def test_a_folder_whose_name_begins_with_a_dash(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`cd -` would go to the folder before."""
+    """`cd -` would go to the previous folder."""
     assert "\n  cd ./-\n" in output(capsys, "start", "-")
 
 
