@@ -42,7 +42,7 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
-from labml_bert.export import locked, prepare_folder
+from labml_bert.export import lock_output, prepare_folder
 from labml_bert.files import check_utf8, is_utf8, read_lines
 from labml_bert.fill_mask import newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
@@ -240,7 +240,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
-    with locked(prepare_folder(folder)):
+    with lock_output(prepare_folder(folder)):
         check_output(folder)
         yield
 

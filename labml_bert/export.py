@@ -330,7 +330,7 @@ def prepare_folder(folder: Path, *names: str) -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_output(folder: Path) -> Iterator[None]:
     """Locks the folder in the block. Raises `ValueError` if another program has locked it."""
     try:
         folder_lock = lock(folder)
@@ -390,7 +390,7 @@ def main(argv: list[str] | None = None) -> None:
             prepare_folder(folder, "weights.bin", "model.json")
             path = folder / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
-            with locked(folder):
+            with lock_output(folder):
                 check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
                 is_new = not path.exists()
                 weights = write_weights(path, model)
@@ -407,7 +407,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
-            with locked(folder):
+            with lock_output(folder):
                 check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
                 difference = write_onnx(path, model, options.encoder)
                 write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))

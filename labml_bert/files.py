@@ -123,6 +123,16 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location:
     return ValueError(f"{path} is not UTF-8 ({location}); convert it{example} with: {command}")
 
 
+def unreadable(path: object, reason: str | None) -> ValueError:
+    """Returns the error for a file or folder that can't be read. `reason` is the system's."""
+    return ValueError(f"cannot read {path}: {reason}; make it readable")
+
+
+def is_unreadable_folder(folder: Path) -> bool:
+    """Whether there is such a folder, but its permissions keep this user from reading it."""
+    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+
+
 def without_nul(text: str, name: object) -> str:
     """
     Returns `text`. Raises `ValueError`, with the `name` of the text, if it has a NUL character, which plain

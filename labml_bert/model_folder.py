@@ -18,6 +18,7 @@ from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import check_digest, file_sha256, parse_json, read_checked, read_sums
+from labml_bert.files import unreadable
 from labml_bert.modern import ModernBertConfig
 
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
@@ -130,12 +131,11 @@ def read_json(folder: Path) -> dict[str, Any]:
     try:
         data = read_checked(path, LARGEST_CONFIG)
     except FileNotFoundError:
-        remedy = (
-            f"use {folder / 'model'}" if (folder / "model" / path.name).is_file() else "use another folder"
-        )
+        is_run = (folder / "model" / path.name).is_file()
+        remedy = f"use {folder / 'model'}" if is_run else "use another folder"
         raise ValueError(f"there is no model in {folder} (no config.json); {remedy}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {error.filename}: {error.strerror}; make it readable") from None
+        raise unreadable(error.filename, error.strerror) from None
     try:
         content = parse_json(data)
         content.items()
@@ -194,7 +194,7 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
         if path.name in read_sums(folder):
             check_digest(path, file_sha256(path))
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
+        raise unreadable(path, error.strerror) from None
     try:
         return files.read_tensors(path)[0]
     except ValueError as error:

@@ -15,6 +15,7 @@ self-contained file. `--open` shows the page in your browser.
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
+import errno
 import os
 import tempfile
 import webbrowser
@@ -25,7 +26,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from labml_bert.files import write_whole
+from labml_bert.files import is_unreadable_folder, unreadable, write_whole
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import find_run_folders, load_checkpoint
@@ -95,8 +96,8 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     for path in paths:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is not a folder; name the folder of a run")
-        if path.exists() and not os.access(path, os.R_OK | os.X_OK):
-            raise ValueError(f"cannot read {path}: Permission denied; make it readable")
+        if is_unreadable_folder(path):
+            raise unreadable(path, os.strerror(errno.EACCES))
         if not path.exists() and len(paths) > 1:
             raise ValueError(f"there is no folder {path}; check the name")
     folders = find_run_folders(paths, ["", "*/", "*/*/"])

@@ -91,13 +91,18 @@ def is_ascii_only() -> bool:
 
 def display_path(path: Path) -> str:
     """
-    The path relative to the working directory if it's inside, otherwise unchanged. A path that starts with a
-    dash gets `./` in front, because it would look like an option.
+    The path relative to the working directory if it's inside, otherwise unchanged. It can't be mistaken for
+    an option.
     """
     text = str(path)
     with contextlib.suppress(ValueError, OSError):  # Perhaps the working directory no longer exists.
         text = str(path.resolve().relative_to(Path.cwd()))
-    return f"./{text}" if text.startswith("-") else text
+    return as_operand(text)
+
+
+def as_operand(name: str) -> str:
+    """Puts `./` in front of a name that starts with a dash, because it would look like an option."""
+    return f"./{name}" if name.startswith("-") else name
 
 
 def path_with_name(name: str) -> Path:

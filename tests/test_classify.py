@@ -394,20 +394,10 @@ def test_settings_that_cannot_be_read_are_not_ignored(
 # Standard input
 
 
-class StandardInput:
-    """The standard input that `predict` reads."""
-
-    def __init__(self, data: bytes):
-        self.buffer = io.BytesIO(data)
-
-    def isatty(self) -> bool:
-        return False
-
-
 def test_each_line_of_standard_input_becomes_a_row(
     bad_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", StandardInput(b"\xef\xbb\xbfone\r\ntwo\nthree\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfone\r\ntwo\nthree\n")))
     classify.main(["predict", str(bad_folder / "classifier")])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
     assert [row[-1] for row in rows] == ["one", "two", "three"]
@@ -441,7 +431,7 @@ def test_a_blank_line_of_standard_input_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sys.stdin", StandardInput(data))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert_fails(bad_folder, ["predict", "classifier"], message, capsys)
 
 

@@ -49,7 +49,7 @@ from labml_bert.export import (
     write_web,
     write_weights,
 )
-from labml_bert.files import lock, write_whole
+from labml_bert.files import lock
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -57,6 +57,7 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
+from labml_bert.run.record import write_record
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.distributed import check_single_process
@@ -366,7 +367,7 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
     record["checkpoints"] = [entry for entries in checkpoints.values() for entry in entries]
     write_web(folder, text.tokenizer, descriptions, record["checkpoints"])
     if options.record is not None:
-        write_whole(options.record, json.dumps(record, separators=(",", ":")))
+        run.record_path = write_record(options.record, record)
     print_moments(record["checkpoints"])
     console.print(f"  for a page  {display_path(folder)}\n")
 

@@ -34,7 +34,7 @@ from labml_bert.course.source import PACKAGE, function_lines, location, read_ref
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
-from labml_bert.stdout import console, path_with_name, print_error, print_note
+from labml_bert.stdout import as_operand, console, path_with_name, print_error, print_note
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -56,7 +56,7 @@ def start_command(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     write_exercises(folder)
     say(f"Wrote {len(FILES)} files with {len(STEPS)} steps to {folder}. Begin with:")
-    name = f"./{folder}" if str(folder).startswith("-") else str(folder)
+    name = as_operand(str(folder))
     # In double quotes, because the shell of Windows doesn't know single ones.
     quoted = f'"{name}"' if " " in name else name
     console.print(f"\n  cd {quoted}\n  {COMMAND} check\n")

@@ -33,7 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from labml_bert.checksums import read_checked
-from labml_bert.files import encoding_error, make_folder, whole_file, without_nul
+from labml_bert.files import encoding_error, make_folder, unreadable, whole_file, without_nul
 from labml_bert.stdout import print_note
 
 TINY_SHAKESPEARE_URL = (
@@ -181,7 +181,7 @@ def read_utf8(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise encoding_error(path, error, error.object, f"line {line:,}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
+        raise unreadable(path, error.strerror) from None
 
 
 def split_documents(name: str, documents: dict[str, str]) -> Corpus:

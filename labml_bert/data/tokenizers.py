@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 
 from labml_bert.checksums import parse_json, read_checked, write_checked
-from labml_bert.files import make_folder
+from labml_bert.files import make_folder, unreadable
 
 # These names are from the original code. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -226,7 +226,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     except FileNotFoundError:
         raise ValueError(f"no tokenizer at {path}; use the folder of a finished run") from None
     except OSError as error:
-        raise ValueError(f"cannot read {error.filename}: {error.strerror}; make it readable") from None
+        raise unreadable(error.filename, error.strerror) from None
     try:
         with silent_panics():
             tokenizer = Tokenizer.from_buffer(data)

@@ -53,22 +53,30 @@ if "RANK" not in os.environ:
 spec = getattr(sys.modules["__main__"], "__spec__", None)
 if spec is not None and spec.name.startswith("labml_bert."):
     os.environ.pop("TORCHELASTIC_RUN_ID", None)
-if "TORCHELASTIC_RUN_ID" in os.environ:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    numbers = {name: os.environ.get(name, "") for name in names}
-    wrong = [name for name, value in numbers.items() if not value.isdecimal() or not int(value[:9]) < 65536]
-    for own, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if not wrong and int(numbers[own]) >= int(numbers[size]):
-            wrong = [size]
-    if wrong or not os.environ.get("MASTER_ADDR"):
-        name = (*wrong, "MASTER_ADDR")[0]
-        value = os.environ.get(name, "not set")
-        print(
-            f"error: the environment variable {name} is {value!a}; start several processes with torchrun, or "
-            "one with TORCHELASTIC_RUN_ID unset",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
+
+
+def wrong_variable() -> str:
+    """Returns the first variable of `torchrun` that can't be right, or an empty string."""
+    numbers: dict[str, int] = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ.get(name, "")
+        # No port is above 65535, and so many processes are unlikely. `int` refuses thousands of digits.
+        if not value.isdecimal() or len(value) > 9 or int(value) > 65535:
+            return name
+        numbers[name] = int(value)
+    for name, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if numbers[name] >= numbers[size]:
+            return size
+    return "" if os.environ.get("MASTER_ADDR") else "MASTER_ADDR"
+
+
+if "TORCHELASTIC_RUN_ID" in os.environ and (wrong_name := wrong_variable()):
+    print(
+        f"error: the environment variable {wrong_name} is {os.environ.get(wrong_name, 'not set')!a}; "
+        "start several processes with torchrun, or one with TORCHELASTIC_RUN_ID unset",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
 
 try:
     # PyTorch's libraries don't load if the current folder no longer exists.

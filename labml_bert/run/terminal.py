@@ -114,6 +114,9 @@ def exit_cleanly(
     def has_checkpoint(path: Path) -> bool:
         return is_resumable() and (path / CHECKPOINT).is_file()
 
+    def resume_arguments(path: Path) -> list[str]:
+        return ["--resume", display_path(path), *resume_options]
+
     try:
         with not_yet_written(find_path):
             yield
@@ -121,7 +124,7 @@ def exit_cleanly(
         path = find_path()
         if rank() == 0 and path is not None and has_checkpoint(path):
             script = start_words or [sys.argv[0]]
-            again = command(*launcher(), *script, "--resume", display_path(path), *resume_options)
+            again = command(*launcher(), *script, *resume_arguments(path))
             print_last(f"\nstopped and saved; resume with:\n  {again}")
         elif rank() == 0 and path is not None:
             print_last("\nstopped; run the same command to start over (earlier results are unchanged)")
@@ -132,9 +135,7 @@ def exit_cleanly(
         path = find_path()
         remedy = "start over"
         if path is not None and has_checkpoint(path):
-            remedy = " ".join(
-                ("resume with --resume", quote(display_path(path)), *map(quote, resume_options))
-            )
+            remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"
         elif path is not None and not path.exists():
             remedy = "start over, or if its folder was moved, resume the run there with --resume"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
@@ -144,7 +145,7 @@ def exit_cleanly(
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             path, remedy = find_path(), "run the same command again"
             if path is not None and has_checkpoint(path):
-                remedy = f"resume with --resume {display_path(path)}"
+                remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"
             fail(f"another process of this run was killed; {remedy}")
         fail_on_runtime_error(error)
 

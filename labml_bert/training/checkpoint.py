@@ -20,7 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from labml_bert.checksums import SUMS, parse_json, read_sums
-from labml_bert.files import check_utf8, read_tensors, whole_file, write_tensors
+from labml_bert.files import (
+    check_utf8,
+    is_unreadable_folder,
+    read_tensors,
+    unreadable,
+    whole_file,
+    write_tensors,
+)
 from labml_bert.stdout import display_path, print_note
 from labml_bert.training.device import autocast
 from labml_bert.training.distributed import all_gather, rank
@@ -218,7 +225,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}; make it readable") from None
+        raise unreadable(path, error.strerror) from None
     try:
         return read_checkpoint(path)
     except ValueError as error:
@@ -267,7 +274,7 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     folders = list(folders)
     for folder in folders:
         for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
-            if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            if is_unreadable_folder(path):
                 print_note(f"{display_path(path)} can't be read, so it's left out; make it readable")
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
