@@ -140,7 +140,8 @@ def source_page(
             copy = copy_button([(row.first, row.ends)], f"{row.name} and everything inside it")
         code = row_code(row, bodies, lines, stands_alone)
         for one in unexplained:
-            code += f'<div id="{one.name}">{row_code(one, bodies, lines, stands_alone)}</div>'
+            # On its own line, because Markdown would read a `<div>` after a `</div>` as text.
+            code += f'\n<div id="{one.name}">{row_code(one, bodies, lines, stands_alone)}</div>'
         parts.append(
             render(
                 "row.md",
