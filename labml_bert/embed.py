@@ -68,7 +68,7 @@ def pool_texts(
     word or character, so it counts.
 
     Raises `ValueError` if a text has no tokens that count, if `max_length` is below 3, if `pooling` isn't one
-    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`, and the errors of `check_text`.
+    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`. Also raises the errors of `check_text`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
@@ -114,7 +114,7 @@ def embed(
     Returns the vectors of all texts, `(N, D)`, in the order of the texts. The model has to be in eval mode.
     Texts of similar length share a batch, so little time goes to padding.
 
-    Raises `ValueError` if `texts` is empty or a single string, and the errors of `pool_texts`.
+    Raises `ValueError` if `texts` is empty or a single string. Also raises the errors of `pool_texts`.
     """
     if not texts or isinstance(texts, str):
         raise ValueError("there are no texts; pass a list with at least one")
@@ -237,8 +237,8 @@ def train_simcse(
     linearly to zero. Without dropout, equal texts would get equal vectors, and many small models are
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
-    Raises `ValueError` if `batch_size` is below 2 or above the number of pairs, if `steps` is below 1, and
-    the errors of `pool_texts`.
+    Raises `ValueError` if `batch_size` is below 2 or above the number of pairs, or if `steps` is below 1.
+    Also raises the errors of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"

@@ -132,7 +132,7 @@ def fill_mask(
     than 1.
 
     Raises `ValueError` if the text has no mask, if `top_k` is below 1, or if the vocabulary has only special
-    tokens, and the errors of `encode_text`.
+    tokens. Also raises the errors of `encode_text`.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")

@@ -68,7 +68,7 @@ def token_log_probs(
     single token keeps its score. If tokens are characters, the option changes nothing, because the tokenizer
     doesn't know which characters belong to a word.
 
-    Raises `ValueError` if the text has no token to score, and the errors of `encode_text`.
+    Raises `ValueError` if the text has no token to score. Also raises the errors of `encode_text`.
 
     Source: [Kauf and Ivanova, 2023](https://arxiv.org/abs/2305.10588), for `mask_rest_of_word`, which they
     call PLL-word-l2r.
@@ -123,7 +123,7 @@ def pseudo_perplexity(
     finds all tokens of its vocabulary equally probable has a pseudo-perplexity of $V$. A perfect model has a
     pseudo-perplexity of 1. Two models are comparable only if they split the texts into the same tokens.
 
-    Raises `ValueError` if there are no texts, and the errors of `token_log_probs`.
+    Raises `ValueError` if there are no texts. Also raises the errors of `token_log_probs`.
     """
     if not texts:
         raise ValueError("there are no texts; pass at least one")

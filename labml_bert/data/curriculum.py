@@ -2,10 +2,10 @@ r"""
 # Short sequences first
 
 Why does a small BERT stay near the loss of the unigram baseline for so long? One reason is [how BERT encodes
-positions](../../stuck.md#the-cause). Another may be that the model has too many tokens to choose from. In a
-sequence of 128 tokens, any of the 127 others could be the one that predicts a masked token, and the model has
-to find out which. In a sequence of 16 tokens, there are only 15 candidates. So we start with short sequences
-and make them longer during training. The number of tokens per step stays nearly the same: with $N$ tokens per
+positions](../../stuck.md#the-cause). Another may be that long sequences contain too many candidates: in a
+sequence of 128 tokens, any of the 127 others could help to predict a masked token, and the model has to find
+out which do. In a sequence of 16 tokens, there are only 15 candidates. So we start with short sequences and
+make them longer during training. The number of tokens per step stays nearly the same: with $N$ tokens per
 step and length $T$, a batch has $\lfloor N / T \rfloor$ sequences.
 
 The positions of a short window start at a [random offset](windows.md), so training reaches all position

@@ -120,7 +120,7 @@ def init_process_group(device: torch.device) -> None:
     """
     if not dist.is_torchelastic_launched():
         return
-        # Otherwise, rank zero provides the store, so it doesn't exist yet.
+    # If the launcher has no store, rank zero provides one, but that one doesn't exist yet.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
             launcher_store()
