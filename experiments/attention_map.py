@@ -12,17 +12,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-import json
 from typing import Any
 
 import torch
 from rich.table import Table
 
 from labml_bert.attention_map import attention_map
-from labml_bert.files import write_whole
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import check_record, describe_run, describe_training
+from labml_bert.run.record import check_record, describe_run, describe_training, write_record
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.checkpoint import load_checkpoint
@@ -48,20 +46,6 @@ def print_weights(result: dict[str, Any], top: int = 3) -> None:
     console.print(table)
 
 
-def write_record(path: Path, text: str, result: dict[str, Any], run_path: Path) -> None:
-    """
-    Writes `result` as JSON, with the configuration of the run that trained the model.
-
-    Raises `ValueError` if the checkpoint in `run_path` is missing, unreadable or damaged.
-    """
-    record = {
-        **describe_run("attention_map", [text, "--record", path.name], torch.device("cpu"), "float32"),
-        **describe_training(load_checkpoint(run_path)[0]),
-        "result": result,
-    }
-    write_whole(path, json.dumps(record, separators=(",", ":")))
-
-
 def main(argv: list[str] | None = None) -> None:
     """Parses the command line, prints what the first mask attends to, and can write a record."""
     parser = OneLineParser(description="Show what the [MASK] in a text attends to.")
@@ -78,7 +62,12 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"{run_path} has a modern model, and the map is of a BERT; use another run")
         result = attention_map(model, tokenizer, options.text)
         if options.record is not None:
-            write_record(options.record, options.text, result, run_path)
+            record = {
+                **describe_run("attention_map", [options.text], torch.device("cpu"), "float32"),
+                **describe_training(load_checkpoint(run_path)[0]),
+                "result": result,
+            }
+            console.print(f"\n  record {display_path(write_record(options.record, record))}", style="dim")
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     print_weights(result)
     predictions = ", ".join(f"{token!r} {probability:.0%}" for token, probability in result["guesses"][0])

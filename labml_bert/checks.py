@@ -101,6 +101,20 @@ def check_length(length: int, config: BertConfig | ModernBertConfig) -> None:
         )
 
 
+def check_longest(longest: int, batch_tokens: int, max_position_embeddings: int) -> None:
+    """Raises `ValueError` if the batch or the model is too small for a sequence of `longest` tokens."""
+    if longest > max_position_embeddings:
+        raise ValueError(
+            f"the schedule reaches length {longest} but max_position_embeddings is "
+            f"{max_position_embeddings}; use a shorter schedule or more positions"
+        )
+    if longest > batch_tokens:
+        raise ValueError(
+            f"{batch_tokens} tokens per step are too few for one sequence of {longest}; "
+            "use a larger batch or a shorter schedule"
+        )
+
+
 def check_masking(
     vocab_size: int,
     mask_token_id: int | None,

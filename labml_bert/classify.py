@@ -43,8 +43,8 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import lock_output, prepare_folder
-from labml_bert.files import check_utf8, is_utf8, read_lines
-from labml_bert.fill_mask import newest_run
+from labml_bert.files import check_utf8, read_lines
+from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
 from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label, read_labeled_texts, some
@@ -376,8 +376,7 @@ def predict_command(options: argparse.Namespace) -> None:
     kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
         name = f"{kind} {number:,}" if number <= len(texts) else "--pair"
-        if not is_utf8(text):
-            raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
+        check_text(text, name)
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
     settings = read_settings(options.model)

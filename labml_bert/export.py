@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import lock, make_folder, whole_file, write_whole
+from labml_bert.files import lock, make_folder, remove_partial_files, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -338,6 +338,7 @@ def lock_output(folder: Path) -> Iterator[None]:
         raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
     with folder_lock:
         try:
+            remove_partial_files(folder)
             yield
         finally:
             with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
@@ -358,8 +359,8 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
         return
     if any((path.parent / name).exists() for name in (path.name, *others)):
         raise ValueError(
-            f"{path.parent} has files of another program or of an earlier version; choose another folder "
-            "with --output"
+            f"{path.parent} has files of another program, of an earlier version or of an export that was "
+            "killed; choose another folder with --output"
         )
 
 

@@ -106,15 +106,15 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
     return encoding
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, name: str = "the text") -> None:
     """
     Raises `ValueError` if `text` has more characters than `MAX_CHARACTERS`, or has surrogates, which stand
-    for bytes that aren't UTF-8.
+    for bytes that aren't UTF-8. `name` says in the message which text it is.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"the text has {len(text):,} characters; use at most {MAX_CHARACTERS:,}")
+        raise ValueError(f"{name} has {len(text):,} characters; use at most {MAX_CHARACTERS:,}")
     if not is_utf8(text):
-        raise ValueError("the text has bytes that are not UTF-8; write it in UTF-8")
+        raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 from labml_bert.files import is_unreadable_folder, unreadable, write_whole
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.stdout import console, display_path, print_note, printable
 from labml_bert.training.checkpoint import find_run_folders, load_checkpoint
-from labml_bert.training.tracking import read_metrics
+from labml_bert.training.tracking import METRICS, read_metrics
 
 # The page has a chart for each of these metrics that at least one run has.
 CHARTS = {
@@ -73,25 +73,25 @@ class RunFolder(NamedTuple):
 
 
 def read_run(path: Path) -> RunFolder:
-    """Reads the folder of a run. Raises `ValueError` if there is no run, or if its checkpoint is damaged."""
+    """Reads a run's folder. Raises `ValueError` if there is no run, or if it's damaged or can't be read."""
     metadata = load_checkpoint(path)[0]
-    return RunFolder(
-        path,
-        metadata["configuration"],
-        metadata["step"],
-        metadata["seconds"],
-        (path / "model" / "config.json").is_file(),
-        read_metrics(path, metadata["step"]),
-    )
+    try:
+        metrics = read_metrics(path, metadata["step"])
+    except OSError as error:
+        raise unreadable(path / METRICS, error.strerror) from None
+    is_finished = (path / "model" / "config.json").is_file()
+    configuration, step, seconds = (metadata[name] for name in ("configuration", "step", "seconds"))
+    return RunFolder(path, configuration, step, seconds, is_finished, metrics)
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """
     Returns the runs in `paths`, the one with the newest checkpoint first. Each path is the folder of a run,
-    or a folder that contains runs up to two levels down.
+    or a folder that contains runs up to two levels down. Prints a note for each run that is damaged or can't
+    be read, and leaves it out.
 
-    Raises `ValueError` if there are no runs, if a run is damaged, if a path is a file or can't be read, or if
-    one of several paths doesn't exist.
+    Raises `ValueError` if there are no runs, if no run can be read or one of `paths` is such a run, if a path
+    is a file or can't be read, or if one of several paths doesn't exist.
     """
     for path in paths:
         if path.exists() and not path.is_dir():
@@ -105,7 +105,17 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
         raise ValueError(
             f"no run in {' '.join(map(str, paths))}; train a model, for example with experiments/mlm_tiny.py"
         )
-    return [read_run(folder) for folder in folders]
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            if folder in paths or len(folders) == 1:
+                raise
+            print_note(f"left out: {error}")
+    if not runs:
+        raise ValueError(f"none of the {len(folders)} runs can be read; see the notes above")
+    return runs
 
 
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:

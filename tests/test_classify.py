@@ -477,6 +477,7 @@ BAD_ARGUMENTS = {
     ),
     "predict what the tokenizer drops": (["predict", "classifier", "\ue000"], r"text '\ue000' has no tokens"),
     "predict bytes": (["predict", "classifier", "\udcff"], "text 1 has bytes that are not UTF-8"),
+    "predict a long text": (["predict", "classifier", "a", "b" * 100_001], "text 2 has 100,001 characters"),
     "predict a pair": (["predict", "single", "a", "--pair", "b"], "was trained with single texts; leave out"),
     "predict an empty pair": (["predict", "classifier", "a", "--pair", ""], "--pair is empty"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labml_bert import export
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
-from labml_bert.files import lock, write_tensors
+from labml_bert.files import PART, lock, write_tensors
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM, BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -416,5 +416,7 @@ def test_only_one_program_exports_into_a_folder(
     words = [str(model), "--to", kind, "--output", str(output)]
     with lock(output):
         assert_rejected(words, "output; choose another with --output", output, capsys)
+    (output / f"weights.bin.123{PART}").touch()
     export.main(words)
     assert not (output / ".lock").exists()
+    assert not [*output.glob(f"*{PART}")], "a killed export left this file"

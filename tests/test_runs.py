@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from labml_bert import runs
 from labml_bert.bert import BertConfig
 from labml_bert.export import read_history
 from labml_bert.models import BertForMaskedLM
 from labml_bert.runs import RunFolder, differences, draw_chart, draw_page, find_runs, main
-from labml_bert.training.checkpoint import load_checkpoint
-from labml_bert.training.tracking import append_metrics, read_metrics
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.tracking import METRICS, append_metrics, read_metrics
 from tests.support.labels import save_run
 from tests.support.runs import SMALL, main_in_process, small_text
 from tests.support.tiny_run import assert_fails
@@ -181,6 +182,30 @@ def test_bad_input(
     assert_fails(main, arguments, message, capsys)
     for name in ("notes.txt", "notes.html"):
         assert (logs.parent / name).read_text() == "my notes"
+
+
+def test_a_run_that_cannot_be_read_is_left_out(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One damaged run must not hide the others, unless the user names it."""
+    (logs / "mlm_tiny" / "old" / CHECKPOINT).write_bytes(b"12345678")
+    main([])
+    out, errors = capsys.readouterr()
+    assert "mlm_tiny/new" in out and "own_language/other" in out and "old" not in out
+    (line,) = errors.splitlines()
+    assert line.startswith("left out: ") and "old/checkpoint.safetensors is damaged" in line
+    assert_fails(main, ["logs/mlm_tiny/old", "logs"], "is damaged", capsys)
+
+    def read_metrics(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(runs, "read_metrics", read_metrics)
+    with pytest.raises(SystemExit) as exit_info:
+        main([])
+    assert exit_info.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert f"cannot read logs/mlm_tiny/new/{METRICS}: Permission denied; make it readable" in lines[-3]
+    assert lines[-1] == "error: none of the 3 runs can be read; see the notes above"
 
 
 def test_an_unreadable_folder_is_not_empty(

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import argparse
 import difflib
+import errno
 import signal
 import time
 from collections.abc import Callable
@@ -207,7 +208,9 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         fail(error)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}; use another folder")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space on the disk" if is_full else "make it writable, or use another folder"
+        fail(f"{error.filename}: {error.strerror}; {remedy}")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

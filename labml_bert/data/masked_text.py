@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
-from labml_bert.checks import check_masking
+from labml_bert.checks import check_longest, check_masking
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.token_files import TokenizedCorpus
@@ -128,20 +128,11 @@ def check_lengths(
     `longest` tokens. `train` and `valid` are the numbers of tokens in the training text and in the held-out
     text.
     """
-    if longest > max_position_embeddings:
-        raise ValueError(
-            f"the schedule reaches length {longest} but max_position_embeddings is "
-            f"{max_position_embeddings}; use a shorter schedule or more positions"
-        )
+    check_longest(longest, batch_tokens, max_position_embeddings)
     if longest > train:
         raise ValueError(
             f"the text has {train} training tokens, shorter than one sequence of {longest}; "
             "use more text or a shorter schedule"
-        )
-    if longest > batch_tokens:
-        raise ValueError(
-            f"{batch_tokens} tokens per step are too few for one sequence of {longest}; "
-            "use a larger batch or a shorter schedule"
         )
     if valid < longest:
         raise ValueError(

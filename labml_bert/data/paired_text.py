@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
+from labml_bert.checks import check_longest
 from labml_bert.data.corpora import Corpus, cache_folder
 from labml_bert.data.held_out import check_labels, held_out_generator
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
@@ -58,11 +59,7 @@ class PairedText:
         self.batch_tokens, self.mlm_probability = batch_tokens, mlm_probability
         self.dupe_factor = dupe_factor
         self.vocab_size: int = tokenizer.get_vocab_size()
-        if lengths[-1] > batch_tokens:
-            raise ValueError(
-                f"{batch_tokens} tokens per step are too few for one pair of {lengths[-1]}; "
-                "use a larger batch or a shorter schedule"
-            )
+        check_longest(lengths[-1], batch_tokens, max_position_embeddings=lengths[-1])
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
         self.baselines = ngram_baselines(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))

@@ -20,8 +20,15 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 import tyro
 
 from labml_bert.bert import BertConfig
-from labml_bert.checks import LARGEST_SIZE, LARGEST_VALUES, check_config, check_modern_config
+from labml_bert.checks import (
+    LARGEST_SIZE,
+    LARGEST_VALUES,
+    check_config,
+    check_longest,
+    check_modern_config,
+)
 from labml_bert.data.corpora import absolute_path
+from labml_bert.data.curriculum import parse_schedule
 from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
@@ -149,10 +156,27 @@ def parse_options(
         options = replace(options, steps=None)
     if "--corpus" in flags:
         options = replace(options, corpus=absolute_path(options.corpus))
-    # Check the values before the text is read, which can take many seconds. Some scripts set a budget later.
+    check_options(options)
+    return options
+
+
+def check_options(options: RunOptions) -> None:
+    """
+    Checks, before the text is read, which can take many seconds, what doesn't depend on the text.
+
+    Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
+    """
+    # Some scripts choose a budget or the size of the vocabulary later.
     has_budget = options.steps is not None or options.minutes is not None
     (options if has_budget else replace(options, steps=1)).training_arguments()
-    return options
+    # The options of a BERT and those of a modern model have the same names for the sizes.
+    values = {f.name: getattr(options, f.name, None) for f in fields(BertConfig)}
+    sizes = {name: value for name, value in values.items() if value is not None}
+    check_config(BertConfig(**sizes))
+    # A schedule that isn't set, or a script without these options, is checked later.
+    if schedule := getattr(options, "schedule", None):
+        longest = parse_schedule(schedule)[-1].length
+        check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings", longest))  # type: ignore[attr-defined]
 
 
 def restore_options(

@@ -28,7 +28,7 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "predictions" in out and max(map(len, lines)) <= 80
     record = json.loads((tmp_path / "map.json").read_text())
     result = record["result"]
-    assert record["command"] == "python experiments/attention_map.py 'a[MASK]c' --record map.json"
+    assert record["command"] == "python experiments/attention_map.py 'a[MASK]c'"
     assert record["experiment"] == "attention_map" and result["tokens"] == ["a", "[MASK]", "c"]
     assert result["masks"] == [1] and len(result["guesses"][0]) == 5
     weights = torch.tensor(result["attentions"])  # (L, H, T, T)
