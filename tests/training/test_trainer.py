@@ -22,7 +22,7 @@ from labml_bert.mlm import IGNORE
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, FAILED_STEP, load_checkpoint
 from labml_bert.training.device import choose_device, choose_precision
 from labml_bert.training.optimization import (
     OptimizerName,
@@ -31,7 +31,7 @@ from labml_bert.training.optimization import (
     parameter_groups,
 )
 from labml_bert.training.tracking import METRICS, read_metrics
-from labml_bert.training.trainer import NonFiniteLossError, Trainer
+from labml_bert.training.trainer import NonFiniteLossError, Report, Trainer
 from tests.support.trainers import CONFIG, edit_checkpoint, new_trainer, train, train_on, train_to_end
 
 
@@ -294,6 +294,53 @@ def test_reports_are_at_least_a_second_apart(monkeypatch: pytest.MonkeyPatch) ->
         now += 1
         train_on(step, next_batch())
     assert reported == [3, 5, 7, 8]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_of_two_processes(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Here, both processes have the same rows, so all sums are twice as large as with one process. For real
+    processes, see `test_distributed.py`.
+    """
+    alone, next_batch = new_trainer(None)
+    alone.model.eval()
+    batch = next_batch()
+    batch["num_items_in_batch"] = (batch["labels"] != IGNORE).sum()
+    train_on(next(alone.steps()), batch)
+    expected = {name: value.item() for name, value in alone.metric_sums.items()}
+    clocks: list[float] = []
+
+    def all_reduce_max(values: list[float]) -> list[float]:
+        clocks.append(values[0])
+        return values
+
+    for name, function in {
+        "rank": lambda: number,
+        "world_size": lambda: 2,
+        "all_reduce_sum": lambda values: [2 * value for value in values],
+        "all_reduce_max": all_reduce_max,
+    }.items():
+        monkeypatch.setattr(f"labml_bert.training.trainer.{name}", function)
+    trainer, _ = new_trainer(tmp_path)
+    assert torch.initial_seed() == number, "each process has its own dropout masks"
+    trainer.model.eval()
+    reports: list[Report] = []
+    trainer.on_report = reports.append
+    steps = trainer.steps(evaluate_at=(0.01,))
+    train_on(step := next(steps), batch)
+    assert {name: value.item() for name, value in step.metrics.items()} == pytest.approx(expected, rel=1e-4)
+    assert step.evaluation_due is (number == 0) and step.milestone == (0.01 if number == 0 else None)
+    # Only rank zero has a clock and a listener.
+    step = next(steps)
+    assert (clocks[-1] > 0) is (number == 0)
+    doubled = {name: 2 * value for name, value in expected.items()}
+    assert [report.metrics for report in reports] == [pytest.approx(doubled, rel=1e-4)] * (1 - number)
+    # The limit is for the loss of the whole batch, of which this process has half.
+    trainer.largest_loss = 1.5 * expected["loss"]
+    train_on(step, batch)
+    with pytest.raises(NonFiniteLossError):
+        trainer.check_pending_steps()
+    assert (tmp_path / FAILED_STEP).exists() is (number == 0)
 
 
 def test_an_unavailable_device_is_rejected() -> None:
