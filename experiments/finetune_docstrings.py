@@ -45,6 +45,7 @@ from torch import Tensor
 
 from labml_bert.backbone import (
     Backbone,
+    check_label_counts,
     find_newest_model,
     load_backbone,
     parse_label_count,
@@ -193,6 +194,8 @@ def main(argv: list[str] | None = None) -> None:
         if options.record is not None:
             check_record(options.record, "finetune_docstrings")
         at_least_one(options, "seeds", "steps")
+        check_label_counts("labels", options.labels)
+        check_label_counts("pairs", [options.pairs])
         device, steps = choose_device(options.device), options.steps
         folder = options.model or find_newest_model(Path("logs"))
         backbone = load_backbone(folder, device)

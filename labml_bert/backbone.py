@@ -5,6 +5,7 @@ Experiments that compare ways to fine-tune a model all start from the same pretr
 that encoder, loads it, and describes how it was pretrained.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,14 +114,21 @@ def random_backbone(sizes: dict[str, Any]) -> Backbone:
     return Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
 
 
+def check_label_counts(option: str, words: Iterable[str]) -> None:
+    """Raises `ValueError` if one of the words after `option` is neither a number nor `all`."""
+    for word in words:
+        # Python refuses to read thousands of digits.
+        if word != "all" and not (word.isdecimal() and len(word) < 10):
+            raise ValueError(f"--{option} is {word!r}; use a number, or all")
+
+
 def parse_label_count(word: str, name: str, most: int, least: int) -> int:
     """
-    Returns the number in `word`, or `most` if it's `all`. `name` is the data set, for the error message.
+    Returns the number in `word`, which `check_label_counts` has accepted, or `most` if it's `all`. `name` is
+    the data set, for the error message.
 
-    Raises `ValueError` if `word` is neither, or if the number isn't from `least` to `most`.
+    Raises `ValueError` if the number isn't from `least` to `most`.
     """
-    if word != "all" and not word.isdecimal():
-        raise ValueError(f"bad number of labels {word!r}; use a number, or all")
     count = most if word == "all" else int(word)
     if not least <= count <= most:
         raise ValueError(f"{count} labels for {name}; it has {most}, so choose from {least} to {most}")

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labml_bert.files import whole_file, write_whole
+from labml_bert.files import unreadable, whole_file, write_whole
 
 SUMS = "SHA256SUMS"
 # The default limit of `read_checked`, in bytes. This is enough for a tokenizer with millions of tokens.
@@ -35,13 +35,30 @@ def read_sums(folder: Path) -> dict[str, str]:
     """
     The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`.
 
-    Raises `ValueError` if `SHA256SUMS` has more than a million bytes, because reading it could take long.
+    Raises `ValueError` if `SHA256SUMS` can't be read or is damaged, because no file would be checked then.
     """
     path = folder / SUMS
-    if path.is_file() and path.stat().st_size > 1_000_000:
-        raise ValueError(f"{path} is damaged: it has more than a million bytes; replace or remove it")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
+    if not path.exists():
+        return {}
+    try:
+        if not path.is_file():
+            raise ValueError("it isn't a regular file")
+        if not 0 < path.stat().st_size <= 1_000_000:
+            raise ValueError("it's empty, or has more than a million bytes")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); replace or remove it") from None
+    sums = {}
+    for number, line in enumerate(lines, 1):
+        # As for `sha256sum`, a line can be empty or a comment, and a name can have an asterisk before it.
+        match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
+        if match:
+            sums[match[2]] = match[1].lower()
+        elif line.strip() and not line.startswith("#"):
+            raise ValueError(f"{path} is damaged (line {number:,} is no checksum); replace or remove it")
+    return sums
 
 
 def write_sums(folder: Path, sums: dict[str, str]) -> None:
@@ -68,9 +85,9 @@ def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
     will have. Without `digest`, we compute the sha256 from the written file.
 
-    Raises `OSError` if the file can't be read, or if `SHA256SUMS` can't be read or written. If the block
-    fails or the program is killed, the file may be missing from `SHA256SUMS`, but it's never listed with a
-    wrong sha256.
+    Raises `OSError` if the file can't be read or `SHA256SUMS` can't be written, and `ValueError` if
+    `SHA256SUMS` is damaged. If the block fails or the program is killed, the file may be missing from
+    `SHA256SUMS`, but it's never listed with a wrong sha256.
     """
     sums = read_sums(path.parent)
     if path.name in sums and sums.pop(path.name) != digest:
@@ -84,8 +101,8 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     Returns the contents of a file. A file that isn't in `SHA256SUMS` isn't checked.
 
     Raises `ValueError` if the file is listed but missing, has more than `most` bytes, or doesn't match its
-    sha256. Raises `FileNotFoundError` if `path` isn't a regular file and isn't listed, and `OSError` if the
-    file can't be read.
+    sha256, or if `SHA256SUMS` is damaged. Raises `FileNotFoundError` if `path` isn't a regular file and isn't
+    listed, and `OSError` if the file can't be read.
     """
     # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
@@ -101,8 +118,8 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 def check_digest(path: Path, digest: str) -> None:
     """
-    Raises `ValueError` if the file is listed in `SHA256SUMS` with another sha256 than `digest`. Such a
-    file may be damaged, or come from another model.
+    Raises `ValueError` if `SHA256SUMS` is damaged, or lists the file with another sha256 than `digest`. Such
+    a file may be damaged, or come from another model.
     """
     if read_sums(path.parent).get(path.name, digest) != digest:
         raise ValueError(
@@ -112,11 +129,18 @@ def check_digest(path: Path, digest: str) -> None:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parses JSON. Raises `ValueError` for anything else, and for JSON that's nested too deeply."""
+    """
+    Parses JSON. Raises `ValueError` for anything else, for JSON that's nested too deeply, and for an integer
+    with more digits than Python reads.
+    """
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if "int_max_str_digits" not in str(error):
+            raise
+        raise ValueError("a number in it has thousands of digits") from None
 
 
 def list_files(folder: Path, files: Sequence[Path]) -> None:

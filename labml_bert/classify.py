@@ -42,8 +42,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
-from labml_bert.export import lock_output, prepare_folder
-from labml_bert.files import check_utf8, read_lines
+from labml_bert.export import deleting_new_files, lock_output, prepare_folder
+from labml_bert.files import PART, check_utf8, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -89,14 +89,15 @@ MAX_LENGTH = 128
 PAIRS = "trained_with_pairs"
 # These are the files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`.
 SAVED_FILES = (
-    "README.md",
-    SUMS,
-    "config.json",
-    "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.txt",
+    "model.safetensors",
+    "config.json",
+    SUMS,
+    "README.md",
 )
+LAST_FILE = SAVED_FILES[-1]
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
@@ -223,10 +224,16 @@ def check_command(options: argparse.Namespace) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """Raises `ValueError` if `folder` is a link, a file, or a folder with more in it than a lock."""
+    """
+    Raises `ValueError` if `folder` is a link, a file, or a folder with anything in it but what a killed
+    `train` can have left: its lock, and files of a classifier without the last one.
+    """
     check_utf8(folder)
-    is_free = not folder.exists() or (folder.is_dir() and all(f.name == ".lock" for f in folder.iterdir()))
-    if folder.is_symlink() or not is_free:
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    parts = {name for name in names if name.endswith(PART)}
+    is_free = folder.is_dir() and (not names or (".lock" in names and LAST_FILE not in names))
+    is_free = is_free and names <= {".lock", *parts, *SAVED_FILES}
+    if folder.is_symlink() or (folder.exists() and not is_free):
         raise ValueError(
             f"{folder} exists and is not an empty folder; choose another with --output, or with make: "
             'ARGS="--output another"'
@@ -242,18 +249,9 @@ def output_folder(folder: Path) -> Iterator[None]:
     """
     with lock_output(prepare_folder(folder)):
         check_output(folder)
-        yield
-
-
-@contextlib.contextmanager
-def deleting_on_error(folder: Path) -> Iterator[None]:
-    """If saving the classifier fails, deletes its files, so that you can repeat the same command."""
-    try:
-        yield
-    except BaseException:
         for name in SAVED_FILES:
             (folder / name).unlink(missing_ok=True)
-        raise
+        yield
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -323,7 +321,7 @@ def train_command(options: argparse.Namespace) -> None:
                 script += [f"--{name.replace('_', '-')}", str(value)]
         script += ["--from", str(folder)]
         facts = {**details, "file": options.file.name, "model": str(folder)}
-        with deleting_on_error(output):
+        with deleting_new_files(*(output / name for name in SAVED_FILES)):
             save_tokenizer(tokenizer, output, **settings)
             model.save_pretrained(output)
             write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)

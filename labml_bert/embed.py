@@ -118,6 +118,8 @@ def embed(
     """
     if not texts or isinstance(texts, str):
         raise ValueError("there are no texts; pass a list with at least one")
+    for number, text in enumerate(texts, 1):
+        check_text(text, f"text {number:,}" if len(texts) > 1 else "the text")
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     groups = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     vectors = [

@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import lock, make_folder, remove_partial_files, whole_file, write_whole
+from labml_bert.files import check_utf8, lock, make_folder, remove_partial_files, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -315,8 +315,10 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     """
     Creates the folder if it doesn't exist, and returns it.
 
-    Raises `ValueError` if the folder can't be created, or if one of `names`, the files to write, is a folder.
+    Raises `ValueError` if the folder can't be created or its name isn't UTF-8, or if one of `names`, the
+    files to write, is a folder.
     """
+    check_utf8(folder)
     try:
         make_folder(folder)
     except OSError as error:
@@ -345,6 +347,18 @@ def lock_output(folder: Path) -> Iterator[None]:
                 (folder / ".lock").unlink()
 
 
+@contextlib.contextmanager
+def deleting_new_files(*paths: Path) -> Iterator[None]:
+    """If the block fails, deletes those files that didn't exist before it, so that it can be repeated."""
+    new_files = [path for path in paths if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new_files:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def check_is_export(path: Path, start: bytes, *others: str) -> None:
     """
     An export may replace an earlier export, which has a file `path` that begins with the pattern `start`.
@@ -362,6 +376,15 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
             f"{path.parent} has files of another program, of an earlier version or of an export that was "
             "killed; choose another folder with --output"
         )
+
+
+def check_same_text(path: Path, text: str) -> None:
+    """
+    Raises `ValueError` if the file exists with another text. If an export with another tokenizer could
+    replace it, and the program was killed in between, a graph would stand beside the wrong tokenizer.
+    """
+    if path.is_file() and path.read_bytes() != text.encode():
+        raise ValueError(f"{path} is of another model; choose another folder with --output")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -393,15 +416,10 @@ def main(argv: list[str] | None = None) -> None:
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             with lock_output(folder):
                 check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
-                is_new = not path.exists()
-                weights = write_weights(path, model)
-                try:
+                # Weights without `model.json` would look like the file of another program.
+                with deleting_new_files(path):
+                    weights = write_weights(path, model)
                     write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
-                except BaseException:
-                    # Weights without `model.json` would look like the file of another program.
-                    if is_new:
-                        path.unlink()
-                    raise
                 data = path.read_bytes()
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"changes a probability by about {error}, on random text"}
@@ -410,8 +428,10 @@ def main(argv: list[str] | None = None) -> None:
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"
             with lock_output(folder):
                 check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
+                text = tokenizer.to_str(pretty=True)
+                check_same_text(folder / "tokenizer.json", text + "\n")
                 difference = write_onnx(path, model, options.encoder)
-                write_whole(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+                write_whole(folder / "tokenizer.json", text)
                 data = path.read_bytes()
             rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:

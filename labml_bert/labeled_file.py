@@ -211,8 +211,8 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     header, a quote that isn't closed or a field that's too long, or if `check_header` refuses the header.
     """
     first_line = content.lstrip("\n").partition("\n")[0]
-    if first_line.startswith("{"):
-        raise ValueError("the first line looks like JSON; rename the file so that its name ends in .jsonl")
+    if first_line.startswith(("{", "[{")):
+        raise ValueError("it looks like JSON; write one object per line, in a file whose name ends in .jsonl")
 
     def likelihood(delimiter: str) -> tuple[bool, int]:
         # A name in quotes may contain a delimiter.

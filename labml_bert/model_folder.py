@@ -138,8 +138,9 @@ def read_json(folder: Path) -> dict[str, Any]:
         raise unreadable(error.filename, error.strerror) from None
     try:
         content = parse_json(data)
-        content.items()
-    except (ValueError, AttributeError) as error:
+        if not isinstance(content, dict):
+            raise ValueError("it has no names and values")
+    except ValueError as error:
         raise ValueError(f"{path} is not a JSON object ({error}); save the model again") from None
     return content
 

@@ -98,8 +98,11 @@ def read_config(folder: Path) -> ModernBertConfig:
     try:
         config = ModernBertConfig(**sizes | expand_layer_settings(content))
         check_modern_config(config)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} does not describe a ModernBERT: {error}") from None
+    except (TypeError, KeyError, AttributeError):
+        reason = "a setting of its layers has the wrong type"
+        raise ValueError(f"{path} does not describe a ModernBERT: {reason}") from None
     layers = content.get("layer_types")
     if layers is not None and layers != [
         LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)

@@ -26,16 +26,24 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
 from labml_bert.data.corpora import BLOCKS, NAMES
 from labml_bert.data.text_files import Chunk, explain_unreadable, find_files, read_files, sample_text
-from labml_bert.data.token_files import HELD_OUT_SIZE, Block, read_progress, write_token_files
-from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
+from labml_bert.data.token_files import (
+    HELD_OUT_SIZE,
+    VALID,
+    Block,
+    read_ids,
+    read_progress,
+    write_token_files,
+)
+from labml_bert.data.tokenizers import load_tokenizer, unknown_fraction, wordpiece_tokenizer
 from labml_bert.files import check_utf8
-from labml_bert.run.terminal import OneLineParser, command, exit_on_bad_input, header
+from labml_bert.run.terminal import OneLineParser, command, describe_unknown, exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
 
 VOCAB_SIZE = 30_000
@@ -170,8 +178,11 @@ def main(argv: list[str] | None = None) -> None:
             raise
         progress = read_progress(options.output)
         assert progress is not None
-    train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
+        train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
+        valid_ids = read_ids(options.output / VALID, valid, tokenizer).long() if valid else torch.empty(0)
     console.print(f"  {train:,} training tokens, {valid:,} held out\n")
+    for text in describe_unknown(unknown_fraction(tokenizer, valid_ids)).values():
+        console.print(f"  {text}\n")
     if min(train, valid) == 0:
         console.print("  The text is too short for these files. Train on the text itself.\n")
         return

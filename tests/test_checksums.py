@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from labml_bert.checksums import (
     decode_line,
     encode_line,
     list_files,
+    parse_json,
     read_checked,
     write_checked,
 )
@@ -41,12 +43,55 @@ def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
         read_checked(path)
 
 
-def test_a_list_with_millions_of_zeros_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data + bytes(2_000_000), "or has more than a million bytes"),
+        (lambda data: b"", "it's empty"),
+        (lambda data: bytes(len(data)), "line 1 is no checksum"),
+        (lambda data: data + b"\nnot a sum\n", "line 3 is no checksum"),
+        (lambda data: data.decode().encode("utf-16"), "codec"),
+        (lambda data: data.replace(b"  ", b" "), "line 1 is no checksum"),
+    ],
+)
+def test_a_damaged_list_is_no_list(change: Callable[[bytes], bytes], words: str, tmp_path: Path) -> None:
+    """Otherwise no file would be checked."""
+    path, sums = tmp_path / "config.json", tmp_path / SUMS
     write_checked(path, "{}")
-    os.truncate(tmp_path / SUMS, 2_000_000)
-    with pytest.raises(ValueError, match=f"{SUMS} is damaged: it has more than a million bytes"):
+    sums.write_bytes(change(sums.read_bytes()))
+    with pytest.raises(ValueError, match=f"{SUMS} is damaged .*{words}.*; replace or remove it"):
         read_checked(path)
+    sums.unlink()
+    assert read_checked(path) == b"{}\n"
+    os.mkfifo(sums)
+    with pytest.raises(ValueError, match="it isn't a regular file"):
+        read_checked(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b"  ", b" *"),
+        lambda data: data.replace(b"  ", b"  ./"),
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.decode().upper().replace("CONFIG.JSON", "config.json").encode(),
+        lambda data: b"# a comment\n\n" + data,
+    ],
+)
+def test_lists_of_other_programs_are_checked(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path, sums = tmp_path / "config.json", tmp_path / SUMS
+    write_checked(path, "{}")
+    sums.write_bytes(change(sums.read_bytes()))
+    assert read_checked(path) == b"{}\n"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        read_checked(path)
+
+
+def test_numbers_with_thousands_of_digits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a number in it has thousands of digits$"):
+        parse_json("9" * 5000)
 
 
 def test_a_flipped_bit_in_the_list_never_changes_what_is_read(tmp_path: Path) -> None:

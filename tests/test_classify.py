@@ -20,7 +20,7 @@ from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
-from labml_bert.files import lock
+from labml_bert.files import PART, lock
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
@@ -310,6 +310,35 @@ def test_two_programs_do_not_write_to_the_same_folder(
         classify.main(words.split())
     assert exit_info.value.code == 2 and "another program is writing to" in capsys.readouterr().err
     classify.main(words.split())
+
+
+def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
+    tmp_path: Path, backbone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kill leaves the lock and some of the files."""
+    out, path = tmp_path / "out", write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {out}".split()
+    classify.main(words)
+    whole = {file.name: file.read_bytes() for file in out.iterdir()}
+    assert "vocab.txt" not in whole and ".lock" not in whole
+    for name in ("README.md", "config.json"):
+        (out / name).unlink()
+    with pytest.raises(SystemExit):
+        classify.main(words)
+    assert "is not an empty folder" in capsys.readouterr().err
+    for name in (".lock", f"model.safetensors.1{PART}", "vocab.txt"):
+        (out / name).touch()
+    (out / "notes.txt").touch()
+    with pytest.raises(SystemExit):
+        classify.main(words)
+    (out / "notes.txt").unlink()
+    classify.main(words)
+    assert {file.name for file in out.iterdir()} == whole.keys()
+    for name in whole.keys() - {"README.md"}:
+        assert (out / name).read_bytes() == whole[name], name
+    (out / ".lock").touch()
+    with pytest.raises(SystemExit):
+        classify.main(words)
 
 
 def test_the_check_refuses_a_folder_with_files_and_needs_no_encoder(

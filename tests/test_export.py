@@ -301,7 +301,7 @@ BAD_INPUT = {
     "unknown format": (["model", "--to", "coreml"], "invalid choice: 'coreml'"),
     "no tokenizer": (["mute", "--to", "web"], "no tokenizer at mute"),
     "truncated weights": (["half", "--to", "web"], "is damaged"),
-    "a tokenizer of another model": (["other", "--to", "web"], "do not belong together"),
+    "a tokenizer of another model": (["other", "--to", "web"], "that was saved with the model"),
     "output that is a file": (["model", "--to", "web", "--output", "file"], "cannot write to file"),
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
     "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
@@ -311,6 +311,7 @@ BAD_INPUT = {
     "a graph of another program": (["model", "--to", "onnx", "--output", "foreign2"], "another program"),
     "a tokenizer without a graph": (["model", "--to", "onnx", "--output", "other"], "another program"),
     "an encoder for a web page": (["model", "--to", "web", "--encoder"], "--encoder needs --to onnx"),
+    "a folder that is not UTF-8": (["model", "--to", "web", "--output", "o\udcff"], "is not UTF-8; use"),
     "too few positions for a graph": (["short", "--to", "onnx"], "the model has 2 positions"),
 }  # fmt: skip
 
@@ -404,6 +405,24 @@ def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
     assert re.fullmatch(
         r"error: onnxruntime \S+ can't read .+; install a newer one\n", capsys.readouterr().err
     )
+
+
+@TRACES
+def test_a_graph_never_stands_beside_the_tokenizer_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two files can't be replaced at once, so an export whose tokenizer would change is refused."""
+    folder = save_model(random_model(num_hidden_layers=1), tmp_path / "model")
+    words = [str(folder), "--to", "onnx", "--output", str(tmp_path / "out")]
+    export.main(words)
+    export.main(words)
+    tokenizer = tmp_path / "out" / "tokenizer.json"
+    text = tokenizer.read_text().replace(" ", "  ", 1)
+    tokenizer.write_text(text)
+    assert_rejected(words, "tokenizer.json is of another model; choose another", tmp_path / "out", capsys)
+    tokenizer.unlink()
+    export.main(words)
+    assert tokenizer.is_file()
 
 
 @pytest.mark.parametrize("kind", ["web", "onnx"])

@@ -42,6 +42,7 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.export import (
     check_is_export,
+    deleting_new_files,
     describe_weights,
     prepare_folder,
     rounding_error,
@@ -58,6 +59,7 @@ from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.run.record import write_record
+from labml_bert.run.terminal import not_yet_written
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.distributed import check_single_process
@@ -241,6 +243,11 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
     }
 
 
+def weights_name(arm: str, number: int) -> str:
+    """The name of the file with the weights at a moment. The first moment has the number 1."""
+    return f"{arm.replace(' ', '-')}-{number}.bin"
+
+
 def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[dict[str, Any]]:
     """
     ## A file for each moment
@@ -260,7 +267,7 @@ def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[d
                 "seconds": round(seconds[step], 1),
                 "steps": step,
                 **{name: round(value, 4) for name, value in result.items()},
-                **write_weights(folder / f"{arm.replace(' ', '-')}-{number}.bin", trained_model.model),
+                **write_weights(folder / weights_name(arm, number), trained_model.model),
             }
         )
     return entries
@@ -332,7 +339,8 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
 
     Raises `ValueError` if the folder has a file of another program, or if `read_other_arms` refuses a file.
     """
-    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[')
+    names = [weights_name(arm, number) for arm in ARMS for number in range(1, len(MOMENTS) + 1)]
+    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *names)
     record, descriptions = read_other_arms(options, folder)
     trained_models: dict[str, TrainedModel] = {}
     for arm in ARMS if options.arm == "all" else (options.arm,):
@@ -340,32 +348,34 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
         values = replace(arm_options(arm, options), record=None)
         arm_run = Run(values, run.experiment) if trained_models else run
         arm_run.options = values
-        with arm_run.resources:
+        with arm_run.resources, not_yet_written(partial(getattr, arm_run, "path")):
             trained_models[arm] = train(arm_run, values, arm)
 
     words = ["--output", display_path(folder), *(["--arm", options.arm] if options.arm != "all" else [])]
     command = f"{next(iter(trained_models.values())).record['command']} {shlex.join(words)}"
     old = record.get("checkpoints", [])
     checkpoints = {arm: [entry for entry in old if entry["arm"] == arm] for arm in reversed(ARMS)}
-    for arm, (model, text, page, result, weights, moments) in trained_models.items():
-        checkpoints[arm] = write_moments(folder, arm, trained_models[arm])
-        curve = [[step, round(loss, 4)] for step, loss in result["history"]["valid.loss"]]
-        descriptions[arm] = {**describe_weights(model), "curve": curve}
-        result["command"] = command
-        if arm != SHORT:
-            record[ENTRIES[arm]] = {name: result[name] for name in CONTENTS}
-            continue
-        assert isinstance(model, BertForMaskedLM)
-        result["pictures"] = make_pictures(model, text)
-        load_named_weights(model, weights[moments[-1]])
-        result["rounding"] = {
-            "probability": float(f"{rounding_error(model):.2g}"),
-            "loss_before": round(evaluate_masked_lm(page, text.held_out)["loss"], 4),
-        }
-        result["result"]["wall_seconds"] = time.monotonic() - run.start_time
-        record |= result
-    record["checkpoints"] = [entry for entries in checkpoints.values() for entry in entries]
-    write_web(folder, text.tokenizer, descriptions, record["checkpoints"])
+    # Weights without `model.json` would look like the files of another program.
+    with deleting_new_files(*(folder / name for name in names)):
+        for arm, (model, text, page, result, weights, moments) in trained_models.items():
+            checkpoints[arm] = write_moments(folder, arm, trained_models[arm])
+            curve = [[step, round(loss, 4)] for step, loss in result["history"]["valid.loss"]]
+            descriptions[arm] = {**describe_weights(model), "curve": curve}
+            result["command"] = command
+            if arm != SHORT:
+                record[ENTRIES[arm]] = {name: result[name] for name in CONTENTS}
+                continue
+            assert isinstance(model, BertForMaskedLM)
+            result["pictures"] = make_pictures(model, text)
+            load_named_weights(model, weights[moments[-1]])
+            result["rounding"] = {
+                "probability": float(f"{rounding_error(model):.2g}"),
+                "loss_before": round(evaluate_masked_lm(page, text.held_out)["loss"], 4),
+            }
+            result["result"]["wall_seconds"] = time.monotonic() - run.start_time
+            record |= result
+        record["checkpoints"] = [entry for entries in checkpoints.values() for entry in entries]
+        write_web(folder, text.tokenizer, descriptions, record["checkpoints"])
     if options.record is not None:
         run.record_path = write_record(options.record, record)
     print_moments(record["checkpoints"])

@@ -49,6 +49,7 @@ from torch import Tensor
 from experiments.parameters.tasks import SPAN, TASKS, TOKENS, Function, Item, make_items, read_functions
 from labml_bert.backbone import (
     Backbone,
+    check_label_counts,
     find_newest_model,
     load_backbone,
     parse_label_count,
@@ -287,6 +288,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record, "parameters/finetune_parameters")
     at_least_one(options, "seeds", "steps")
+    check_label_counts("labels", options.labels)
     device = choose_device(options.device)
     folder = options.model or find_newest_model(Path("logs"))
     backbone = load_backbone(folder, device)

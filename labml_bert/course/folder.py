@@ -17,7 +17,7 @@ from pathlib import Path
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
-from labml_bert.files import PART, make_folder, remove_partial_files, whole_file, write_whole
+from labml_bert.files import PART, lock, make_folder, remove_partial_files, whole_file, write_whole
 
 PROGRESS = "progress.json"
 FILES = tuple(dict.fromkeys(step.file for step in STEPS))
@@ -50,13 +50,27 @@ def write_exercises(folder: Path) -> None:
     Raises `ValueError` if the folder has other files, and `OSError` if it can't be written.
     """
     texts = exercises()
+    check_is_free(folder, texts)
+    make_folder(folder)
+    try:
+        folder_lock = lock(folder)
+    except BlockingIOError:
+        raise ValueError(f"another program is writing to {folder}; wait until it ends") from None
+    with folder_lock:
+        check_is_free(folder, texts)
+        for file, text in texts.items():
+            remove_partial_files((folder / file).parent)
+            write_file(folder / file, text)
+        with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
+            (folder / ".lock").unlink()
+
+
+def check_is_free(folder: Path, texts: dict[str, str]) -> None:
+    """Raises `ValueError` if the folder has files other than `texts`, the files of a new folder."""
     if folder.exists() and (
         not folder.is_dir() or not all(is_ours(p, folder, texts) for p in folder.rglob("*"))
     ):
         raise ValueError(f"{folder} exists and is not empty; choose a new folder, or run check in this one")
-    for file, text in texts.items():
-        remove_partial_files((folder / file).parent)
-        write_file(folder / file, text)
 
 
 def exercises() -> dict[str, str]:
@@ -72,7 +86,7 @@ def exercises() -> dict[str, str]:
 
 def is_ours(path: Path, folder: Path, texts: dict[str, str]) -> bool:
     """Whether a start can have left this path, and nobody has changed it since."""
-    if path.is_dir() or path.name.endswith(PART):
+    if path.is_dir() or path.name == ".lock" or path.name.endswith(PART):
         return True
     text = texts.get(path.relative_to(folder).as_posix())
     return text is not None and path.is_file() and path.read_bytes() == text.encode()

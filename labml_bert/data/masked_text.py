@@ -17,7 +17,7 @@ from labml_bert.checks import check_longest, check_masking
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.token_files import TokenizedCorpus
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids, unknown_fraction
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
@@ -34,8 +34,8 @@ class MaskedText:
     model with these tokens, train it with them.
 
     Raises `ValueError` if the text, the number of positions or the batch is too small for a sequence of
-    `longest` tokens, if the corpus was tokenized with a different tokenizer or has no tokens to predict, or
-    if `mlm_probability` is out of range.
+    `longest` tokens, if the held-out text is blank, if the corpus was tokenized with a different tokenizer or
+    has no tokens to predict, or if `mlm_probability` is out of range.
     """
 
     def __init__(
@@ -63,10 +63,13 @@ class MaskedText:
                 encode_corpus(tokenizer, part) for part in (corpus.train, corpus.valid)
             )
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
+        if isinstance(corpus, Corpus) and not any(map(str.strip, corpus.valid)):
+            raise ValueError("the held-out tenth of the text is blank; remove blank lines, or use more text")
         cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         counted = sample_evenly(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
+        self.unknown = unknown_fraction(tokenizer, valid_ids)
         # With `max_predictions_per_seq`, rows with equally many ordinary tokens get the same number of masks,
         # so most tensors keep their shapes. With a coin flip per token, most steps would have a new number of
         # masks, and on a CPU, PyTorch prepares its matmuls anew for each shape.

@@ -24,7 +24,7 @@ from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCol
 from labml_bert.data.pair_dataset import build_dataset, open_dataset
 from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.sentences import split_sentences
-from labml_bert.data.tokenizers import encode_corpus, special_token_ids
+from labml_bert.data.tokenizers import encode_corpus, special_token_ids, unknown_fraction
 from labml_bert.files import make_folder
 from labml_bert.mlm import IGNORE
 
@@ -63,6 +63,7 @@ class PairedText:
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
         self.baselines = ngram_baselines(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))
+        self.unknown = unknown_fraction(tokenizer, valid_ids)
         check_pairs(corpus)
         self.batches = {length: self.training_pairs(length, masking) for length in lengths}
         self.held_out = self.held_out_pairs(lengths[-1])

@@ -285,6 +285,15 @@ def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:
                 raise ValueError(damage)
 
 
+def read_ids(path: Path, count: int, tokenizer: Tokenizer) -> Tensor:
+    """Maps the ids in a file into memory, `(count)`. Raises `ValueError` if the system can't do that."""
+    try:
+        return torch.from_file(str(path), size=count, dtype=id_type(tokenizer)[1])
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"cannot read the ids in {path.parent} ({reason}); check the disk") from None
+
+
 def read_token_files(folder: Path) -> TokenizedCorpus:
     """
     Opens a folder that `write_token_files` has finished.
@@ -310,15 +319,8 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
     for block in blocks:
         digest.update(block.sha256.encode())
-    try:
-        train_ids, valid_ids = (
-            torch.from_file(str(folder / name), size=size, dtype=dtype)
-            for name, size in zip((TRAIN, VALID), tokens, strict=True)
-        )
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"cannot read the ids in {folder} ({reason}); check the disk") from None
-    valid_ids = valid_ids.long()
+    train_ids = read_ids(folder / TRAIN, tokens[0], tokenizer)
+    valid_ids = read_ids(folder / VALID, tokens[1], tokenizer).long()
     return TokenizedCorpus(
         decode_file_name(folder.resolve().name),
         tokenizer,

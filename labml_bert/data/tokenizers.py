@@ -171,6 +171,12 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
 
+def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor) -> float:
+    """The fraction of the ids that are `[UNK]`: the tokenizer doesn't know these characters or words."""
+    unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
+    return (input_ids == unknown_id).float().mean().item()
+
+
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
     Returns the ids of each text, without special tokens. If a text contains the characters `[MASK]`, they are
@@ -247,16 +253,16 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # A panic of the library is not an `Exception`.
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        raise ValueError(f"{path} is not a tokenizer ({error}); put the model's tokenizer there") from None
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
-        raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}")
+        raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}; use one with BERT's tokens")
     if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
         raise ValueError(f"the ids of the tokenizer {path} are not 0, 1, 2, …; train it again")
     if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
             f"the tokenizer in {path.parent} has {tokenizer.get_vocab_size()} tokens, the model "
-            f"{vocab_size}; they do not belong together"
+            f"{vocab_size}; use the tokenizer that was saved with the model"
         )
     return tokenizer
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.checksums import write_checked
+from labml_bert.checksums import read_sums, write_checked
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.token_files import TokenizedCorpus
@@ -39,12 +39,13 @@ from labml_bert.files import (
 from labml_bert.model_card import without_folders, write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.options import RunOptions
+from labml_bert.run.options import RunOptions, check_micro_batches
 from labml_bert.run.record import check_record, describe_run, write_record
 from labml_bert.run.terminal import (
     IS_WINDOWS,
     ProgressLine,
     command,
+    describe_unknown,
     filled_lines,
     header,
     masked_line,
@@ -74,6 +75,7 @@ class PreparedText(Protocol):
     generator: torch.Generator
     batch_tokens: int
     baselines: list[Baseline]
+    unknown: float
 
     @property
     def corpus(self) -> Corpus | TokenizedCorpus:
@@ -226,6 +228,7 @@ class Run:
                 f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
                 **self.describe_threads(),
                 **details,
+                **describe_unknown(text.unknown),
                 "run": display_path(self.path),
             },
         )
@@ -417,12 +420,15 @@ def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     """
     Locks the run's folder and deletes partial files. Use the returned lock in a `with` block.
 
-    Raises `ValueError` if another process is training in the folder, or if the folder isn't writable. Raises
-    `OSError` if the lock file, the metrics or the model's folder is a link or has the wrong type.
+    Raises `ValueError` if another process is training in the folder, if the folder isn't writable, or if a
+    `SHA256SUMS` in it is damaged. Raises `OSError` if the lock file, the metrics or the model's folder is a
+    link or has the wrong type.
     """
     for name in (".lock", METRICS):
         check_own(run_path / name)
     check_own(run_path / "model", stat.S_ISDIR)
+    for folder in (run_path, run_path / "model"):
+        read_sums(folder)
     try:
         run_lock = lock(run_path)
         for folder in (run_path, run_path / "model"):
@@ -434,16 +440,3 @@ def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
         raise ValueError(
             f"cannot write to {run_path}: {error.strerror}; make it writable, or copy it and resume the copy"
         ) from None
-
-
-def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
-    """Raises `ValueError` if a step at the longest length has too few rows for its micro-batches."""
-    schedule: str = options.schedule  # type: ignore[attr-defined]
-    longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
-    rows, parts = batch_tokens // longest, world_size() * count
-    if rows < parts:
-        processes = f" ({world_size()} processes times {count})" if world_size() > 1 else ""
-        raise ValueError(
-            f"a step has {rows} sequences of length {longest}, too few for {parts} micro-batches{processes}; "
-            "use a larger batch or fewer micro-batches"
-        )

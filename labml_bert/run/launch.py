@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import OptionsType, parse_options, resume_options
-from labml_bert.run.record import origin
+from labml_bert.run.record import origin, write_record
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.distributed import rank
@@ -55,4 +54,4 @@ def launch(
                         except ValueError as error:
                             # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
                             raise OSError(str(error)) from None
-            write_whole(run.record_path, json.dumps(record, indent=1))
+            write_record(run.record_path, record)

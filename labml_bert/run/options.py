@@ -33,7 +33,7 @@ from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import print_error
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import Precision
-from labml_bert.training.distributed import only_rank_zero_prints, rank
+from labml_bert.training.distributed import only_rank_zero_prints, rank, world_size
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
 
 # This marks an option that doesn't change the result, apart from rounding and dropout masks. You may change
@@ -121,6 +121,19 @@ class RunOptions:
         config = ModernBertConfig(**named | {"pad_token_id": 0} | values)
         check_modern_config(config)
         return config
+
+
+def check_micro_batches(options: RunOptions, batch_tokens: int) -> None:
+    """Raises `ValueError` if a step at the longest length has too few rows for its micro-batches."""
+    schedule: str = options.schedule  # type: ignore[attr-defined]
+    longest, count = parse_schedule(schedule)[-1].length, options.gradient_accumulation_steps
+    rows, parts = batch_tokens // longest, world_size() * count
+    if rows < parts:
+        processes = f" ({world_size()} processes times {count})" if world_size() > 1 else ""
+        raise ValueError(
+            f"a step has {rows} sequences of length {longest}, too few for {parts} micro-batches{processes}; "
+            "use a larger batch or fewer micro-batches"
+        )
 
 
 OptionsType = TypeVar("OptionsType", bound=RunOptions)
@@ -220,6 +233,9 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
                 args=argv,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
+    except BrokenPipeError:
+        # Nobody reads the help to its end, as with `--help | head`.
+        raise SystemExit(0) from None
     except SystemExit as end:
         if end.code == 0:
             raise

@@ -26,6 +26,18 @@ from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
+# What `check_record` and `write_record` have found at each path: the file's number and its time of change.
+found: dict[Path, tuple[int, int] | None] = {}
+
+
+def find(path: Path) -> tuple[int, int] | None:
+    """Returns the number of the file and its time of change, or `None` if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
 
 def check_record(path: Path, experiment: str) -> None:
     """
@@ -40,6 +52,7 @@ def check_record(path: Path, experiment: str) -> None:
         part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
+        found[path.absolute()] = find(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
@@ -62,17 +75,26 @@ def find_obstacle(path: Path, name: str) -> str:
 def write_record(path: Path, record: dict[str, Any]) -> Path:
     """
     Writes a record atomically and returns its path. If another program has written a file to `path` since
-    `check_record`, keeps that file, and adds `-2`, `-3` and so on to the name of the record.
+    `check_record`, even a record of the same experiment, keeps that file, and adds `-2`, `-3` and so on to
+    the name of the record.
 
     Raises `OSError` if the record can't be written.
     """
     base, n = path, 1
-    while obstacle := find_obstacle(path, record["experiment"]):
+    while obstacle := find_obstacle(path, record["experiment"]) or find_change(path):
         print_note(f"{display_path(path)} is left alone ({obstacle}); the record gets another name")
         n += 1
         path = base.with_stem(f"{base.stem}-{n}")
     write_whole(path, json.dumps(record, indent=1))
+    found[path.absolute()] = find(path)
     return path
+
+
+def find_change(path: Path) -> str:
+    """Returns whether a record is new or has changed since we last looked at it, or an empty string."""
+    status = find(path)
+    is_changed = status is not None and status != found.get(path.absolute(), status)
+    return "another program has written it during this run" if is_changed else ""
 
 
 def recorded_experiment(path: Path) -> str | None:

@@ -214,6 +214,12 @@ def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
         console.print(f"  texts {reason}: {cut:,}", style="dim")
 
 
+def describe_unknown(fraction: float) -> dict[str, str]:
+    """Returns a header row that says how much of the held-out text is `[UNK]`, or no row if it's under 1%."""
+    text = f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary"
+    return {"unknown": text} if fraction >= 0.01 else {}
+
+
 def fail(reason: object) -> NoReturn:
     """Ends the program with exit code 2. The first process that fails prints the reason in one line."""
     if is_first_to_fail():
@@ -224,8 +230,8 @@ def fail(reason: object) -> NoReturn:
 
 def explain(reason: object) -> str:
     """Describes an error in one line. For an `OSError` with a file name, the line includes that name."""
-    if isinstance(reason, OSError) and reason.strerror and reason.filename:
-        return f"{reason.strerror} ({reason.filename})"
+    if isinstance(reason, OSError) and reason.strerror:
+        return f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
     return " ".join(str(reason).splitlines())
 
 

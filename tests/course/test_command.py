@@ -12,7 +12,7 @@ from labml_bert.course.__main__ import main
 from labml_bert.course.folder import FILES, write_exercises
 from labml_bert.course.source import read_reference, remove_bodies
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
-from labml_bert.files import PART
+from labml_bert.files import PART, lock
 from tests.support.runs import ROOT, SMALL
 
 
@@ -285,3 +285,12 @@ def test_a_start_that_was_stopped_is_completed(tmp_path: Path, capsys: pytest.Ca
         main(["start", str(stopped)])
     assert "is not empty" in capsys.readouterr().err
     assert (stopped / FILES[0]).read_text() == "mine"
+
+
+def test_only_one_start_writes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new").mkdir()
+    with lock(tmp_path / "new"), pytest.raises(SystemExit):
+        main(["start", str(tmp_path / "new")])
+    assert "another program is writing to" in capsys.readouterr().err
+    main(["start", str(tmp_path / "new")])
+    assert not (tmp_path / "new" / ".lock").exists()

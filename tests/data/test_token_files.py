@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -524,6 +525,27 @@ def test_load_text_or_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert load_text_or_tokens(str(files[0])) == load_corpus(str(files[0]))
     with pytest.raises(ValueError, match="has tokenized text"):
         load_corpus(str(tmp_path / "tokens"))
+
+
+def test_a_text_outside_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tokenizer of Latin letters knows no Greek ones. The model would learn only where the spaces are."""
+    write_text(tmp_path / "text")
+    letters = {ord("a") + i: 0x3B1 + i for i in range(26)}
+    (tmp_path / "greek").mkdir()
+    for file in (tmp_path / "text").iterdir():
+        (tmp_path / "greek" / file.name).write_text(file.read_text().lower().translate(letters))
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    assert "UNK" not in capsys.readouterr().out
+    prepare.main(["greek", "--tokenizer", "tokens", "--output", "new_tokens"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "UNK" in line]
+    assert re.fullmatch(r"  \d+% of the held-out tokens are \[UNK\], outside the vocabulary", line)
+    assert int(line.split("%")[0]) > 50
+    sizes = [*SIZES, "--hidden-size=16", "--max-position-embeddings=16", "--schedule=16", "--steps=2"]
+    main_in_process(monkeypatch, tmp_path, "--corpus=new_tokens", *sizes, experiment="own_language")
+    assert f"unknown {line.strip()}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_prepare_and_train(

@@ -28,6 +28,7 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "good.txt").write_text(small_text(100))
     (folder / "empty.txt").write_text("")
     (folder / "blank.txt").write_text(" \n\n")
+    (folder / "blank_end.txt").write_text("some text " * 500 + "\n" * 10_000)
     (folder / "short.txt").write_text("too short")
     (folder / "latin1.txt").write_bytes("é".encode("latin-1") * 1000)
     (folder / "good.txt.gz").write_bytes(gzip.compress(small_text(400).encode()))
@@ -84,6 +85,7 @@ BAD_INPUT = {
     "unknown corpus": (["--corpus", "nonsense"], "no corpus or file is called 'nonsense'"),
     "missing file": (["--corpus", "./missing.txt"], "no corpus or file is called './missing.txt'"),
     "empty file": (["--corpus", "empty.txt"], "empty.txt is empty"),
+    "blank end": (["--corpus", "blank_end.txt"], "the held-out tenth of the text is blank"),
     "blank file": (["--corpus", "blank.txt"], "blank.txt is empty"),
     "folder without files": (["--corpus", "folder"], "has no files"),
     "folder of empty files": (["--corpus", "empties"], "empties are empty"),

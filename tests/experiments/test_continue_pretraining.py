@@ -201,7 +201,7 @@ BAD_INPUT = {
     "no model": (None, [], "--from is missing; name the folder of a run or of a model"),
     "missing folder": (None, ["--from=nowhere"], "there is no run at nowhere"),
     "no tokenizer": (remove_tokenizer, ["--from=model"], "no tokenizer at model/tokenizer.json"),
-    "other tokenizer": (swap_tokenizer, ["--from=model"], "they do not belong together"),
+    "other tokenizer": (swap_tokenizer, ["--from=model"], "that was saved with the model"),
     "corrupted config": (corrupt_config, ["--from=model"], "config.json is not a JSON object"),
     "damaged weights": (cut_weights, ["--from=model"], "is damaged or not a safetensors file"),
     "other kind of model": (swap_model_type, ["--from=model"], "only 'bert' is supported"),

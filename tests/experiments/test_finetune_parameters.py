@@ -217,7 +217,7 @@ def test_the_command_and_its_record(
         (["--labels"], "--labels has no value; write one"),
         (["--labels", "10"], "10 labels for the training set; it has 60, so choose from 20 to 60"),
         (["--labels", "61"], "61 labels for the training set; it has 60"),
-        (["--labels", "few"], "bad number of labels 'few'"),
+        (["--labels", "few"], "--labels is 'few'; use a number, or all"),
         (["--seeds", "0"], "seeds is 0"),
         (["--model", "missing"], "missing"),
         (["--device", "tpu"], "tpu"),

@@ -296,6 +296,30 @@ def test_several_processes_are_rejected(
     assert re.fullmatch("error: .+ without torchrun\n", capsys.readouterr().err)
 
 
+@pytest.mark.processes
+def test_a_text_that_disappears_between_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the three runs reads the text again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(small_text(300))
+    names = script["main"].__globals__
+
+    def train_and_delete(*arguments: Any) -> Any:
+        trained_model = train(*arguments)
+        (tmp_path / "text.txt").unlink(missing_ok=True)
+        return trained_model
+
+    train = names["train"]
+    monkeypatch.setitem(names, "train", train_and_delete)
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command_line(Path("text.txt"), {**SIZES, "steps": 4}), "--output", "web"])
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: no corpus or file is called .+text.txt.+\n", error)
+    assert [path.name for path in (tmp_path / "web").iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -308,6 +332,7 @@ def test_several_processes_are_rejected(
         (["--record", "no/r.json"], "cannot write 'no/r.json'"),
         (["--output"], "Missing value for argument '--output'"),
         (["--output", "other"], "has files of another program"),
+        (["--output", "weights"], "has files of another program"),
         (["--hidden-size", "18"], "an even multiple of num_attention_heads"),
     ],
 )
@@ -322,10 +347,12 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     (tmp_path / "text.txt").write_text(small_text(100))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.json").write_text('{"format": "layers-model"}')
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "fixed-length-4.bin").write_text("mine")
     with pytest.raises(SystemExit) as exit_info:
         main([*command_line(Path("text.txt")), *arguments])
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert message in error and re.fullmatch("error: .+\n", error)
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files - {".lock"} == {"text.txt", "model.json"}
+    assert files - {".lock"} == {"text.txt", "model.json", "fixed-length-4.bin"}

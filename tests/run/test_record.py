@@ -76,6 +76,21 @@ def test_a_file_that_appears_during_the_run_is_kept(
     assert "r-2.json is left alone (it is a record of speed, not of cost)" in last
 
 
+def test_the_record_of_another_run_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs of one experiment have the same `--record`, and the other one ends first."""
+    path, record = tmp_path / "r.json", {"experiment": "cost", "command": "python experiments/speed/cost.py"}
+    check_record(path, "cost")
+    other = json.dumps({**record, "seed": 1})
+    path.write_text(other)
+    assert write_record(path, record) == tmp_path / "r-2.json"
+    assert path.read_text() == other
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "r.json is left alone (another program has written it during this run)" in line
+    # A new record replaces one that was there before the run.
+    check_record(path, "cost")
+    assert write_record(path, record) == path and json.loads(path.read_text()) == record
+
+
 def test_all_published_records_are_recognized() -> None:
     paths = list(RUNS.rglob("*.json"))
     assert len(paths) > 30

@@ -309,6 +309,7 @@ def test_one_of_two_processes(number: int, tmp_path: Path, monkeypatch: pytest.M
     train_on(next(alone.steps()), batch)
     expected = {name: value.item() for name, value in alone.metric_sums.items()}
     clocks: list[float] = []
+    flags: list[torch.Tensor] = []
 
     def all_reduce_max(values: list[float]) -> list[float]:
         clocks.append(values[0])
@@ -319,6 +320,7 @@ def test_one_of_two_processes(number: int, tmp_path: Path, monkeypatch: pytest.M
         "world_size": lambda: 2,
         "all_reduce_sum": lambda values: [2 * value for value in values],
         "all_reduce_max": all_reduce_max,
+        "all_reduce_flag": flags.append,
     }.items():
         monkeypatch.setattr(f"labml_bert.training.trainer.{name}", function)
     trainer, _ = new_trainer(tmp_path)
@@ -341,6 +343,34 @@ def test_one_of_two_processes(number: int, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(NonFiniteLossError):
         trainer.check_pending_steps()
     assert (tmp_path / FAILED_STEP).exists() is (number == 0)
+    # If one process skips an update, all must skip it.
+    assert len(flags) == 2 and all(flag is trainer.has_failed for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "is_failure"),
+    # In float16, the scaler halves a scale that is too large. A scale of 1 can't be the cause.
+    [("float32", None, True), ("float16", 1.0, True), ("float16", 2.0, False)],
+)
+def test_an_infinite_gradient_of_a_finite_loss(precision: Any, scale: float | None, is_failure: bool) -> None:
+    trainer, next_batch = new_trainer(None, precision=precision)
+    if scale is not None:
+        trainer.scaler.load_state_dict({**trainer.scaler.state_dict(), "scale": scale})
+    bias = next(p for p in trainer.model.parameters() if p.dim() == 1)
+    bias.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+    train_on(next(trainer.steps()), next_batch())
+    assert (trainer.failures.item() == 1) is is_failure
+
+
+def test_the_largest_loss_is_too_large() -> None:
+    """A loss as large as `largest_loss` is a failure, as the documentation of `steps` says."""
+    trainer, next_batch = new_trainer(None)
+    batch = next_batch()
+    trainer.model.eval()
+    step = next(trainer.steps())
+    trainer.largest_loss = trainer.model(**batch).loss.item()
+    train_on(step, batch)
+    assert trainer.failures.item() == 1
 
 
 def test_an_unavailable_device_is_rejected() -> None:
@@ -404,21 +434,35 @@ def test_resuming_with_another_text_is_rejected_unless_it_only_moved(
 
 
 @pytest.mark.parametrize(
-    ("threads", "processes", "expected"),
-    [(2, 1, 2), (1, 1, 1), (0, 1, 7), (10**6, 1, 7), (2, 2, 7), (..., ..., 7)],
+    ("threads", "processes", "cores", "expected"),
+    [
+        (2, 1, 2, 2),
+        (1, 1, 2, 1),
+        (0, 1, 2, 7),
+        (10**6, 1, 2, 7),
+        (2, 2, 2, 7),
+        (..., ..., 2, 7),
+        (..., 1, 2, 7),
+        (1, 1, None, 1),
+        (2, 1, None, 7),
+    ],
 )
 def test_resuming_keeps_the_number_of_threads_if_the_machine_has_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     threads: Any,
     processes: Any,
+    cores: int | None,
     expected: int,
 ) -> None:
-    """The current number is 7. Checkpoints of older versions contain no numbers of threads and processes."""
+    """
+    The current number is 7. Checkpoints of older versions contain no numbers of threads and processes. Some
+    systems don't say how many cores they have.
+    """
     train(*new_trainer(tmp_path, steps=3))
     edit_checkpoint(tmp_path, threads=threads, processes=processes)
     current = [7]
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(torch, "set_num_threads", current.append)
     trainer, _ = new_trainer(tmp_path, steps=3)
     trainer.resume()
