@@ -149,8 +149,11 @@ def list_files(folder: Path, files: Sequence[Path]) -> None:
 
 
 def are_as_listed(folder: Path, files: Sequence[Path]) -> bool:
-    """Whether the `SHA256SUMS` of `folder` lists exactly these files, and none has changed."""
-    sums = read_sums(folder)
+    """Whether the `SHA256SUMS` of `folder` is intact and lists exactly these files, and none has changed."""
+    try:
+        sums = read_sums(folder)
+    except ValueError:
+        return False
     names = {path.relative_to(folder).as_posix(): path for path in files}
     return sums.keys() == names.keys() and all(file_sha256(names[name]) == sums[name] for name in sums)
 

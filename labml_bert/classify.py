@@ -42,8 +42,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
-from labml_bert.export import deleting_new_files, lock_output, prepare_folder
-from labml_bert.files import PART, check_utf8, read_lines
+from labml_bert.export import lock_output, prepare_folder
+from labml_bert.files import PART, check_utf8, deleting_new_files, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification

@@ -38,7 +38,15 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import check_utf8, lock, make_folder, remove_partial_files, whole_file, write_whole
+from labml_bert.files import (
+    check_utf8,
+    deleting_new_files,
+    lock,
+    make_folder,
+    remove_partial_files,
+    whole_file,
+    write_whole,
+)
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -345,18 +353,6 @@ def lock_output(folder: Path) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
                 (folder / ".lock").unlink()
-
-
-@contextlib.contextmanager
-def deleting_new_files(*paths: Path) -> Iterator[None]:
-    """If the block fails, deletes those files that didn't exist before it, so that it can be repeated."""
-    new_files = [path for path in paths if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in new_files:
-            path.unlink(missing_ok=True)
-        raise
 
 
 def check_is_export(path: Path, start: bytes, *others: str) -> None:

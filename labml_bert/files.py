@@ -189,6 +189,18 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def deleting_new_files(*paths: Path) -> Iterator[None]:
+    """If the block fails, deletes those files that didn't exist before it, so that it can be repeated."""
+    new_files = [path for path in paths if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new_files:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def remove_partial_files(folder: Path) -> None:
     """Deletes the temporary files in `folder`, which may be missing. No process may be writing there."""
     for part in folder.glob(f"*{PART}"):

@@ -101,7 +101,7 @@ def test_a_long_text_loses_its_end() -> None:
         ([], {}, "there are no texts"),
         (["dog", "[SEP]"], {}, r"the text '\[SEP\]' has no tokens"),
         ([""], {}, "the text '' has no tokens"),
-        (["dog", "dog " * 25_001], {}, "the text has 100,004 characters; use at most 100,000"),
+        (["dog", "dog " * 25_001], {}, "text 2 has 100,004 characters; use at most 100,000"),
         (["\udcff"], {}, "not UTF-8"),
         (["dog"], {"max_length": 2}, "max_length is 2"),
         (["dog"], {"pooling": "cls"}, r"trained without \[CLS\]"),
@@ -251,7 +251,7 @@ def test_the_table_has_the_most_similar_text_first(
     [
         (["the dog"], "there is no text; pass one as an argument"),
         (["", "dog"], "the text '' has no tokens"),
-        (["dog", "\udcff"], "the text has bytes that are not UTF-8"),
+        (["dog", "\udcff"], "text 2 has bytes that are not UTF-8"),
         (["dog", "dog", "--run", "nowhere"], "there is no run at nowhere"),
         ([], "the following arguments are required: query"),
     ],

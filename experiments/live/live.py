@@ -42,7 +42,6 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.export import (
     check_is_export,
-    deleting_new_files,
     describe_weights,
     prepare_folder,
     rounding_error,
@@ -50,7 +49,7 @@ from labml_bert.export import (
     write_web,
     write_weights,
 )
-from labml_bert.files import lock
+from labml_bert.files import deleting_new_files, lock
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM

@@ -26,8 +26,8 @@ from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
-# What `check_record` and `write_record` have found at each path: the file's number and its time of change.
-found: dict[Path, tuple[int, int] | None] = {}
+# What `check_record` and `write_record` last saw at each path: the file's number and its time of change.
+last_seen: dict[Path, tuple[int, int] | None] = {}
 
 
 def find(path: Path) -> tuple[int, int] | None:
@@ -52,7 +52,7 @@ def check_record(path: Path, experiment: str) -> None:
         part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
-        found[path.absolute()] = find(path)
+        last_seen[path.absolute()] = find(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
@@ -86,14 +86,14 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
         n += 1
         path = base.with_stem(f"{base.stem}-{n}")
     write_whole(path, json.dumps(record, indent=1))
-    found[path.absolute()] = find(path)
+    last_seen[path.absolute()] = find(path)
     return path
 
 
 def find_change(path: Path) -> str:
     """Returns whether a record is new or has changed since we last looked at it, or an empty string."""
     status = find(path)
-    is_changed = status is not None and status != found.get(path.absolute(), status)
+    is_changed = status is not None and status != last_seen.get(path.absolute(), status)
     return "another program has written it during this run" if is_changed else ""
 
 
