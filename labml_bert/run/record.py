@@ -30,7 +30,7 @@ from labml_bert.training.device import choose_precision
 last_seen: dict[Path, tuple[int, int] | None] = {}
 
 
-def find(path: Path) -> tuple[int, int] | None:
+def file_state(path: Path) -> tuple[int, int] | None:
     """Returns the number of the file and its time of change, or `None` if there is no file."""
     try:
         status = path.stat()
@@ -52,7 +52,7 @@ def check_record(path: Path, experiment: str) -> None:
         part = partial_path(path)
         part.touch(exist_ok=False)
         part.unlink()
-        last_seen[path.absolute()] = find(path)
+        last_seen[path.absolute()] = file_state(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
@@ -86,13 +86,13 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
         n += 1
         path = base.with_stem(f"{base.stem}-{n}")
     write_whole(path, json.dumps(record, indent=1))
-    last_seen[path.absolute()] = find(path)
+    last_seen[path.absolute()] = file_state(path)
     return path
 
 
 def find_change(path: Path) -> str:
     """Returns whether a record is new or has changed since we last looked at it, or an empty string."""
-    status = find(path)
+    status = file_state(path)
     is_changed = status is not None and status != last_seen.get(path.absolute(), status)
     return "another program has written it during this run" if is_changed else ""
 
