@@ -373,6 +373,26 @@ def test_the_largest_loss_is_too_large() -> None:
     assert trainer.failures.item() == 1
 
 
+def test_a_new_trainer_has_done_nothing() -> None:
+    """It draws no random numbers either, so the script's seed determines the first dropout masks."""
+    trainer, _ = new_trainer(None)
+    torch.rand(1)
+    before = torch.get_rng_state()
+    trainer = Trainer(trainer.model, trainer.arguments, trainer.generator, trainer.device)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (trainer.step, trainer.seconds, trainer.start_time, trainer.last_report) == (0, 0.0, None, 0.0)
+    assert (trainer.evaluation_points, trainer.milestones, trainer.metric_sums) == ([], [], {})
+    assert trainer.stop_signal is None and trainer.is_stopping is False
+
+
+def test_everything_is_on_the_device() -> None:
+    """On the device `meta`, tensors have shapes and no values, so it can stand for any device."""
+    trainer, _ = new_trainer(None)
+    trainer = Trainer(trainer.model, trainer.arguments, trainer.generator, torch.device("meta"), "float32")
+    tensors = [*trainer.model.parameters(), trainer.has_failed, trainer.failures]
+    assert {tensor.device.type for tensor in tensors} == {"meta"} and trainer.reads_flag is False
+
+
 def test_an_unavailable_device_is_rejected() -> None:
     with pytest.raises(ValueError, match="not available here"):
         choose_device("cuda:99")
