@@ -264,8 +264,8 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file has a temporary name."""
-    return name.endswith(PART) or ".incomplete" in name or re.search(r"(^|/)\.tmp", name) is not None
+    """Whether a file has a temporary name, or is in the folder for temporary files."""
+    return name.endswith(PART) or ".incomplete" in name or re.search(r"^tmp/|(^|/)\.tmp", name) is not None
 
 
 # Files that grow. Readers skip what a failed write leaves at the end of such a file.
