@@ -40,7 +40,6 @@ from torch import Tensor, nn
 from labml_bert.bert import BertModel
 from labml_bert.files import (
     check_utf8,
-    deleting_new_files,
     lock,
     make_folder,
     remove_partial_files,
@@ -412,9 +411,9 @@ def main(argv: list[str] | None = None) -> None:
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             with lock_output(folder):
                 check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
-                # Weights without `model.json` would look like the file of another program.
-                with deleting_new_files(path):
-                    weights = write_weights(path, model)
+                # The new weights are on the disk, under a temporary name, before `model.json` is replaced.
+                with whole_file(path) as part:
+                    weights = {**write_weights(part, model), "file": path.name}
                     write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
                 data = path.read_bytes()
             error = f"{rounding_error(model):.1g}"

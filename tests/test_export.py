@@ -384,7 +384,16 @@ def test_weights_without_their_description_are_deleted(
         export.main([str(folder), "--to", "web"])
     assert list((folder / "web").iterdir()) == []
     export.main([str(folder), "--to", "web"])
-    assert (folder / "web" / "weights.bin").is_file()
+    # A second export that fails leaves the first one alone.
+    before = {file.name: file.read_bytes() for file in (folder / "web").iterdir()}
+    assert before.keys() == {"weights.bin", "model.json"}
+    save_model(random_model(num_hidden_layers=2), folder)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(export, "write_web", fail)
+        export.main([str(folder), "--to", "web"])
+    assert {file.name: file.read_bytes() for file in (folder / "web").iterdir()} == before
+    export.main([str(folder), "--to", "web"])
+    assert (folder / "web" / "weights.bin").read_bytes() != before["weights.bin"]
 
 
 @TRACES

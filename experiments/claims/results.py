@@ -123,6 +123,7 @@ class Results:
             )
             self.recorded_rows = {row_key(row): row for row in self.record["table"]}
             self.check()
+            name = self.record["claim"].get("name", claim.name)
         except BlockingIOError:
             raise ValueError(
                 f"another process is running this claim in {self.path}; wait until it ends"
@@ -133,6 +134,10 @@ class Results:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
+        if name != claim.name:
+            raise ValueError(
+                f"{self.path} is the record of {name}, not of {claim.name}; choose another --record"
+            )
 
     @cached_property
     def source(self) -> dict[str, Any]:
@@ -156,6 +161,8 @@ class Results:
         if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
             raise ValueError("something is missing")
         for row in self.recorded_rows.values():
+            if type(row["seed"]) is not int:
+                raise ValueError("a seed is no integer")
             # `isfinite` raises `TypeError` if a value isn't a number.
             for value in (row["result"]["loss"], row["core_seconds"]):
                 math.isfinite(0 if value is None else value)

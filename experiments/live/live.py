@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
-import json
+import contextlib
 import shlex
 import time
 from collections.abc import Callable
@@ -36,6 +36,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
+from labml_bert.checksums import file_sha256, parse_json
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
@@ -49,7 +50,7 @@ from labml_bert.export import (
     write_web,
     write_weights,
 )
-from labml_bert.files import deleting_new_files, lock
+from labml_bert.files import lock, whole_file
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -247,12 +248,15 @@ def weights_name(arm: str, number: int) -> str:
     return f"{arm.replace(' ', '-')}-{number}.bin"
 
 
-def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[dict[str, Any]]:
+def write_moments(
+    folder: Path, arm: str, trained_model: TrainedModel, stack: contextlib.ExitStack
+) -> list[dict[str, Any]]:
     """
     ## A file for each moment
 
     Writes the weights at each moment, and returns the entries for `model.json`. Their loss is that of the
-    rounded weights, computed as on the page. Afterwards the model has the weights of the last file.
+    rounded weights, computed as on the page. Afterwards the model has the weights of the last file. The files
+    get their names at the end of `stack`.
     """
     entries = []
     seconds = dict(trained_model.record["history"]["seconds"])
@@ -260,13 +264,16 @@ def write_moments(folder: Path, arm: str, trained_model: TrainedModel) -> list[d
         load_named_weights(trained_model.model, trained_model.weights[step])
         load_named_weights(trained_model.model, to_float16(trained_model.model))
         result = evaluate_masked_lm(trained_model.page, trained_model.text.held_out)
+        name = weights_name(arm, number)
+        part = stack.enter_context(whole_file(folder / name))
         entries.append(
             {
                 "arm": arm,
                 "seconds": round(seconds[step], 1),
                 "steps": step,
                 **{name: round(value, 4) for name, value in result.items()},
-                **write_weights(folder / weights_name(arm, number), trained_model.model),
+                **write_weights(part, trained_model.model),
+                "file": name,
             }
         )
     return entries
@@ -299,12 +306,25 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
     if options.record is None:
         raise ValueError("--arm adds a model to a record; name the record with --record")
     try:
-        record: dict[str, Any] = json.loads(options.record.read_text("utf-8"))
-        descriptions: dict[str, Any] = json.loads((folder / "model.json").read_text("utf-8"))["arms"]
+        record: dict[str, Any] = parse_json(options.record.read_text("utf-8"))
+        metadata = parse_json((folder / "model.json").read_text("utf-8"))
+        descriptions: dict[str, Any] = metadata["arms"]
         saved = {**record["configuration"], "corpus": record["corpus"]["sha256"]}
-        if not isinstance(descriptions, dict) or saved["experiment"] != "live":
-            raise ValueError("this is no record of this experiment")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if {*descriptions} != {*ARMS} or saved["experiment"] != "live":
+            raise ValueError("this is no record of this experiment, or a model is missing")
+        if record["checkpoints"] != metadata["checkpoints"]:
+            raise ValueError(f"{options.record} and {folder} have different models")
+        others = {
+            weights_name(arm, n) for arm in ARMS if arm != options.arm for n in range(1, len(MOMENTS) + 1)
+        }
+        digests = {entry["file"]: entry["sha256"] for entry in record["checkpoints"]}
+        for name in others:
+            if not (folder / name).is_file() or file_sha256(folder / name) != digests[name]:
+                raise ValueError(f"{folder / name} is missing or damaged")
+        record.setdefault("fingerprints", {}).pop(options.arm, None)
+    except KeyError as error:
+        raise ValueError(f"{options.record} has no {error}; train all models, without --arm") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot read the other models: {error}; train all models, without --arm") from None
     values = options.configuration()
     values["corpus"] = load_corpus(options.corpus).sha256
@@ -314,7 +334,6 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
                 f"{name} is {values[name]}, but {saved[name]} in {options.record}; use the same value, or "
                 "train all models, without --arm"
             )
-    record.get("fingerprints", {}).pop(options.arm, None)
     return record, descriptions
 
 
@@ -354,10 +373,10 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
     command = f"{next(iter(trained_models.values())).record['command']} {shlex.join(words)}"
     old = record.get("checkpoints", [])
     checkpoints = {arm: [entry for entry in old if entry["arm"] == arm] for arm in reversed(ARMS)}
-    # Weights without `model.json` would look like the files of another program.
-    with deleting_new_files(*(folder / name for name in names)):
+    # All files are on the disk before the first of them replaces an older one.
+    with contextlib.ExitStack() as stack:
         for arm, (model, text, page, result, weights, moments) in trained_models.items():
-            checkpoints[arm] = write_moments(folder, arm, trained_models[arm])
+            checkpoints[arm] = write_moments(folder, arm, trained_models[arm], stack)
             curve = [[step, round(loss, 4)] for step, loss in result["history"]["valid.loss"]]
             descriptions[arm] = {**describe_weights(model), "curve": curve}
             result["command"] = command

@@ -51,6 +51,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import cycle
 from statistics import linear_regression, median
@@ -234,7 +235,12 @@ def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
                 # A fresh process has no memory left from the previous size.
                 context = multiprocessing.get_context("spawn")
                 with ProcessPoolExecutor(1, context, end_with_parent) as pool:
-                    row = pool.submit(measure_drawing, pipeline, characters, folder, batches).result()
+                    try:
+                        row = pool.submit(measure_drawing, pipeline, characters, folder, batches).result()
+                    except BrokenProcessPool:
+                        raise OSError(
+                            "the process that draws the batches was killed; run this again"
+                        ) from None
                 if pipeline == "pairs":
                     row["prepare_seconds"] += build_seconds
                 rows.append(row)

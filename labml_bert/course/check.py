@@ -14,10 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from labml_bert.course import folder as folders
 from labml_bert.course.source import PACKAGE, is_empty
@@ -121,22 +123,32 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
         paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"}
         seconds = START + limit * (len(steps) + 1)
-        with open(folder / "output.txt", "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "labml_bert.course.run_probes", str(folder)],
-                cwd=empty,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-            code = wait_for(process, folder / "trace.txt", seconds)
-        text = (folder / "output.txt").read_bytes()[:2000].decode("utf-8", "replace")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "labml_bert.course.run_probes", str(folder)],
+            cwd=empty,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output = bytearray()
+        reader = threading.Thread(target=read_start, args=(process.stdout, output), daemon=True)
+        reader.start()
+        code = wait_for(process, folder / "trace.txt", seconds)
+        # A program that the learner's code has started can keep the pipe open.
+        reader.join(timeout=1)
+        text = bytes(output).decode("utf-8", "replace")
         verdicts, trace = read_text(folder / "verdicts.jsonl"), read_text(folder / "trace.txt")
     finished = [Verdict(**json.loads(line)) for line in verdicts.splitlines()]
     if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
         finished.append(explain_end(steps[len(finished)], code, trace, limit))
     return finished, text
+
+
+def read_start(stream: IO[bytes], start: bytearray, most: int = 2000) -> None:
+    """Reads a stream to its end, and appends its first `most` bytes to `start`. The output can be endless."""
+    while data := os.read(stream.fileno(), 65_536):
+        start += data[: most - len(start)]
 
 
 def wait_for(process: "subprocess.Popen[bytes]", trace: Path, seconds: float) -> int | None:

@@ -8,8 +8,10 @@ checked. If a step takes too long, the traceback goes to `trace.txt` and the pro
 """
 
 import ast
+import contextlib
 import faulthandler
 import json
+import os
 import sys
 from dataclasses import asdict
 from functools import cache
@@ -143,3 +145,8 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # The learner's code may have closed it.
+            stream.flush()
+    # At its normal end, Python would wait for threads that the learner's code has started.
+    os._exit(0)

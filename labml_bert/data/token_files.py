@@ -142,6 +142,8 @@ def read_progress(folder: Path) -> Progress | None:
         blocks = [
             Block(**{**line, "next": tuple(line["next"])}) for line in lines[: len(lines) - is_finished]
         ]
+        if not all(type(number) is int for block in blocks for number in (*block[:4], *block.next)):
+            raise ValueError("a number is no integer")
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"{path} is damaged or from an earlier version; delete the folder and tokenize the text again"

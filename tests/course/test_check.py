@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,45 @@ def test_a_loop_without_an_end_is_stopped_and_its_line_named(course: Path, loop:
         "print('x' * 99)",
     )
     assert len(report.output) <= 2000
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_only_the_start_of_an_endless_output_is_kept(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the disk nor the memory fills up."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    sizes: list[int] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.1):
+            sizes.append(sum(file.stat().st_size for file in (tmp_path / "tmp").rglob("*") if file.is_file()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    write(course, "while True:\n        print('x' * 1_000_000)")
+    report = check_folder(course, limit=2.0)
+    is_over.set()
+    watcher.join()
+    assert verdict(report).message.startswith("Your code was still running") and report.output == "x" * 2000
+    assert 0 < max(sizes) < 1_000_000
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_threads_that_the_code_starts_are_not_waited_for(course: Path) -> None:
+    """The check takes a few seconds. Python would wait for the thread, and the check for Python."""
+    write(
+        course,
+        "import threading, time\n    threading.Thread(target=time.sleep, args=(10_000,)).start()\n"
+        "    return None",
+    )
+    report = check_folder(course, limit=100.0)
+    assert "Does your function return its result?" in verdict(report).message
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from datasets import load_dataset
 from tokenizers import Tokenizer
 
 from labml_bert import prepare
+from labml_bert.checksums import decode_line, encode_line
 from labml_bert.data import text_files, token_files
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.masked_text import MaskedText
@@ -458,6 +460,21 @@ def test_a_damaged_folder_is_not_continued(tmp_path: Path, tokenizer: Tokenizer)
                 write_token_files(folder, tokenizer, partial(read_files, files), SETTINGS)
         (folder / "train.bin").write_bytes(data)
         corpus_of(folder, tokenizer, files)
+
+
+@pytest.mark.parametrize(
+    "change", [{"train_tokens": "5"}, {"valid_characters": True}, {"valid_tokens": 1.5}, {"next": ["5", 0]}]
+)
+def test_a_line_with_values_of_another_type_is_damaged(
+    tmp_path: Path, tokenizer: Tokenizer, change: dict[str, Any]
+) -> None:
+    """Another version could have written such a line, with a correct checksum."""
+    corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    path = tmp_path / "tokens" / "blocks.jsonl"
+    settings, block, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(settings + encode_line({**decode_line(block), **change}) + b"".join(rest))
+    with pytest.raises(ValueError, match=r"blocks\.jsonl is damaged or from an earlier version; delete"):
+        read_token_files(tmp_path / "tokens")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")

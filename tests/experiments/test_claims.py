@@ -733,6 +733,8 @@ DAMAGES = [
     ('"loss": 1.0', '"loss": "low"'),
     ('"core_seconds": 1.0', '"core_seconds": null'),
     ('"step_seconds": {}', '"step_seconds": null'),
+    ('"seed": 0', '"seed": {}'),
+    ('"claim": {}', '"claim": []'),
 ]
 
 
@@ -766,6 +768,16 @@ def test_an_incomplete_record_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(text)
     with pytest.raises(ValueError, match="is not a record of a claim"):
+        Results(CLAIMS["head"], tmp_path, CPU)
+    assert (tmp_path / "claims" / "head.json").read_text() == text
+
+
+def test_the_record_of_another_claim_is_kept(tmp_path: Path) -> None:
+    """Otherwise the runs of the other claim would count as outdated, and would be lost."""
+    (tmp_path / "claims").mkdir()
+    text = WHOLE.replace('"claim": {}', '"claim": {"name": "warm-up"}')
+    (tmp_path / "claims" / "head.json").write_text(text)
+    with pytest.raises(ValueError, match=r"head\.json is the record of warm-up, not of head; choose"):
         Results(CLAIMS["head"], tmp_path, CPU)
     assert (tmp_path / "claims" / "head.json").read_text() == text
 

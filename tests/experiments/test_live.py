@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,65 @@ def test_several_processes_are_rejected(
         main([])
     assert exit_info.value.code == 2
     assert re.fullmatch("error: .+ without torchrun\n", capsys.readouterr().err)
+
+
+def remove(folder: Path, record: dict[str, Any]) -> None:
+    (folder / "fixed-length-2.bin").unlink()
+
+
+def swap(folder: Path, record: dict[str, Any]) -> None:
+    shutil.copy(folder / "fixed-length-1.bin", folder / "fixed-length-2.bin")
+
+
+def change_a_loss(folder: Path, record: dict[str, Any]) -> None:
+    record["checkpoints"][0]["loss"] = 9.0
+
+
+def forget_the_checkpoints(folder: Path, record: dict[str, Any]) -> None:
+    del record["checkpoints"]
+
+
+def break_the_fingerprints(folder: Path, record: dict[str, Any]) -> None:
+    record["fingerprints"] = [1]
+
+
+def break_an_entry(folder: Path, record: dict[str, Any]) -> None:
+    """The record and `model.json` agree."""
+    record["checkpoints"] = [{}]
+    metadata = json.loads((folder / "model.json").read_text("utf-8"))
+    (folder / "model.json").write_text(json.dumps({**metadata, "checkpoints": [{}]}))
+
+
+def forget_a_model(folder: Path, record: dict[str, Any]) -> None:
+    metadata = json.loads((folder / "model.json").read_text("utf-8"))
+    del metadata["arms"]["fixed length"]
+    (folder / "model.json").write_text(json.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (remove, r"fixed-length-2\.bin is missing or damaged; train all"),
+        (swap, r"fixed-length-2\.bin is missing or damaged; train all"),
+        (change_a_loss, "have different models; train all"),
+        (forget_the_checkpoints, "has no 'checkpoints'; train all"),
+        (break_the_fingerprints, "cannot read the other models: .*; train all"),
+        (break_an_entry, "has no 'file'; train all"),
+        (forget_a_model, "or a model is missing; train all"),
+    ],
+)
+def test_models_that_do_not_belong_to_the_record(
+    damage: Callable[[Path, dict[str, Any]], None], words: str, tmp_path: Path
+) -> None:
+    """Otherwise the page would show the weights of one run with the losses of another."""
+    folder, path = tmp_path / "model", tmp_path / "record.json"
+    shutil.copytree(ROOT / "docs" / "live" / "model", folder)
+    record = json.loads((ROOT / "docs" / "runs" / "live.json").read_text())
+    damage(folder, record)
+    path.write_text(json.dumps(record))
+    options = script["Options"](arm="modern", record=path)
+    with pytest.raises(ValueError, match=words):
+        script["read_other_arms"](options, folder)
 
 
 @pytest.mark.processes

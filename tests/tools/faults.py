@@ -121,6 +121,8 @@ class Trial:
     def check_files(self, call: Call) -> Iterator[str]:
         """Checks the files that are left on the disk."""
         after, scratch = read_folder(self.workshop.folder), self.workshop.output
+        # The newest of several runs may have another number now, so its files may be those of another run.
+        references = {*self.reference.values()}
         for name, data in after.items():
             # If the failed run had a folder of its own, the folder of the earlier run has kept its name.
             if data == self.before.get(name) or re.search(r"^logs/\w+/2", name):
@@ -130,7 +132,7 @@ class Trial:
                     yield f"{name} is left"
             elif name not in self.reference and name not in self.before:
                 yield f"{name} is new"
-            elif not is_whole(name, data, self.reference.get(name), scratch):
+            elif data not in references and not is_whole(name, data, self.reference.get(name), scratch):
                 yield f"{name} is not whole ({len(data)} bytes)"
         # If a new run began, `RUN` is its name, and the files of the earlier run have another name.
         for name in self.before.keys() & self.reference.keys() - after.keys():
