@@ -147,8 +147,9 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
 
 def read_start(stream: IO[bytes], start: bytearray, most: int = 2000) -> None:
     """Reads a stream to its end, and appends its first `most` bytes to `start`. The output can be endless."""
-    while data := os.read(stream.fileno(), 65_536):
-        start += data[: most - len(start)]
+    with stream:
+        while data := os.read(stream.fileno(), 65_536):
+            start += data[: most - len(start)]
 
 
 def wait_for(process: "subprocess.Popen[bytes]", trace: Path, seconds: float) -> int | None:
