@@ -1,5 +1,6 @@
 """The training loop: learning rate, parameter groups, atomic checkpoints, and readable metrics."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from labml_bert.training.optimization import (
     parameter_groups,
 )
 from labml_bert.training.tracking import METRICS, read_metrics
-from labml_bert.training.trainer import NonFiniteLossError, Report, Trainer
+from labml_bert.training.trainer import NonFiniteLossError, Report, Step, Trainer
 from tests.support.trainers import CONFIG, edit_checkpoint, new_trainer, train, train_on, train_to_end
 
 
@@ -210,6 +212,25 @@ def test_micro_batches_have_the_loss_and_the_gradient_of_the_batch() -> None:
             train_on(step, batch)
         results.append([value.item() for value in step.metrics.values()])
     assert results[1] == pytest.approx(results[0]) and results[2] == pytest.approx(results[0])
+
+
+def test_only_the_last_micro_batch_exchanges_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between several processes, an exchange takes time, and one for the whole step is enough."""
+    trainer, next_batch = new_trainer(None, steps=1)
+    active: list[torch.nn.Module] = []
+
+    @contextlib.contextmanager
+    def no_sync(module: torch.nn.Module) -> Iterator[None]:
+        active.append(module)
+        yield
+        active.remove(module)
+
+    monkeypatch.setattr("labml_bert.training.trainer.no_sync", no_sync)
+    trainer.arguments = replace(trainer.arguments, gradient_accumulation_steps=4)
+    batch = next_batch()
+    batch["num_items_in_batch"] = (batch["labels"] != IGNORE).sum()
+    states = [[*active] for _ in Step(trainer).micro_batches(batch)]
+    assert states == [[trainer.parallel]] * 3 + [[]] and active == []
 
 
 def test_a_batch_without_labels_or_their_number_is_refused() -> None:
@@ -391,6 +412,8 @@ def test_everything_is_on_the_device() -> None:
     trainer = Trainer(trainer.model, trainer.arguments, trainer.generator, torch.device("meta"), "float32")
     tensors = [*trainer.model.parameters(), trainer.has_failed, trainer.failures]
     assert {tensor.device.type for tensor in tensors} == {"meta"} and trainer.reads_flag is False
+    (part,) = Step(trainer).micro_batches({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3)})
+    assert {tensor.device.type for tensor in part.values()} == {"meta"}
 
 
 def test_an_unavailable_device_is_rejected() -> None:
