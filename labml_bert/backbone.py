@@ -124,8 +124,8 @@ def check_label_counts(option: str, words: Iterable[str]) -> None:
 
 def parse_label_count(word: str, name: str, most: int, least: int) -> int:
     """
-    Returns the number in `word`, which `check_label_counts` has accepted, or `most` if it's `all`. `name` is
-    the data set, for the error message.
+    Returns `most` if `word` is `all`, and otherwise the number in `word`. Call `check_label_counts` first, to
+    make sure that `word` is one of the two. The error message contains `name`, the name of the data set.
 
     Raises `ValueError` if the number isn't from `least` to `most`.
     """

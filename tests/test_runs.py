@@ -187,7 +187,7 @@ def test_bad_input(
 def test_a_run_that_cannot_be_read_is_left_out(
     logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One damaged run must not hide the others, unless the user names it."""
+    """A damaged run doesn't hide the others. If the user names the damaged run, that's an error."""
     (logs / "mlm_tiny" / "old" / CHECKPOINT).write_bytes(b"12345678")
     main([])
     out, errors = capsys.readouterr()

@@ -175,7 +175,8 @@ def parse_options(
 
 def check_options(options: RunOptions) -> None:
     """
-    Checks, before the text is read, which can take many seconds, what doesn't depend on the text.
+    Checks everything that doesn't depend on the text. Reading the text can take many seconds, so a mistake in
+    the options is better found first.
 
     Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
     """
@@ -234,7 +235,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
     except BrokenPipeError:
-        # Nobody reads the help to its end, as with `--help | head`.
+        # With `--help | head`, the reader closes the pipe before the end of the help.
         raise SystemExit(0) from None
     except SystemExit as end:
         if end.code == 0:

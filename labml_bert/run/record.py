@@ -26,12 +26,12 @@ from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
-# What `check_record` and `write_record` last saw at each path: the file's number and its time of change.
+# The state of the file at each path when `check_record` or `write_record` last looked.
 last_seen: dict[Path, tuple[int, int] | None] = {}
 
 
 def file_state(path: Path) -> tuple[int, int] | None:
-    """Returns the number of the file and its time of change, or `None` if there is no file."""
+    """Returns the file's inode and modification time in nanoseconds, or `None` if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -91,7 +91,7 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
 
 
 def find_change(path: Path) -> str:
-    """Returns whether a record is new or has changed since we last looked at it, or an empty string."""
+    """If the file at `path` is new or has changed since we last looked, says so. Otherwise, returns ""."""
     status = file_state(path)
     is_changed = status is not None and status != last_seen.get(path.absolute(), status)
     return "another program has written it during this run" if is_changed else ""

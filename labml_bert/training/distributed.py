@@ -120,7 +120,7 @@ def init_process_group(device: torch.device) -> None:
     """
     if not dist.is_torchelastic_launched():
         return
-    # If the launcher has no store, rank zero provides one, but that one doesn't exist yet.
+    # Only if `torchrun` runs the store can we connect to it before `dist.init_process_group`.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
             launcher_store()
