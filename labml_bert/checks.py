@@ -101,9 +101,12 @@ def check_length(length: int, config: BertConfig | ModernBertConfig) -> None:
         )
 
 
-def check_longest(longest: int, batch_tokens: int, max_position_embeddings: int) -> None:
-    """Raises `ValueError` if the batch or the model is too small for a sequence of `longest` tokens."""
-    if longest > max_position_embeddings:
+def check_longest(longest: int, batch_tokens: int, max_position_embeddings: int | None = None) -> None:
+    """
+    Raises `ValueError` if the batch is too small for a sequence of `longest` tokens, or if the model has too
+    few positions. If their number isn't known yet, checks only the batch.
+    """
+    if max_position_embeddings is not None and longest > max_position_embeddings:
         raise ValueError(
             f"the schedule reaches length {longest} but max_position_embeddings is "
             f"{max_position_embeddings}; use a shorter schedule or more positions"

@@ -35,8 +35,8 @@ def read_sums(folder: Path) -> dict[str, str]:
     """
     The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`.
 
-    Raises `ValueError` if `SHA256SUMS` can't be read or is damaged. Without that error, we would load the files
-    unchecked.
+    Raises `ValueError` if `SHA256SUMS` can't be read or is damaged. Without that error, we would load
+    the files unchecked.
     """
     path = folder / SUMS
     if not path.exists():
@@ -86,8 +86,8 @@ def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
     will have. Without `digest`, we compute the sha256 from the written file.
 
-    Raises `ValueError` if `SHA256SUMS` is damaged. Raises `OSError` if `SHA256SUMS` can't be written, or if the
-    file can't be read. If the block fails or the program is killed, the file may be missing from
+    Raises `ValueError` if `SHA256SUMS` is damaged. Raises `OSError` if `SHA256SUMS` can't be written, or if
+    the file can't be read. If the block fails or the program is killed, the file may be missing from
     `SHA256SUMS`, but it's never listed with a wrong sha256.
     """
     sums = read_sums(path.parent)

@@ -42,8 +42,8 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
-from labml_bert.export import lock_output, prepare_folder
-from labml_bert.files import PART, check_utf8, deleting_new_files, read_lines
+from labml_bert.export import prepare_folder
+from labml_bert.files import PART, check_utf8, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -71,8 +71,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# About this fraction of all rows becomes the test set, and the same fraction of the remaining rows becomes
-# the validation set.
+# The fraction of all rows in the test set, and of the remaining rows in the validation set.
 HELD_OUT = 0.2
 # The paper recommends `PAPER_LEARNING_RATES` for its models, which have 110 and 340 million parameters. For
 # models with fewer than `SMALL` parameters, we try `SMALL_LEARNING_RATES`.
@@ -87,17 +86,9 @@ EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
-# These are the files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`.
-SAVED_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "model.safetensors",
-    "config.json",
-    SUMS,
-    "README.md",
-)
-LAST_FILE = SAVED_FILES[-1]
+# The files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`. The card is written last.
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors", "config.json", SUMS)
+SAVED_FILES = (*FILES, "README.md")
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
@@ -225,15 +216,14 @@ def check_command(options: argparse.Namespace) -> None:
 
 def check_output(folder: Path) -> None:
     """
-    Raises `ValueError` if `folder` is a link, a file, or a folder with anything in it but what a killed
-    `train` can have left: its lock, and files of a classifier without the last one.
+    Raises `ValueError` if `folder` is a link, a file, or a folder that isn't empty. What a killed `train` has
+    left doesn't count: its lock, temporary files, and the files of a classifier without its card.
     """
     check_utf8(folder)
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    parts = {name for name in names if name.endswith(PART)}
-    is_free = folder.is_dir() and (not names or (".lock" in names and LAST_FILE not in names))
-    is_free = is_free and names <= {".lock", *parts, *SAVED_FILES}
-    if folder.is_symlink() or (folder.exists() and not is_free):
+    are_remains = ".lock" in names and all(n in (".lock", *FILES) or n.endswith(PART) for n in names)
+    is_free = not folder.exists() or (folder.is_dir() and (not names or are_remains))
+    if folder.is_symlink() or not is_free:
         raise ValueError(
             f"{folder} exists and is not an empty folder; choose another with --output, or with make: "
             'ARGS="--output another"'
@@ -243,15 +233,30 @@ def check_output(folder: Path) -> None:
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """
-    Creates and locks the folder.
+    Creates and locks the folder, and deletes what a killed `train` has left in it.
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
     with lock_output(prepare_folder(folder)):
         check_output(folder)
-        for name in SAVED_FILES:
-            (folder / name).unlink(missing_ok=True)
+        delete_saved_files(folder)
         yield
+
+
+@contextlib.contextmanager
+def deleting_on_error(folder: Path) -> Iterator[None]:
+    """If saving the classifier fails, deletes its files, so that you can repeat the same command."""
+    try:
+        yield
+    except BaseException:
+        delete_saved_files(folder)
+        raise
+
+
+def delete_saved_files(folder: Path) -> None:
+    """Deletes those files of a classifier that are in `folder`."""
+    for name in SAVED_FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def train_command(options: argparse.Namespace) -> None:
@@ -321,7 +326,7 @@ def train_command(options: argparse.Namespace) -> None:
                 script += [f"--{name.replace('_', '-')}", str(value)]
         script += ["--from", str(folder)]
         facts = {**details, "file": options.file.name, "model": str(folder)}
-        with deleting_new_files(*(output / name for name in SAVED_FILES)):
+        with deleting_on_error(output):
             save_tokenizer(tokenizer, output, **settings)
             model.save_pretrained(output)
             write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)

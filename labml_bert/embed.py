@@ -239,9 +239,8 @@ def train_simcse(
     linearly to zero. Without dropout, equal texts would get equal vectors, and many small models are
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
-    Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, or if `steps` is
-    below 1.
-    Also raises the errors of `pool_texts`.
+    Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, or if `steps`
+    is below 1. Also raises the errors of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"

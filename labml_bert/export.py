@@ -38,14 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import (
-    check_utf8,
-    lock,
-    make_folder,
-    remove_partial_files,
-    whole_file,
-    write_whole,
-)
+from labml_bert.files import append, check_utf8, lock_output, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -84,15 +77,15 @@ def to_float16(model: nn.Module) -> dict[str, Tensor]:
 
 def write_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """
-    Writes all parameters as float16, one after another: little-endian, row by row, without a header. Returns
-    the name of the file, its size in bytes and its sha256.
+    Writes all parameters as float16, one after another: little-endian, row by row, without a header. Waits
+    until they are on the disk. Returns the size of the file in bytes and its sha256.
 
     Raises `ValueError` if a weight is too large for float16.
     """
     data = b"".join(tensor.numpy().astype("<f2").tobytes() for tensor in to_float16(model).values())
-    with whole_file(path) as part:
-        part.write_bytes(data)
-    return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with open(path, "wb") as file:
+        append(file, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def describe_weights(model: BertForMaskedLM | ModernBertForMaskedLM) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def write_web(
     Writes `model.json`: the tokens in order of their ids, the models and the checkpoints. The checkpoints may
     be from several runs, which we call arms. All arms share the tokens. `arms` maps the name of each arm to
     the result of `describe_weights`, plus the learning `curve`, a list of `[steps, held-out loss]`. Each
-    entry of `checkpoints` is a result of `write_weights`, plus `arm`, `seconds`, `steps` and `loss`.
+    entry of `checkpoints` is a result of `write_weights`, plus `file`, `arm`, `seconds`, `steps` and `loss`.
     """
     # If the tokenizer adds no [CLS] and [SEP], the model was trained without them.
     has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
@@ -338,22 +331,6 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def lock_output(folder: Path) -> Iterator[None]:
-    """Locks the folder in the block. Raises `ValueError` if another program has locked it."""
-    try:
-        folder_lock = lock(folder)
-    except BlockingIOError:
-        raise ValueError(f"another program is writing to {folder}; choose another with --output") from None
-    with folder_lock:
-        try:
-            remove_partial_files(folder)
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
-                (folder / ".lock").unlink()
-
-
 def check_is_export(path: Path, start: bytes, *others: str) -> None:
     """
     An export may replace an earlier export, which has a file `path` that begins with the pattern `start`.
@@ -373,10 +350,10 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
         )
 
 
-def check_same_text(path: Path, text: str) -> None:
+def check_same_tokenizer_file(path: Path, text: str) -> None:
     """
-    Raises `ValueError` if the file exists with another text. If an export with another tokenizer could
-    replace it, and the program was killed in between, a graph would stand beside the wrong tokenizer.
+    Raises `ValueError` if there is a `tokenizer.json` at `path` with another text. If we replaced it, an
+    export that is killed between its two files would leave a graph with the tokenizer of another model.
     """
     if path.is_file() and path.read_bytes() != text.encode():
         raise ValueError(f"{path} is of another model; choose another folder with --output")
@@ -413,8 +390,8 @@ def main(argv: list[str] | None = None) -> None:
                 check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
                 # The new weights are on the disk, under a temporary name, before `model.json` is replaced.
                 with whole_file(path) as part:
-                    weights = {**write_weights(part, model), "file": path.name}
-                    write_web(folder, tokenizer, arms, [{**checkpoint, **weights}])
+                    checkpoint |= {"file": path.name, **write_weights(part, model)}
+                    write_web(folder, tokenizer, arms, [checkpoint])
                 data = path.read_bytes()
             error = f"{rounding_error(model):.1g}"
             rows = {"rounding": f"changes a probability by about {error}, on random text"}
@@ -424,7 +401,7 @@ def main(argv: list[str] | None = None) -> None:
             with lock_output(folder):
                 check_is_export(path, b".*" + PRODUCER.encode(), "tokenizer.json")
                 text = tokenizer.to_str(pretty=True)
-                check_same_text(folder / "tokenizer.json", text + "\n")
+                check_same_tokenizer_file(folder / "tokenizer.json", text + "\n")
                 difference = write_onnx(path, model, options.encoder)
                 write_whole(folder / "tokenizer.json", text)
                 data = path.read_bytes()

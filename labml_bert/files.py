@@ -189,18 +189,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
-@contextlib.contextmanager
-def deleting_new_files(*paths: Path) -> Iterator[None]:
-    """If the block fails, deletes those files that didn't exist before it, so that it can be repeated."""
-    new_files = [path for path in paths if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in new_files:
-            path.unlink(missing_ok=True)
-        raise
-
-
 def remove_partial_files(folder: Path) -> None:
     """Deletes the temporary files in `folder`, which may be missing. No process may be writing there."""
     for part in folder.glob(f"*{PART}"):
@@ -348,3 +336,24 @@ def lock(
             ) from None
     on_wait()
     return file_lock.acquire()
+
+
+@contextlib.contextmanager
+def lock_output(folder: Path, remedy: str = "choose another with --output") -> Iterator[None]:
+    """
+    Locks the folder in the block, and first deletes the temporary files that a killed program has left there.
+    Afterwards, deletes the lock file too.
+
+    Raises `ValueError`, with the `remedy`, if another program has locked the folder.
+    """
+    try:
+        folder_lock = lock(folder)
+    except BlockingIOError:
+        raise ValueError(f"another program is writing to {folder}; {remedy}") from None
+    with folder_lock:
+        try:
+            remove_partial_files(folder)
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
+                (folder / ".lock").unlink()

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
@@ -179,10 +178,13 @@ def main(argv: list[str] | None = None) -> None:
         progress = read_progress(options.output)
         assert progress is not None
         train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
-        valid_ids = read_ids(options.output / VALID, valid, tokenizer).long() if valid else torch.empty(0)
+        unknown = ""
+        if valid:
+            valid_ids = read_ids(options.output / VALID, valid, tokenizer).long()
+            unknown = describe_unknown(unknown_fraction(tokenizer, valid_ids))
     console.print(f"  {train:,} training tokens, {valid:,} held out\n")
-    for text in describe_unknown(unknown_fraction(tokenizer, valid_ids)).values():
-        console.print(f"  {text}\n")
+    if unknown:
+        console.print(f"  {unknown}\n")
     if min(train, valid) == 0:
         console.print("  The text is too short for these files. Train on the text itself.\n")
         return

@@ -243,9 +243,9 @@ def fingerprints(record: dict[str, Any]) -> dict[str, Callable[[], Fingerprint]]
     }
 
 
-def weights_name(arm: str, number: int) -> str:
-    """The name of the file with the weights at a moment. The first moment has the number 1."""
-    return f"{arm.replace(' ', '-')}-{number}.bin"
+def weights_names(*arms: str) -> list[str]:
+    """Returns the names of the files with the weights of these arms, at most one for each of `MOMENTS`."""
+    return [f"{arm.replace(' ', '-')}-{number}.bin" for arm in arms for number in range(1, len(MOMENTS) + 1)]
 
 
 def write_moments(
@@ -255,25 +255,24 @@ def write_moments(
     ## A file for each moment
 
     Writes the weights at each moment, and returns the entries for `model.json`. Their loss is that of the
-    rounded weights, computed as on the page. Afterwards the model has the weights of the last file. The files
-    get their names at the end of `stack`.
+    rounded weights, computed as on the page. Afterwards the model has the weights of the last file. Until
+    `stack` is closed, the files have temporary names.
     """
     entries = []
     seconds = dict(trained_model.record["history"]["seconds"])
-    for number, step in enumerate(trained_model.moments, 1):
+    for file, step in zip(weights_names(arm), trained_model.moments, strict=False):
         load_named_weights(trained_model.model, trained_model.weights[step])
         load_named_weights(trained_model.model, to_float16(trained_model.model))
         result = evaluate_masked_lm(trained_model.page, trained_model.text.held_out)
-        name = weights_name(arm, number)
-        part = stack.enter_context(whole_file(folder / name))
+        part = stack.enter_context(whole_file(folder / file))
         entries.append(
             {
                 "arm": arm,
                 "seconds": round(seconds[step], 1),
                 "steps": step,
                 **{name: round(value, 4) for name, value in result.items()},
+                "file": file,
                 **write_weights(part, trained_model.model),
-                "file": name,
             }
         )
     return entries
@@ -314,13 +313,11 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
             raise ValueError("this is no record of this experiment, or a model is missing")
         if record["checkpoints"] != metadata["checkpoints"]:
             raise ValueError(f"{options.record} and {folder} have different models")
-        others = {
-            weights_name(arm, n) for arm in ARMS if arm != options.arm for n in range(1, len(MOMENTS) + 1)
-        }
-        digests = {entry["file"]: entry["sha256"] for entry in record["checkpoints"]}
-        for name in others:
-            if not (folder / name).is_file() or file_sha256(folder / name) != digests[name]:
-                raise ValueError(f"{folder / name} is missing or damaged")
+        for entry in record["checkpoints"]:
+            path = folder / entry["file"]
+            is_intact = path.is_file() and file_sha256(path) == entry["sha256"]
+            if entry["arm"] != options.arm and not is_intact:
+                raise ValueError(f"{path} is missing or damaged")
         record.setdefault("fingerprints", {}).pop(options.arm, None)
     except KeyError as error:
         raise ValueError(f"{options.record} has no {error}; train all models, without --arm") from None
@@ -357,8 +354,7 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
 
     Raises `ValueError` if the folder has a file of another program, or if `read_other_arms` refuses a file.
     """
-    names = [weights_name(arm, number) for arm in ARMS for number in range(1, len(MOMENTS) + 1)]
-    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *names)
+    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *weights_names(*ARMS))
     record, descriptions = read_other_arms(options, folder)
     trained_models: dict[str, TrainedModel] = {}
     for arm in ARMS if options.arm == "all" else (options.arm,):

@@ -238,7 +238,7 @@ def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
                     try:
                         row = pool.submit(measure_drawing, pipeline, characters, folder, batches).result()
                     except BrokenProcessPool:
-                        raise OSError(
+                        raise ValueError(
                             "the process that draws the batches was killed; run this again"
                         ) from None
                 if pipeline == "pairs":

@@ -17,7 +17,7 @@ from pathlib import Path
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
-from labml_bert.files import PART, lock, make_folder, remove_partial_files, whole_file, write_whole
+from labml_bert.files import PART, lock_output, make_folder, remove_partial_files, whole_file, write_whole
 
 PROGRESS = "progress.json"
 FILES = tuple(dict.fromkeys(step.file for step in STEPS))
@@ -52,17 +52,11 @@ def write_exercises(folder: Path) -> None:
     texts = exercises()
     check_is_free(folder, texts)
     make_folder(folder)
-    try:
-        folder_lock = lock(folder)
-    except BlockingIOError:
-        raise ValueError(f"another program is writing to {folder}; wait until it ends") from None
-    with folder_lock:
+    with lock_output(folder, "wait until it ends"):
         check_is_free(folder, texts)
         for file, text in texts.items():
             remove_partial_files((folder / file).parent)
             write_file(folder / file, text)
-        with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
-            (folder / ".lock").unlink()
 
 
 def check_is_free(folder: Path, texts: dict[str, str]) -> None:

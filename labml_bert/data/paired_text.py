@@ -59,7 +59,7 @@ class PairedText:
         self.batch_tokens, self.mlm_probability = batch_tokens, mlm_probability
         self.dupe_factor = dupe_factor
         self.vocab_size: int = tokenizer.get_vocab_size()
-        check_longest(lengths[-1], batch_tokens, max_position_embeddings=lengths[-1])
+        check_longest(lengths[-1], batch_tokens)
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
         self.baselines = ngram_baselines(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))

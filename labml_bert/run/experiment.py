@@ -228,7 +228,7 @@ class Run:
                 f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
                 **self.describe_threads(),
                 **details,
-                **describe_unknown(text.unknown),
+                **({"unknown": unknown} if (unknown := describe_unknown(text.unknown)) else {}),
                 "run": display_path(self.path),
             },
         )

@@ -190,7 +190,7 @@ def check_options(options: RunOptions) -> None:
     # A schedule that isn't set, or a script without these options, is checked later.
     if schedule := getattr(options, "schedule", None):
         longest = parse_schedule(schedule)[-1].length
-        check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings", longest))  # type: ignore[attr-defined]
+        check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings"))  # type: ignore[attr-defined]
 
 
 def restore_options(

@@ -214,10 +214,9 @@ def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
         console.print(f"  texts {reason}: {cut:,}", style="dim")
 
 
-def describe_unknown(fraction: float) -> dict[str, str]:
-    """Returns a header row that says how much of the held-out text is `[UNK]`, or no row if it's under 1%."""
-    text = f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary"
-    return {"unknown": text} if fraction >= 0.01 else {}
+def describe_unknown(fraction: float) -> str:
+    """Says which `fraction` of the held-out tokens is `[UNK]`. Returns an empty string if it's below 1%."""
+    return f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary" * (fraction >= 0.01)
 
 
 def fail(reason: object) -> NoReturn:
