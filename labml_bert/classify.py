@@ -71,7 +71,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_pre
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
 
-# The fraction of all rows in the test set, and of the remaining rows in the validation set.
+# About this fraction of all rows becomes the test set, and of the remaining rows the validation set.
 HELD_OUT = 0.2
 # The paper recommends `PAPER_LEARNING_RATES` for its models, which have 110 and 340 million parameters. For
 # models with fewer than `SMALL` parameters, we try `SMALL_LEARNING_RATES`.

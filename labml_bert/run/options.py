@@ -175,8 +175,8 @@ def parse_options(
 
 def check_options(options: RunOptions) -> None:
     """
-    Checks everything that doesn't depend on the text. Reading the text can take many seconds, so a mistake in
-    the options is better found first.
+    Checks options that don't depend on the text. Reading the text can take many seconds, so it's better to
+    find a mistake in the options first.
 
     Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
     """
