@@ -68,14 +68,12 @@ def pool_texts(
     word or character, so it counts.
 
     Raises `ValueError` if a text has no tokens that count, if `max_length` is below 3, if `pooling` isn't one
-    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`. Also raises the errors of `check_text`.
+    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
-    for text in texts:
-        check_text(text)
     # Truncation is a setting of the tokenizer, so change it only in a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))
@@ -114,7 +112,8 @@ def embed(
     Returns the vectors of all texts, `(N, D)`, in the order of the texts. The model has to be in eval mode.
     Texts of similar length share a batch, so little time goes to padding.
 
-    Raises `ValueError` if `texts` is empty or a single string. Also raises the errors of `pool_texts`.
+    Raises `ValueError` if `texts` is empty or a single string. Also raises the errors of `check_text` and of
+    `pool_texts`.
     """
     if not texts or isinstance(texts, str):
         raise ValueError("there are no texts; pass a list with at least one")
@@ -240,11 +239,14 @@ def train_simcse(
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
     Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, or if `steps`
-    is below 1. Also raises the errors of `pool_texts`.
+    is below 1. Also raises the errors of `check_text` and of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
         raise ValueError(f"{sizes}; use at least 1 step, and a batch_size from 2 to the number of pairs")
+    for number, pair in enumerate(pairs, 1):
+        for text in pair:
+            check_text(text, f"a text of pair {number:,}")
     torch.manual_seed(seed)
     model.train()
     for module in model.modules():

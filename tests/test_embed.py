@@ -197,6 +197,12 @@ def test_without_dropout_both_views_are_equal() -> None:
     assert (cosines(a, b).diagonal() < 0.999).all()
 
 
+def test_texts_that_cannot_be_encoded_are_refused_before_training() -> None:
+    tokenizer = subword_tokenizer()
+    with pytest.raises(ValueError, match="a text of pair 2 has bytes that are not UTF-8"):
+        train_simcse(model_of("bert", tokenizer), tokenizer, [("dog", "cat"), ("dog", "\udcff")], 1e-3, 1, 2)
+
+
 @pytest.mark.parametrize(("pairs", "batch_size", "steps"), [(3, 4, 1), (3, 1, 1), (3, 2, 0)])
 def test_impossible_trainings_are_refused(pairs: int, batch_size: int, steps: int) -> None:
     tokenizer = subword_tokenizer()
