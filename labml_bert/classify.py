@@ -89,6 +89,7 @@ PAIRS = "trained_with_pairs"
 # The files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`. The card is written last.
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors", "config.json", SUMS)
 SAVED_FILES = (*FILES, "README.md")
+LOCK = ".classify.lock"  # no other program leaves a lock with this name
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
@@ -221,9 +222,8 @@ def check_output(folder: Path) -> None:
     """
     check_utf8(folder)
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    are_remains = ".lock" in names and all(n in (".lock", *FILES) or n.endswith(PART) for n in names)
-    is_free = not folder.exists() or (folder.is_dir() and (not names or are_remains))
-    if folder.is_symlink() or not is_free:
+    are_remains = LOCK in names and all(name in (LOCK, *FILES) or name.endswith(PART) for name in names)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (names and not are_remains):
         raise ValueError(
             f"{folder} exists and is not an empty folder; choose another with --output, or with make: "
             'ARGS="--output another"'
@@ -237,7 +237,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
-    with lock_output(prepare_folder(folder)):
+    with lock_output(prepare_folder(folder), name=LOCK):
         check_output(folder)
         delete_saved_files(folder)
         yield

@@ -339,15 +339,17 @@ def lock(
 
 
 @contextlib.contextmanager
-def lock_output(folder: Path, remedy: str = "choose another with --output") -> Iterator[None]:
+def lock_output(
+    folder: Path, remedy: str = "choose another with --output", name: str = ".lock"
+) -> Iterator[None]:
     """
     Locks the folder in the block, and first deletes the temporary files that a killed program has left there.
-    Afterwards, deletes the lock file too.
+    Afterwards, deletes the lock file too, which is called `name`.
 
     Raises `ValueError`, with the `remedy`, if another program has locked the folder.
     """
     try:
-        folder_lock = lock(folder)
+        folder_lock = lock(folder, name=name)
     except BlockingIOError:
         raise ValueError(f"another program is writing to {folder}; {remedy}") from None
     with folder_lock:
@@ -356,4 +358,4 @@ def lock_output(folder: Path, remedy: str = "choose another with --output") -> I
             yield
         finally:
             with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
-                (folder / ".lock").unlink()
+                (folder / name).unlink()

@@ -21,6 +21,23 @@ from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
+# If the `errno` of an `OSError` is in this table, `print_error` adds its remedy to the error message.
+REMEDIES = {
+    errno.EACCES: "change the permissions, or choose another name",
+    errno.EPERM: "change the permissions, or choose another name",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.EEXIST: "choose another name",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "choose another name",
+    errno.ENOENT: "check the name",
+    errno.ELOOP: "check the links",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "check the disk",
+    errno.EFBIG: "raise the limit with ulimit -f",
+    errno.ENOSPC: "free some space on the disk",
+    errno.EDQUOT: "free some space on the disk",
+    errno.EMFILE: "close some files, or raise the limit with ulimit -n",
+}
 # In a narrower terminal, Rich would leave out whole columns of a table. We let the terminal wrap the lines.
 FEWEST_COLUMNS = 40
 # Under torchrun, only rank zero prints.
@@ -117,9 +134,20 @@ def without_controls(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text)
 
 
-def print_error(message: object) -> None:
-    """Prints one line to stderr. A message can contain a file name, which can contain any character."""
-    line = without_controls(" ".join(str(message).splitlines()))
+def explain(reason: object) -> str:
+    """Describes an error in one line. For an `OSError` with a file name, the line includes that name."""
+    if isinstance(reason, OSError) and reason.strerror:
+        return f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
+    return " ".join(str(reason).splitlines())
+
+
+def print_error(reason: object) -> None:
+    """
+    Prints an error or a message as one line to stderr, and the remedy of an `OSError` too. A message can
+    contain a file name, which can contain any character.
+    """
+    remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
+    line = without_controls("; ".join(filter(None, (explain(reason), remedy))))
     with contextlib.suppress(OSError):  # Perhaps nobody reads stderr, or its disk is full.
         print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
 

@@ -306,7 +306,7 @@ def test_two_programs_do_not_write_to_the_same_folder(
     path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
     (tmp_path / "out").mkdir()
     words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {tmp_path / 'out'}"
-    with lock(tmp_path / "out"), pytest.raises(SystemExit) as exit_info:
+    with lock(tmp_path / "out", name=classify.LOCK), pytest.raises(SystemExit) as exit_info:
         classify.main(words.split())
     assert exit_info.value.code == 2 and "another program is writing to" in capsys.readouterr().err
     classify.main(words.split())
@@ -320,13 +320,19 @@ def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
     words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {out}".split()
     classify.main(words)
     whole = {file.name: file.read_bytes() for file in out.iterdir()}
-    assert ".lock" not in whole
+    assert classify.LOCK not in whole
     for name in ("README.md", "config.json"):
         (out / name).unlink()
     with pytest.raises(SystemExit):
         classify.main(words)
     assert "is not an empty folder" in capsys.readouterr().err
-    for name in (".lock", f"model.safetensors.1{PART}"):
+    # A lock of another program proves nothing: this may be somebody's own model.
+    (out / ".lock").touch()
+    with pytest.raises(SystemExit):
+        classify.main(words)
+    (out / ".lock").unlink()
+    assert (out / "model.safetensors").read_bytes() == whole["model.safetensors"]
+    for name in (classify.LOCK, f"model.safetensors.1{PART}"):
         (out / name).touch()
     (out / "notes.txt").touch()
     with pytest.raises(SystemExit):
@@ -336,7 +342,7 @@ def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
     assert {file.name for file in out.iterdir()} == whole.keys()
     for name in whole.keys() - {"README.md"}:
         assert (out / name).read_bytes() == whole[name], name
-    (out / ".lock").touch()
+    (out / classify.LOCK).touch()
     with pytest.raises(SystemExit):
         classify.main(words)
 
@@ -585,7 +591,7 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(owner, name, fail)
             classify.main(words)
-        assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
+        assert {file.name for file in output.iterdir()} <= {classify.LOCK, "notes.txt"}
         (output / "notes.txt").unlink()
     # If only the report fails, for example because nobody reads it, the classifier stays.
     with monkeypatch.context() as patch, pytest.raises(SystemExit):

@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
 import argparse
 import difflib
-import errno
 import signal
 import time
 from collections.abc import Callable
@@ -48,7 +47,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 def fail(reason: object) -> NoReturn:
     """Ends the program with one line and exit code 2."""
-    print_error(" ".join(str(reason).split()))
+    print_error(reason)
     raise SystemExit(2) from None
 
 
@@ -205,12 +204,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if options.run(options) is False:
             raise SystemExit(1)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail(error)
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space on the disk" if is_full else "make it writable, or use another folder"
-        fail(f"{error.filename}: {error.strerror}; {remedy}")
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

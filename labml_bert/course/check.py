@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -130,6 +131,8 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # In a group of its own, the learner's code can't send us a signal with `os.kill(0, …)`.
+            start_new_session=True,
         )
         output = bytearray()
         reader = threading.Thread(target=read_start, args=(process.stdout, output), daemon=True)
@@ -166,6 +169,10 @@ def wait_for(process: "subprocess.Popen[bytes]", trace: Path, seconds: float) ->
                 deadline = min(deadline, time.monotonic() + 2)
         return None
     finally:
+        # Also kill the processes that the learner's code has started. Windows has no groups.
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
 

@@ -38,6 +38,15 @@ class Raised:
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
+def raised(error: BaseException) -> Raised:
+    """Describes an exception. Its message comes from code of the learner's, which can fail too."""
+    try:
+        message = " ".join(str(error).split())
+    except BaseException:
+        message = ""
+    return Raised(type(error).__name__, message, error.__traceback__)
+
+
 class Observation(NamedTuple):
     """One thing that a probe observed."""
 
@@ -53,8 +62,7 @@ def observe(probe: Probe, module: ModuleType) -> list[Observation]:
         for name, value in probe(module):
             observations.append(Observation(name, value))
     except BaseException as error:
-        message = " ".join(str(error).split())
-        observations.append(Observation("error", Raised(type(error).__name__, message, error.__traceback__)))
+        observations.append(Observation("error", raised(error)))
     return observations
 
 

@@ -80,6 +80,8 @@ def exercises() -> dict[str, str]:
 
 def is_ours(path: Path, folder: Path, texts: dict[str, str]) -> bool:
     """Whether a start can have left this path, and nobody has changed it since."""
+    if path.is_symlink():
+        return False
     if path.is_dir() or path.name == ".lock" or path.name.endswith(PART):
         return True
     text = texts.get(path.relative_to(folder).as_posix())

@@ -18,6 +18,8 @@ from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.stdout import console, is_ascii_only
 
 COMMAND = "python -m labml_bert.course"
+# A message can contain a value of any length. At most this many characters of a paragraph are printed.
+LONGEST_PARAGRAPH = 1000
 
 
 def read_step(text: str) -> Step:
@@ -28,7 +30,8 @@ def read_step(text: str) -> Step:
 
 
 def say(text: str, indent: int = 2, style: str = "") -> None:
-    """Prints a paragraph that fits into 80 columns."""
+    """Prints a paragraph that fits into 80 columns, without its end if it's very long."""
+    text = text if len(text) <= LONGEST_PARAGRAPH else text[:LONGEST_PARAGRAPH] + "…"
     width = max(40, min(console.width, 80) - 2)
     prefix = " " * indent
     console.print(Text(textwrap.fill(text, width, initial_indent=prefix, subsequent_indent=prefix), style))

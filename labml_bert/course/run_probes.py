@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 
-from labml_bert.course.compare import Observation, Raised, describe_difference, first_difference, observe
+from labml_bert.course.compare import (
+    Observation,
+    Raised,
+    describe_difference,
+    first_difference,
+    observe,
+    raised,
+)
 from labml_bert.course.probes.track import PROBES
 from labml_bert.course.source import make_mistake, read_reference, restore_others
 from labml_bert.course.step import Mistake, Step, Verdict
@@ -61,9 +68,9 @@ def run_probe(step: Step, tree: ast.Module) -> Verdict:
     try:
         module = load(tree, step, step.file)
     except BaseException as error:
-        raised = Raised(type(error).__name__, " ".join(str(error).split()), error.__traceback__)
-        line = line_of(raised, step)
-        return Verdict(step.name, False, "The file can't be imported.", (str(raised),), line)
+        value = raised(error)
+        line = line_of(value, step)
+        return Verdict(step.name, False, "The file can't be imported.", (str(value),), line)
     actual = observe(PROBES[step.name], module)
     i = first_difference(expected, actual)
     if i is None:
@@ -92,27 +99,27 @@ def run_probe(step: Step, tree: ast.Module) -> Verdict:
     return Verdict(step.name, False, message, tuple(details), line)
 
 
-def explain_error(raised: Raised, step: Step) -> str:
+def explain_error(value: Raised, step: Step) -> str:
     """Says who raised an exception: the learner's code, or the check while it read the result."""
-    if raised.kind in ("BdbQuit", "EOFError"):
-        return f"Your code raises {raised.kind}. A check has no keyboard; use print."
-    traceback = raised.traceback
+    if value.kind in ("BdbQuit", "EOFError"):
+        return f"Your code raises {value.kind}. A check has no keyboard; use print."
+    traceback = value.traceback
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == step.file:
-            return f"Your code raises {raised.kind}."
+            return f"Your code raises {value.kind}."
         traceback = traceback.tb_next
-    if raised.kind == "KeyError":
-        return f"Your result lacks the key {raised.message}."
-    if "NoneType" in raised.message:
+    if value.kind == "KeyError":
+        return f"Your result lacks the key {value.message}."
+    if "NoneType" in value.message:
         return "Your result is None, or a part of it is. Does your function return its result?"
-    if raised.kind == "AttributeError":
+    if value.kind == "AttributeError":
         return "Your result lacks an attribute that the check reads."
-    return f"The check can't call your function, or can't use its result ({raised.kind})."
+    return f"The check can't call your function, or can't use its result ({value.kind})."
 
 
-def line_of(raised: Raised, step: Step) -> int | None:
+def line_of(value: Raised, step: Step) -> int | None:
     """The innermost line of the learner's code in a traceback, or `None` if it's in none of its lines."""
-    line, traceback = None, raised.traceback
+    line, traceback = None, value.traceback
     others = {name for other in STEPS for name in (other.function, *other.twins)} - {step.function}
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -126,19 +133,21 @@ def line_of(raised: Raised, step: Step) -> int | None:
 def main(folder: Path) -> None:
     """Checks the steps of a job."""
     torch.set_num_threads(1)
+    own = os.getpid()
     job: dict[str, Any] = json.loads((folder / "job.json").read_text("utf-8"))
     steps = {step.name: step for step in STEPS}
-    with (
-        open(folder / "verdicts.jsonl", "w", encoding="utf-8") as verdicts,
-        open(folder / "trace.txt", "w", encoding="utf-8") as trace,
-    ):
+    with open(folder / "trace.txt", "w", encoding="utf-8") as trace:
         for name in job["steps"]:
             step = steps[name]
             tree = restore_others(job["files"][step.file], step, STEPS)
             faulthandler.dump_traceback_later(job["limit"], exit=True, file=trace)
             verdict = run_probe(step, tree)
+            if os.getpid() != own:
+                return  # The learner's code has forked, and this is the copy.
             faulthandler.cancel_dump_traceback_later()
-            print(json.dumps(asdict(verdict)), file=verdicts, flush=True)
+            # The learner's code can write to any open file, so don't keep this one open.
+            with open(folder / "verdicts.jsonl", "a", encoding="utf-8") as verdicts:
+                print(json.dumps(asdict(verdict)), file=verdicts)
             if not verdict.passed:
                 return
 

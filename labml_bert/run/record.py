@@ -74,9 +74,8 @@ def find_obstacle(path: Path, name: str) -> str:
 
 def write_record(path: Path, record: dict[str, Any]) -> Path:
     """
-    Writes a record atomically and returns its path. If another program has written a file to `path` since
-    `check_record`, even a record of the same experiment, keeps that file, and adds `-2`, `-3` and so on to
-    the name of the record.
+    Writes a record atomically and returns its path. A file that is new at `path` since `check_record`, even a
+    record of the same experiment, is kept, and `-2`, `-3` and so on is added to the name of the record.
 
     Raises `OSError` if the record can't be written.
     """
@@ -91,10 +90,13 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
 
 
 def find_change(path: Path) -> str:
-    """If the file at `path` is new or has changed since we last looked, says so. Otherwise, returns ""."""
+    """
+    Says so if there is a file at `path` that isn't as when `check_record` or `write_record` last looked.
+    Otherwise, returns an empty string.
+    """
     status = file_state(path)
-    is_changed = status is not None and status != last_seen.get(path.absolute(), status)
-    return "another program has written it during this run" if is_changed else ""
+    is_changed = status is not None and status != last_seen.get(path.absolute())
+    return "another run has written it" if is_changed else ""
 
 
 def recorded_experiment(path: Path) -> str | None:

@@ -9,7 +9,6 @@ progress bar.
 
 import argparse
 import contextlib
-import errno
 import os
 import shlex
 import signal
@@ -34,6 +33,7 @@ from labml_bert.mlm import IGNORE
 from labml_bert.stdout import (
     console,
     display_path,
+    explain,
     is_ascii_only,
     path_with_name,
     print_error,
@@ -46,24 +46,6 @@ from labml_bert.training.distributed import has_lost_another, is_first_to_fail, 
 from labml_bert.training.trainer import NonFiniteLossError, Report
 
 IS_WINDOWS = os.name == "nt"
-
-# If the `errno` of an `OSError` is in this table, `fail` adds its remedy to the error message.
-REMEDIES = {
-    errno.EACCES: "change the permissions, or choose another name",
-    errno.EPERM: "change the permissions, or choose another name",
-    errno.EROFS: "choose a folder that you may write to",
-    errno.EEXIST: "choose another name",
-    errno.EISDIR: "name a file",
-    errno.ENOTDIR: "choose another name",
-    errno.ENOENT: "check the name",
-    errno.ELOOP: "check the links",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EIO: "check the disk",
-    errno.EFBIG: "raise the limit with ulimit -f",
-    errno.ENOSPC: "free some space on the disk",
-    errno.EDQUOT: "free some space on the disk",
-    errno.EMFILE: "close some files, or raise the limit with ulimit -n",
-}
 
 
 @contextlib.contextmanager
@@ -222,16 +204,8 @@ def describe_unknown(fraction: float) -> str:
 def fail(reason: object) -> NoReturn:
     """Ends the program with exit code 2. The first process that fails prints the reason in one line."""
     if is_first_to_fail():
-        remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
-        print_error("; ".join(filter(None, (explain(reason), remedy))))
+        print_error(reason)
     raise SystemExit(2) from None
-
-
-def explain(reason: object) -> str:
-    """Describes an error in one line. For an `OSError` with a file name, the line includes that name."""
-    if isinstance(reason, OSError) and reason.strerror:
-        return f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
-    return " ".join(str(reason).splitlines())
 
 
 def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:

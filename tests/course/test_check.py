@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,56 @@ def test_only_the_start_of_an_endless_output_is_kept(
     watcher.join()
     assert verdict(report).message.startswith("Your code was still running") and report.output == "x" * 2000
     assert 0 < max(sizes) < 1_000_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
+@pytest.mark.processes
+def test_a_signal_to_all_processes_reaches_only_the_learners_code(course: Path) -> None:
+    write(course, "import os, signal\n    os.kill(0, signal.SIGTERM)")
+    message = verdict(check_folder(course)).message
+    assert message.startswith("Your code ended the process (exit code -15)")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended, but that nobody has waited for, is in the state Z."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.long
+@pytest.mark.processes
+def test_processes_that_the_code_starts_are_killed(course: Path, tmp_path: Path) -> None:
+    """A copy of the process doesn't write a verdict of its own either."""
+    path = tmp_path / "pid"
+    write(
+        course,
+        "import os, pathlib\n    if not hasattr(os, 'copy'):\n        os.copy = os.fork()\n"
+        f"        if os.copy: pathlib.Path({str(path)!r}).write_text(str(os.copy))\n    {SOLUTION}",
+    )
+    report = check_folder(course)
+    assert [v.step for v in report.verdicts] == [FIRST.name, STEPS[1].name]
+    deadline = time.monotonic() + 10
+    while is_alive(int(path.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_what_the_code_writes_to_any_open_file_is_no_verdict(course: Path) -> None:
+    write(
+        course,
+        "import os\n    for i in range(3, 20):\n        try: os.write(i, b'x')\n"
+        "        except OSError: pass\n    raise ValueError('mine')",
+    )
+    assert verdict(check_folder(course)).message == "Your code raises ValueError."
+
+
+@pytest.mark.processes
+def test_an_exception_whose_message_cannot_be_made(course: Path) -> None:
+    write(course, "class Odd(Exception):\n        def __str__(self): raise SystemExit\n    raise Odd")
+    assert verdict(check_folder(course)).message == "Your code raises Odd."
 
 
 @pytest.mark.long

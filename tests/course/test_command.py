@@ -80,12 +80,15 @@ def test_the_first_minutes_of_a_learner(tmp_path: Path) -> None:
         (["start", "."], ". exists and is not empty; choose a new folder"),
         (["start", "mlm.py"], "mlm.py exists and is not empty"),
         (["start", "mlm.py/x"], "Not a directory"),
+        (["start", "pipe"], ".lock must be a file of its own, but is something else; remove it"),
     ],
 )
 def test_bad_input_is_one_line(
     course: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     (course / "notes.txt").touch()
+    (course / "pipe").mkdir()
+    os.mkfifo(course / "pipe" / ".lock")
     with pytest.raises(SystemExit) as end:
         main(words)
     error = capsys.readouterr().err
@@ -280,6 +283,15 @@ def test_a_start_that_was_stopped_is_completed(tmp_path: Path, capsys: pytest.Ca
     names = {path.relative_to(whole) for path in whole.rglob("*")}
     assert {path.relative_to(stopped) for path in stopped.rglob("*")} == names
     assert all((stopped / file).read_bytes() == (whole / file).read_bytes() for file in (*FILES, "README.md"))
+    (stopped / FILES[0]).unlink()
+    (tmp_path / "mine").mkdir()
+    (stopped / "data").rename(tmp_path / "data")
+    (stopped / "data").symlink_to(tmp_path / "mine")
+    with pytest.raises(SystemExit):
+        main(["start", str(stopped)])
+    assert "is not empty" in capsys.readouterr().err
+    assert not [*(tmp_path / "mine").iterdir()], "it has written through the link"
+    (stopped / "data").unlink()
     (stopped / FILES[0]).write_text("mine")
     with pytest.raises(SystemExit):
         main(["start", str(stopped)])

@@ -9,7 +9,7 @@ from labml_bert.course import __main__ as course_main
 from labml_bert.course.__main__ import watch_command
 from labml_bert.course.check import Report
 from labml_bert.course.folder import write_exercises
-from labml_bert.course.report import print_report
+from labml_bert.course.report import print_report, say
 from labml_bert.course.step import Verdict
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 
@@ -79,6 +79,11 @@ def test_what_a_check_prints(
     for text in absent:
         assert text not in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_long_message_loses_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    say("word " * 100_000)
+    assert len(capsys.readouterr().out) < 1500
 
 
 def test_watch_checks_again_when_a_file_changes(

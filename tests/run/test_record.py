@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labml_bert.run.record import check_record, recorded_experiment, write_record
+from labml_bert.run.record import check_record, last_seen, recorded_experiment, write_record
 
 RUNS = Path(__file__).parents[2] / "docs" / "runs"
 
@@ -85,7 +85,12 @@ def test_the_record_of_another_run_is_kept(tmp_path: Path, capsys: pytest.Captur
     assert write_record(path, record) == tmp_path / "r-2.json"
     assert path.read_text() == other
     (line,) = capsys.readouterr().err.splitlines()
-    assert "r.json is left alone (another program has written it during this run)" in line
+    assert "r.json is left alone (another run has written it)" in line
+    # A third run has the same `--record`, and the second one's record is kept too.
+    second = (tmp_path / "r-2.json").read_text()
+    last_seen.pop(tmp_path / "r-2.json")
+    assert write_record(path, record) == tmp_path / "r-3.json"
+    assert (tmp_path / "r-2.json").read_text() == second
     # A new record replaces one that was there before the run.
     check_record(path, "cost")
     assert write_record(path, record) == path and json.loads(path.read_text()) == record
