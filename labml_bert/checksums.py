@@ -46,18 +46,20 @@ def read_sums(folder: Path) -> dict[str, str]:
             raise ValueError("it isn't a regular file")
         if not 0 < path.stat().st_size <= 1_000_000:
             raise ValueError("it's empty, or has more than a million bytes")
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        *lines, rest = path.read_text(encoding="utf-8-sig").split("\n")
+        if rest:
+            raise ValueError("its last line is cut off, or has no line end")
     except OSError as error:
         raise unreadable(path, error.strerror) from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); replace or remove it") from None
-    sums = {}
+    sums: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         # Like `sha256sum --check`, accept empty lines, comments, and an asterisk before a name.
         match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
-        if match:
-            sums[match[2]] = match[1].lower()
-        elif line.strip() and not line.startswith("#"):
+        if match and sums.setdefault(match[2], match[1].lower()) != match[1].lower():
+            raise ValueError(f"{path} lists {match[2]} twice; remove one of the lines")
+        if not match and line.strip() and not line.startswith("#"):
             raise ValueError(f"{path} is damaged (line {number:,} is no checksum); replace or remove it")
     return sums
 

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -320,7 +321,11 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     """
     check_utf8(folder)
     try:
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
         make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ValueError(
             f"cannot write to {folder}: {error.strerror}; choose another folder with --output"

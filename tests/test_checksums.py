@@ -48,7 +48,8 @@ def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
     [
         (lambda data: data + bytes(2_000_000), "or has more than a million bytes"),
         (lambda data: b"", "it's empty"),
-        (lambda data: bytes(len(data)), "line 1 is no checksum"),
+        (lambda data: data[:-3], "its last line is cut off"),
+        (lambda data: bytes(len(data)) + b"\n", "line 1 is no checksum"),
         (lambda data: data + b"\nnot a sum\n", "line 3 is no checksum"),
         (lambda data: data.decode().encode("utf-16"), "codec"),
         (lambda data: data.replace(b"  ", b" "), "line 1 is no checksum"),
@@ -86,6 +87,17 @@ def test_lists_of_other_programs_are_checked(change: Callable[[bytes], bytes], t
     assert read_checked(path) == b"{}\n"
     path.write_text("[]")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        read_checked(path)
+
+
+def test_a_file_that_is_listed_twice(tmp_path: Path) -> None:
+    path, sums = tmp_path / "config.json", tmp_path / SUMS
+    write_checked(path, "{}")
+    text = sums.read_text()
+    sums.write_text(text * 2)
+    assert read_checked(path) == b"{}\n"
+    sums.write_text("0" * 64 + text[64:] + text)
+    with pytest.raises(ValueError, match=r"SHA256SUMS lists config\.json twice; remove one of the lines"):
         read_checked(path)
 
 

@@ -302,7 +302,7 @@ BAD_INPUT = {
     "no tokenizer": (["mute", "--to", "web"], "no tokenizer at mute"),
     "truncated weights": (["half", "--to", "web"], "is damaged"),
     "a tokenizer of another model": (["other", "--to", "web"], "that was saved with the model"),
-    "output that is a file": (["model", "--to", "web", "--output", "file"], "cannot write to file"),
+    "output that is a file": (["model", "--to", "web", "--output", "file"], "file: it is not a folder"),
     "output below a file": (["model", "--to", "onnx", "--output", "file/x"], "cannot write to file/x"),
     "weights that are a folder": (["model", "--to", "web", "--output", "taken"], "weights.bin is a folder"),
     "metadata that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
@@ -432,6 +432,13 @@ def test_a_graph_never_stands_beside_the_tokenizer_of_another(
     tokenizer.unlink()
     export.main(words)
     assert tokenizer.is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so this pretends."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode & os.W_OK == 0)
+    with pytest.raises(ValueError, match=r"cannot write to .*: Permission denied; choose another folder"):
+        export.prepare_folder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["web", "onnx"])

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without i
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import contextlib
+import json
 import shlex
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.export import (
+    FORMAT,
     check_is_export,
     describe_weights,
     prepare_folder,
@@ -50,7 +52,7 @@ from labml_bert.export import (
     write_web,
     write_weights,
 )
-from labml_bert.files import lock, whole_file
+from labml_bert.files import lock_output, whole_file
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -60,7 +62,7 @@ from labml_bert.run.launch import launch
 from labml_bert.run.options import OPERATIONAL, RunOptions
 from labml_bert.run.record import write_record
 from labml_bert.run.terminal import not_yet_written
-from labml_bert.stdout import console, display_path
+from labml_bert.stdout import console, display_path, explain
 from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.distributed import check_single_process
 from labml_bert.training.evaluation import evaluate_masked_lm
@@ -297,41 +299,67 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
     Returns the existing record and the descriptions of the existing weights. The new model replaces its
     predecessor in both.
 
-    Raises `ValueError` if they can't be read, or if the other models were trained on other text or with other
-    values. Only the budget may differ.
+    Raises `ValueError` if they can't be read or don't belong together, or if the other models were trained on
+    other text or with other values. Only the budget may differ.
     """
     if options.arm == "all":
         return {}, {}
     if options.record is None:
         raise ValueError("--arm adds a model to a record; name the record with --record")
+    values = {**options.configuration(), "corpus": load_corpus(options.corpus).sha256}
     try:
         record: dict[str, Any] = parse_json(options.record.read_text("utf-8"))
-        metadata = parse_json((folder / "model.json").read_text("utf-8"))
-        descriptions: dict[str, Any] = metadata["arms"]
-        saved = {**record["configuration"], "corpus": record["corpus"]["sha256"]}
-        if {*descriptions} != {*ARMS} or saved["experiment"] != "live":
-            raise ValueError("this is no record of this experiment, or a model is missing")
-        if record["checkpoints"] != metadata["checkpoints"]:
+        metadata: dict[str, Any] = parse_json((folder / "model.json").read_text("utf-8"))
+        # A record doesn't have the options that were added later. They had their defaults.
+        saved = {**Options().configuration(), **record["configuration"], "corpus": record["corpus"]["sha256"]}
+        # The value of a field can be of any type, and Python's `0 == 0.0 == False`, so compare the JSON.
+        different = [name for name in values if json.dumps(values[name]) != json.dumps(saved[name])]
+        if others := {*different} - {"minutes", "steps", "corpus"}:
+            name = min(others)
+            raise ValueError(f"{name} is {values[name]}, but {saved[name]} in {options.record}")
+        if record["checkpoints"] != metadata["checkpoints"] or metadata["format"] != FORMAT:
             raise ValueError(f"{options.record} and {folder} have different models")
-        for entry in record["checkpoints"]:
-            path = folder / entry["file"]
-            is_intact = path.is_file() and file_sha256(path) == entry["sha256"]
-            if entry["arm"] != options.arm and not is_intact:
-                raise ValueError(f"{path} is missing or damaged")
+        for arm in ARMS:
+            if arm != options.arm:
+                check_arm(arm, options, folder, record, metadata)
+        if "corpus" in different:
+            raise ValueError(f"the text isn't that of {options.record}")
         record.setdefault("fingerprints", {}).pop(options.arm, None)
+        return record, metadata["arms"]
     except KeyError as error:
         raise ValueError(f"{options.record} has no {error}; train all models, without --arm") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot read the other models: {error}; train all models, without --arm") from None
-    values = options.configuration()
-    values["corpus"] = load_corpus(options.corpus).sha256
-    for name in sorted(saved.keys() & values.keys() - {"minutes", "steps"}):
-        if saved[name] != values[name]:
-            raise ValueError(
-                f"{name} is {values[name]}, but {saved[name]} in {options.record}; use the same value, or "
-                "train all models, without --arm"
-            )
-    return record, descriptions
+        reason = explain(error)
+        raise ValueError(f"cannot keep the other models: {reason}; train all models, without --arm") from None
+
+
+def check_arm(
+    arm: str, options: Options, folder: Path, record: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    """
+    Raises `ValueError`, `KeyError` or `TypeError` if the weights of `arm`, their description in `metadata`
+    and their `record` don't belong together.
+    """
+    part = record if arm == SHORT else record[ENTRIES[arm]]
+    model = make_model(arm, arm_options(arm, options), len(metadata["tokens"]))
+    curve = [[step, round(loss, 4)] for step, loss in part["history"]["valid.loss"]]
+    entries = [entry for entry in metadata["checkpoints"] if entry["arm"] == arm]
+    names = [entry["file"] for entry in entries]
+    is_same = metadata["arms"][arm] == {**describe_weights(model), "curve": curve}
+    if (
+        not is_same
+        or not names
+        or entries[-1]["steps"] != part["result"]["steps"]
+        or names != weights_names(arm)[: len(names)]
+    ):
+        raise ValueError(f"{options.record} and {folder} have different models")
+    for entry in entries:
+        path = folder / entry["file"]
+        if not path.is_file() or file_sha256(path) != entry["sha256"]:
+            raise ValueError(f"{path} is missing or damaged")
+        for name in ("seconds", "steps", "loss", "accuracy", "bytes"):
+            if type(entry[name]) not in (int, float):
+                raise ValueError(f"in {options.record}, {name} of {path.name} is not a number")
 
 
 def main(run: Run, options: Options) -> None:
@@ -342,9 +370,9 @@ def main(run: Run, options: Options) -> None:
     check_single_process()
     for arm in ARMS:
         make_model(arm, arm_options(arm, options), vocab_size=10)  # refuses sizes before the first run
-    folder = prepare_folder(options.output, "model.json")
+    folder = prepare_folder(options.output, "model.json", *weights_names(*ARMS))
     run.is_resumable = False
-    with lock(folder):
+    with lock_output(folder):
         train_and_write(run, options, folder)
 
 

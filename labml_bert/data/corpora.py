@@ -33,7 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from labml_bert.checksums import read_checked
-from labml_bert.files import encoding_error, make_folder, unreadable, whole_file, without_nul
+from labml_bert.files import PART, encoding_error, make_folder, unreadable, whole_file, without_nul
 from labml_bert.stdout import print_note
 
 TINY_SHAKESPEARE_URL = (
@@ -142,9 +142,9 @@ def load_corpus(name: str) -> Corpus:
 
 def visible_files(folder: Path) -> Iterator[Path]:
     """
-    Yields the files in a folder and its subfolders. Skips files and folders whose names start with a dot.
-    Also skips links to folders (because such links could form a cycle), broken links, and special files such
-    as pipes. Prints a line for each link or special file that it skips.
+    Yields the files in a folder and its subfolders. Skips our temporary files, and files and folders whose
+    names start with a dot. Also skips links to folders (because such links could form a cycle), broken links,
+    and special files such as pipes. Prints a line for each link or special file that it skips.
 
     Raises `OSError` if a folder can't be read.
     """
@@ -152,7 +152,7 @@ def visible_files(folder: Path) -> Iterator[Path]:
     folders = [folder]
     while folders:
         for path in folders.pop().iterdir():
-            if path.name.startswith("."):
+            if path.name.startswith(".") or path.name.endswith(PART):
                 continue
             if path.is_file():
                 yield path

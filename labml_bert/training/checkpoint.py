@@ -226,6 +226,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             pass
     except OSError as error:
         raise unreadable(path, error.strerror) from None
+    read_sums(run_path)  # if the list itself is damaged, says so
     try:
         return read_checkpoint(path)
     except ValueError as error:

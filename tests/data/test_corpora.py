@@ -18,6 +18,7 @@ import pytest
 
 from labml_bert.data import corpora
 from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
+from labml_bert.files import PART
 
 
 @pytest.mark.slow("parses the whole standard library")
@@ -120,10 +121,12 @@ def test_what_a_notebook_adds_to_the_builtins_is_no_text(monkeypatch: pytest.Mon
 def test_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / ".hidden").write_bytes(b"\xff")
+    (tmp_path / f"left.json.1{PART}").write_text("a killed program has left this")
     (tmp_path / "a" / "one.txt").write_text("\ufeff" + "éins\r\n" * 50, encoding="utf-8")
     (tmp_path / "two.txt").write_text("zwei\n" * 50, encoding="utf-8")
     corpus = load_corpus(str(tmp_path))
     text = "".join(corpus.train + corpus.valid)
+    assert "killed" not in text
     assert text.count("éins\n") == 50
     assert text.count("zwei\n") == 50
     assert "\ufeff" not in text

@@ -103,7 +103,6 @@ def test_each_checkpoint_of_the_runs_is_a_file(output_folder: Path) -> None:
     assert [entry["arm"] for entry in metadata["checkpoints"]] == arms
     assert [entry["steps"] for entry in metadata["checkpoints"]] == [4, 90, 180, 360] * 3
     assert {path.name for path in (output_folder / "web").iterdir()} == {
-        ".lock",
         "model.json",
         *(entry["file"] for entry in metadata["checkpoints"]),
     }
@@ -233,7 +232,7 @@ def test_one_model_can_be_trained_again(
     words += ["--arm", "modern", "--output", str(tmp_path / "web")]
     for more, message in (
         ([], "name the record with --record"),
-        (["--record", str(tmp_path / "none.json")], "cannot read the other models"),
+        (["--record", str(tmp_path / "none.json")], "cannot keep the other models"),
         (["--record", str(ROOT / "docs" / "runs" / "speed.json")], "it is a record of speed, not of live"),
         (["--record", str(record_path), "--hidden-size", "32"], "hidden_size is 32, but 16 in"),
     ):
@@ -283,7 +282,7 @@ def test_two_programs_do_not_write_to_one_folder(
     (tmp_path / "web").mkdir()
     with lock(tmp_path / "web"), pytest.raises(SystemExit) as exit_info:
         main([*command_line(corpus_file), "--output", "web"])
-    assert exit_info.value.code == 2 and "is locked by another process" in capsys.readouterr().err
+    assert exit_info.value.code == 2 and "another program is writing to web" in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()
 
 
@@ -324,10 +323,50 @@ def break_an_entry(folder: Path, record: dict[str, Any]) -> None:
     (folder / "model.json").write_text(json.dumps({**metadata, "checkpoints": [{}]}))
 
 
-def forget_a_model(folder: Path, record: dict[str, Any]) -> None:
+def change_both(folder: Path, record: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes `model.json`, and the checkpoints in the record in the same way."""
     metadata = json.loads((folder / "model.json").read_text("utf-8"))
-    del metadata["arms"]["fixed length"]
+    change(metadata)
+    record["checkpoints"] = metadata["checkpoints"]
     (folder / "model.json").write_text(json.dumps(metadata))
+
+
+def forget_a_model(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["arms"].pop("fixed length"))
+
+
+def change_the_heads(folder: Path, record: dict[str, Any]) -> None:
+    """The weights would load, and the page would compute something else."""
+    config = {"num_attention_heads": 2}
+    change_both(folder, record, lambda metadata: metadata["arms"]["fixed length"]["config"].update(config))
+
+
+def forget_all_weights(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["checkpoints"].clear())
+
+
+def move_weights_to_another_arm(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["checkpoints"][4].update(arm="short to long"))
+
+
+def write_a_loss_as_text(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["checkpoints"][4].update(loss="2.0"))
+
+
+def list_the_arms(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata.update(arms=[*metadata["arms"]]))
+
+
+def change_the_format(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata.update(format=99))
+
+
+def change_a_type(folder: Path, record: dict[str, Any]) -> None:
+    record["configuration"]["seed"] = 0.0
+
+
+def forget_a_history(folder: Path, record: dict[str, Any]) -> None:
+    del record["fixed"]["history"]
 
 
 @pytest.mark.parametrize(
@@ -337,9 +376,17 @@ def forget_a_model(folder: Path, record: dict[str, Any]) -> None:
         (swap, r"fixed-length-2\.bin is missing or damaged; train all"),
         (change_a_loss, "have different models; train all"),
         (forget_the_checkpoints, "has no 'checkpoints'; train all"),
-        (break_the_fingerprints, "cannot read the other models: .*; train all"),
-        (break_an_entry, "has no 'file'; train all"),
-        (forget_a_model, "or a model is missing; train all"),
+        (break_the_fingerprints, "cannot keep the other models: .*; train all"),
+        (break_an_entry, "has no 'arm'; train all"),
+        (forget_a_model, "has no 'fixed length'; train all"),
+        (change_the_heads, "have different models; train all"),
+        (forget_all_weights, "have different models; train all"),
+        (move_weights_to_another_arm, "have different models; train all"),
+        (write_a_loss_as_text, r"loss of fixed-length-1\.bin is not a number; train all"),
+        (list_the_arms, "cannot keep the other models: .*; train all"),
+        (change_the_format, "have different models; train all"),
+        (change_a_type, "seed is 0, but 0.0 in .*; train all"),
+        (forget_a_history, "has no 'history'; train all"),
     ],
 )
 def test_models_that_do_not_belong_to_the_record(
@@ -377,7 +424,7 @@ def test_a_text_that_disappears_between_the_runs(
     assert exit_info.value.code == 2
     error = capsys.readouterr().err
     assert re.fullmatch("error: no corpus or file is called .+text.txt.+\n", error)
-    assert [path.name for path in (tmp_path / "web").iterdir()] == [".lock"]
+    assert not [*(tmp_path / "web").iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -393,6 +440,7 @@ def test_a_text_that_disappears_between_the_runs(
         (["--output"], "Missing value for argument '--output'"),
         (["--output", "other"], "has files of another program"),
         (["--output", "weights"], "has files of another program"),
+        (["--output", "folder"], "modern-2.bin is a folder; move it"),
         (["--hidden-size", "18"], "an even multiple of num_attention_heads"),
     ],
 )
@@ -407,6 +455,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     (tmp_path / "text.txt").write_text(small_text(100))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.json").write_text('{"format": "layers-model"}')
+    (tmp_path / "folder" / "modern-2.bin").mkdir(parents=True)
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "fixed-length-4.bin").write_text("mine")
     with pytest.raises(SystemExit) as exit_info:
@@ -415,4 +464,4 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert message in error and re.fullmatch("error: .+\n", error)
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files - {".lock"} == {"text.txt", "model.json", "fixed-length-4.bin"}
+    assert files == {"text.txt", "model.json", "fixed-length-4.bin"}

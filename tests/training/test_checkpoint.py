@@ -78,6 +78,9 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a" / CHECKPOINT, tmp_path / "b")
     with pytest.raises(ValueError, match=r"is not from the same run as tokenizer.json; .*remove its line"):
         load_checkpoint(tmp_path / "b")
+    (tmp_path / "b" / SUMS).write_text("damaged\n")
+    with pytest.raises(ValueError, match=f"{SUMS} is damaged .*; replace or remove it$"):
+        load_checkpoint(tmp_path / "b")
     (tmp_path / "b" / SUMS).unlink()
     assert load_checkpoint(tmp_path / "b")[0]["step"] == 30
 
