@@ -38,8 +38,8 @@ class Raised:
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
-def raised(error: BaseException) -> Raised:
-    """Describes an exception. Its message comes from code of the learner's, which can fail too."""
+def describe_exception(error: BaseException) -> Raised:
+    """Describes an exception. Making its message runs the learner's code, which can raise another one."""
     try:
         message = " ".join(str(error).split())
     except BaseException:
@@ -62,7 +62,7 @@ def observe(probe: Probe, module: ModuleType) -> list[Observation]:
         for name, value in probe(module):
             observations.append(Observation(name, value))
     except BaseException as error:
-        observations.append(Observation("error", raised(error)))
+        observations.append(Observation("error", describe_exception(error)))
     return observations
 
 

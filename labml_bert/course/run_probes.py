@@ -25,9 +25,9 @@ from labml_bert.course.compare import (
     Observation,
     Raised,
     describe_difference,
+    describe_exception,
     first_difference,
     observe,
-    raised,
 )
 from labml_bert.course.probes.track import PROBES
 from labml_bert.course.source import make_mistake, read_reference, restore_others
@@ -68,9 +68,9 @@ def run_probe(step: Step, tree: ast.Module) -> Verdict:
     try:
         module = load(tree, step, step.file)
     except BaseException as error:
-        value = raised(error)
-        line = line_of(value, step)
-        return Verdict(step.name, False, "The file can't be imported.", (str(value),), line)
+        raised = describe_exception(error)
+        line = line_of(raised, step)
+        return Verdict(step.name, False, "The file can't be imported.", (str(raised),), line)
     actual = observe(PROBES[step.name], module)
     i = first_difference(expected, actual)
     if i is None:
@@ -99,27 +99,27 @@ def run_probe(step: Step, tree: ast.Module) -> Verdict:
     return Verdict(step.name, False, message, tuple(details), line)
 
 
-def explain_error(value: Raised, step: Step) -> str:
+def explain_error(raised: Raised, step: Step) -> str:
     """Says who raised an exception: the learner's code, or the check while it read the result."""
-    if value.kind in ("BdbQuit", "EOFError"):
-        return f"Your code raises {value.kind}. A check has no keyboard; use print."
-    traceback = value.traceback
+    if raised.kind in ("BdbQuit", "EOFError"):
+        return f"Your code raises {raised.kind}. A check has no keyboard; use print."
+    traceback = raised.traceback
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == step.file:
-            return f"Your code raises {value.kind}."
+            return f"Your code raises {raised.kind}."
         traceback = traceback.tb_next
-    if value.kind == "KeyError":
-        return f"Your result lacks the key {value.message}."
-    if "NoneType" in value.message:
+    if raised.kind == "KeyError":
+        return f"Your result lacks the key {raised.message}."
+    if "NoneType" in raised.message:
         return "Your result is None, or a part of it is. Does your function return its result?"
-    if value.kind == "AttributeError":
+    if raised.kind == "AttributeError":
         return "Your result lacks an attribute that the check reads."
-    return f"The check can't call your function, or can't use its result ({value.kind})."
+    return f"The check can't call your function, or can't use its result ({raised.kind})."
 
 
-def line_of(value: Raised, step: Step) -> int | None:
+def line_of(raised: Raised, step: Step) -> int | None:
     """The innermost line of the learner's code in a traceback, or `None` if it's in none of its lines."""
-    line, traceback = None, value.traceback
+    line, traceback = None, raised.traceback
     others = {name for other in STEPS for name in (other.function, *other.twins)} - {step.function}
     while traceback is not None:
         code = traceback.tb_frame.f_code

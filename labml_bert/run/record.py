@@ -74,8 +74,9 @@ def find_obstacle(path: Path, name: str) -> str:
 
 def write_record(path: Path, record: dict[str, Any]) -> Path:
     """
-    Writes a record atomically and returns its path. A file that is new at `path` since `check_record`, even a
-    record of the same experiment, is kept, and `-2`, `-3` and so on is added to the name of the record.
+    Writes a record atomically and returns its path. If there is a file at `path` that is new or has changed
+    since `check_record`, even a record of the same experiment, keeps that file, and adds `-2`, `-3` and so on
+    to the name of the record.
 
     Raises `OSError` if the record can't be written.
     """
