@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert.course import folder as folders
-from labml_bert.course.check import Report, check_folder, next_step, wait_for
+from labml_bert.course.check import LIMIT, Report, check_folder, next_step, wait_for
 from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
 from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
@@ -19,6 +19,7 @@ from labml_bert.course.step import Verdict
 from labml_bert.course.track import STEPS
 
 FIRST = STEPS[0]
+ROOT = Path(__file__).parents[2]
 EMPTY = f'raise NotImplementedError("write this: {FIRST.task}")'
 SOLUTION = 'return F.cross_entropy(logits.float(), labels, reduction="sum") / (\n' + (
     "        (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch\n    ).clamp(min=1)"
@@ -38,6 +39,11 @@ def write(course: Path, body: str) -> str:
     assert EMPTY in text
     path.write_text(text.replace(EMPTY, body), "utf-8")
     return path.read_text("utf-8")
+
+
+def test_the_page_says_how_long_a_step_may_take() -> None:
+    page = (ROOT / "docs" / "pages" / "course.md").read_text("utf-8")
+    assert f"for at most {LIMIT:g} seconds per step" in " ".join(page.split())
 
 
 def verdict(report: Report) -> Verdict:
