@@ -43,7 +43,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist work
 test: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m "not long" $(ARGS)
 
-# The tests that start no process, in less than a minute. Property tests get 10 examples each instead of 100.
+# The fast tests that start no process, in about a minute. Property tests get 10 examples each instead of 100.
 test-fast: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m "not processes and not slow" --hypothesis-profile=fast $(ARGS)
 
@@ -55,11 +55,11 @@ test-long: $(VENV)/.site-test $(VENV)/.test
 test-properties: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m hypothesis --hypothesis-profile=long $(ARGS)
 
-# Every file that is read, damaged in 10,000 new ways for each reader. Takes hours.
+# Every file that is read, damaged in up to 10,000 new ways for each reader. Takes an hour.
 fuzz: $(VENV)/.site-test $(VENV)/.test
 	$(PYTEST) tests/test_fuzz.py tests/docs/test_card.py --hypothesis-profile=long $(ARGS)
 
-# Twenty kills of each experiment at random moments.
+# Twenty kills at random moments, of each of most experiments.
 trials: $(VENV)/.test
 	$(BIN)/python -m tests.tools.kill_trials $(ARGS)
 
@@ -69,8 +69,8 @@ faults: $(VENV)/.test
 	$(BIN)/python -m tests.tools.faults $(ARGS)
 	$(BIN)/python -m tests.tools.power_loss $(ARGS)
 
-# Changes each line of the models and of the training loop in many ways, and checks that a test notices. Takes hours;
-# goes on where it was stopped. For a single file: make mutation ARGS="labml_bert.nsp*"
+# Changes each line of the models, of the training loop and of the code that saves files in many ways, and checks that
+# a test notices. Takes hours; goes on where it was stopped. For a single file: make mutation ARGS="labml_bert.nsp*"
 mutation: $(VENV)/.test
 	$(INSTALL) --editable '.[mutation]'
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2 $(ARGS)
@@ -94,7 +94,7 @@ serve: $(VENV)/.site
 records: $(VENV)/.test
 	$(PYTEST) tests/run/test_fingerprint.py $(ARGS)
 
-# Runs the claims that are not recorded yet and goes on where it was stopped. All of them take hours.
+# Runs the claims and studies that are not recorded yet and goes on where it was stopped. All of them take hours.
 claims: $(VENV)/.run
 	$(BIN)/python experiments/claims/claims.py --all $(ARGS)
 

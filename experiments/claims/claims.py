@@ -45,8 +45,12 @@ def main(argv: list[str] | None = None) -> None:
     """Parses the command line, and lists claims, runs them, or repeats recorded runs of one claim."""
     parser = OneLineParser(description="Test claims about masked language models.")
     parser.add_argument("claim", nargs="*", help="the claims or studies to run; see --list")
-    parser.add_argument("--all", action="store_true", help="run all claims; recorded runs are not repeated")
-    parser.add_argument("--list", action="store_true", help="print the claims with their arms and times")
+    parser.add_argument(
+        "--all", action="store_true", help="run all claims and studies, but no recorded run again"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the claims and studies with their arms and times"
+    )
     parser.add_argument(
         "--arm", nargs="+", help="repeat the recorded runs of these arms and --seed; records nothing"
     )

@@ -10,8 +10,8 @@ one at a time:
 
 `start` writes the source files with the bodies of the steps removed. `check` runs your code and the original
 on the same inputs, and says in plain words what is different. `hint` helps, `show` says where to read,
-`solve` compares your code with the original, and `watch` checks whenever you save. At the end, `train` trains
-your own model.
+`solve` compares your code with the original, and `watch` checks whenever you save. Once you have written what
+training needs, `train` trains your own model.
 """
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Report:
     output: str
     """What the learner's code printed."""
     restored: list[str]
-    """Files that the learner's code deleted."""
+    """Files that the learner's code deleted or emptied."""
     is_saved: bool
     """Whether the progress could be written."""
 

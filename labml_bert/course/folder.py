@@ -2,8 +2,8 @@
 # The learner's folder
 
 What is in the folder that `start` writes? The source files of the steps, at the same paths as in
-`labml_bert`, with the bodies of the steps removed, and a README. `progress.json` says which code has passed.
-It only saves time: the code itself is the progress, so if the file is lost, the steps are checked again.
+`labml_bert`, with the bodies of the steps removed, and a README. `progress.json` says which code has passed
+and which hints have been printed. If the file is lost, the steps are checked again, and the hints start over.
 """
 
 import ast
@@ -167,8 +167,7 @@ def read_progress(folder: Path) -> Progress:
 
 def write_progress(folder: Path, progress: Progress) -> bool:
     """
-    Writes the file atomically. Returns whether that was possible. It isn't in a read-only folder, and the
-    only loss is time.
+    Writes the file atomically. Returns whether that was possible. It isn't in a read-only folder.
     """
     with contextlib.suppress(OSError):
         write_whole(folder / PROGRESS, json.dumps(asdict(progress), indent=1))

@@ -79,7 +79,7 @@ def print_report(report: Report, folder: Path) -> None:
         say("You have written everything that you need to train your own model, in three minutes:")
         console.print(f"\n  {COMMAND} train\n")
     for file in report.restored:
-        say(f"Your code deleted {file}. It has been written again, as it was.", style="bold")
+        say(f"Your code deleted or emptied {file}. It has been written again, as it was.", style="bold")
     if not report.is_saved:
         say("This folder can't be written, so the next check will run these steps again.", style="dim")
 

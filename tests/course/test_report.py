@@ -61,7 +61,10 @@ def course(tmp_path: Path) -> Path:
         ),
         (
             Report([PASSED], STEPS[1], "", [FIRST.file], False),
-            [f"Your code deleted {FIRST.file}. It has been written again", "This folder can't be written"],
+            [
+                f"Your code deleted or emptied {FIRST.file}. It has been written again",
+                "This folder can't be written",
+            ],
             [],
         ),
     ],

@@ -1,5 +1,5 @@
 """
-Kills every experiment at random moments and checks what is left. It takes a quarter of an hour, so it isn't
+Kills most experiments at random moments and checks what is left. It takes a quarter of an hour, so it isn't
 part of the test suite, which repeats a few of these kills in tests/experiments.
 
     python -m tests.tools.kill_trials                    # 20 kills for each experiment
