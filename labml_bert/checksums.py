@@ -56,7 +56,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     sums: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         # Like `sha256sum --check`, accept empty lines, comments, and an asterisk before a name.
-        match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line)
+        match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)*(.+)", line)
         if match and sums.setdefault(match[2], match[1].lower()) != match[1].lower():
             raise ValueError(f"{path} lists {match[2]} twice; remove one of the lines")
         if not match and line.strip() and not line.startswith("#"):

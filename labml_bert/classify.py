@@ -88,8 +88,8 @@ MAX_LENGTH = 128
 PAIRS = "trained_with_pairs"
 # The files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`. The card is written last.
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors", "config.json", SUMS)
-SAVED_FILES = (*FILES, "README.md")
-LOCK = ".classify.lock"  # no other program leaves a lock with this name
+SAVING = ".saving"  # this file exists while the others are written
+SAVED_FILES = (*FILES, "README.md", SAVING)
 
 
 def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceClassification, Tokenizer]:
@@ -222,8 +222,9 @@ def check_output(folder: Path) -> None:
     """
     check_utf8(folder)
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    are_remains = LOCK in names and all(name in (LOCK, *FILES) or name.endswith(PART) for name in names)
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (names and not are_remains):
+    files = {name for name in names if name != ".lock" and not name.endswith(PART)}
+    are_remains = not files or (SAVING in files and files <= {SAVING, *FILES})
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or not are_remains:
         raise ValueError(
             f"{folder} exists and is not an empty folder; choose another with --output, or with make: "
             'ARGS="--output another"'
@@ -237,20 +238,23 @@ def output_folder(folder: Path) -> Iterator[None]:
 
     Raises `ValueError` if the folder can't be created, or if another program has locked it or written to it.
     """
-    with lock_output(prepare_folder(folder), name=LOCK):
+    with lock_output(prepare_folder(folder)):
         check_output(folder)
         delete_saved_files(folder)
         yield
 
 
 @contextlib.contextmanager
-def deleting_on_error(folder: Path) -> Iterator[None]:
-    """If saving the classifier fails, deletes its files, so that you can repeat the same command."""
+def saving(folder: Path) -> Iterator[None]:
+    """Makes sure that you can repeat the same command if it fails or is killed while it saves the files."""
+    (folder / SAVING).touch()
     try:
         yield
     except BaseException:
         delete_saved_files(folder)
         raise
+    with contextlib.suppress(OSError):
+        (folder / SAVING).unlink()
 
 
 def delete_saved_files(folder: Path) -> None:
@@ -326,7 +330,7 @@ def train_command(options: argparse.Namespace) -> None:
                 script += [f"--{name.replace('_', '-')}", str(value)]
         script += ["--from", str(folder)]
         facts = {**details, "file": options.file.name, "model": str(folder)}
-        with deleting_on_error(output):
+        with saving(output):
             save_tokenizer(tokenizer, output, **settings)
             model.save_pretrained(output)
             write_classifier_card(output, script, facts, texts.labels, texts.has_pairs, scores)
@@ -426,17 +430,13 @@ def main(argv: list[str] | None = None) -> None:
     train.add_argument("--max-length", type=int, help="tokens per text or pair (default: 128 or fewer)")
     train.add_argument("--seed", type=int, default=0, help="seed of the split and the training (default: 0)")
     train.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
-    train.add_argument(
-        "--check-only",
-        action="store_true",
-        help="check the file and the arguments, and with --from the model; don't train",
-    )
+    check_only = "check the file and the arguments, and with --from the model; don't train"
+    train.add_argument("--check-only", action="store_true", help=check_only)
     use = commands.add_parser("predict", help="predict the labels of texts")
     use.set_defaults(run=predict_command)
     use.add_argument("model", type=Path, help="folder of a classifier")
-    use.add_argument(
-        "texts", nargs="*", metavar="text", default=[], help="a text (default: lines of standard input)"
-    )
+    texts = "a text (default: lines of standard input)"
+    use.add_argument("texts", nargs="*", metavar="text", default=[], help=texts)
     use.add_argument("--pair", help="second text, if the classifier was trained with pairs")
     check = commands.add_parser("check", help="check a file of labels without training")
     check.set_defaults(run=check_command)

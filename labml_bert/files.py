@@ -339,17 +339,15 @@ def lock(
 
 
 @contextlib.contextmanager
-def lock_output(
-    folder: Path, remedy: str = "choose another with --output", name: str = ".lock"
-) -> Iterator[None]:
+def lock_output(folder: Path, remedy: str = "choose another with --output") -> Iterator[None]:
     """
     Locks the folder in the block, and first deletes the temporary files that a killed program has left there.
-    Afterwards, deletes the lock file too, which is called `name`.
+    Afterwards, deletes the lock file too.
 
     Raises `ValueError`, with the `remedy`, if another program has locked the folder.
     """
     try:
-        folder_lock = lock(folder, name=name)
+        folder_lock = lock(folder)
     except BlockingIOError:
         raise ValueError(f"another program is writing to {folder}; {remedy}") from None
     with folder_lock:
@@ -358,4 +356,4 @@ def lock_output(
             yield
         finally:
             with contextlib.suppress(OSError):  # On Windows, a file can't be deleted while it's open.
-                (folder / name).unlink()
+                (folder / ".lock").unlink()

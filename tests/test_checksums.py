@@ -74,6 +74,7 @@ def test_a_damaged_list_is_no_list(change: Callable[[bytes], bytes], words: str,
     [
         lambda data: data.replace(b"  ", b" *"),
         lambda data: data.replace(b"  ", b"  ./"),
+        lambda data: data.replace(b"  ", b"  ././"),
         lambda data: data.replace(b"\n", b"\r\n"),
         lambda data: b"\xef\xbb\xbf" + data,
         lambda data: data.decode().upper().replace("CONFIG.JSON", "config.json").encode(),

@@ -306,7 +306,7 @@ def test_two_programs_do_not_write_to_the_same_folder(
     path = write_csv(tmp_path / "labels.csv", yes_or_no(40))
     (tmp_path / "out").mkdir()
     words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {tmp_path / 'out'}"
-    with lock(tmp_path / "out", name=classify.LOCK), pytest.raises(SystemExit) as exit_info:
+    with lock(tmp_path / "out"), pytest.raises(SystemExit) as exit_info:
         classify.main(words.split())
     assert exit_info.value.code == 2 and "another program is writing to" in capsys.readouterr().err
     classify.main(words.split())
@@ -315,12 +315,12 @@ def test_two_programs_do_not_write_to_the_same_folder(
 def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
     tmp_path: Path, backbone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A kill leaves the lock and some of the files."""
+    """A kill leaves the lock, some of the files, and one that says that they are being saved."""
     out, path = tmp_path / "out", write_csv(tmp_path / "labels.csv", yes_or_no(40))
     words = f"train {path} --from {backbone} --epochs 1 --learning-rate 1e-3 --output {out}".split()
     classify.main(words)
     whole = {file.name: file.read_bytes() for file in out.iterdir()}
-    assert classify.LOCK not in whole
+    assert not {".lock", classify.SAVING} & whole.keys()
     for name in ("README.md", "config.json"):
         (out / name).unlink()
     with pytest.raises(SystemExit):
@@ -332,7 +332,7 @@ def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
         classify.main(words)
     (out / ".lock").unlink()
     assert (out / "model.safetensors").read_bytes() == whole["model.safetensors"]
-    for name in (classify.LOCK, f"model.safetensors.1{PART}"):
+    for name in (classify.SAVING, f"model.safetensors.1{PART}"):
         (out / name).touch()
     (out / "notes.txt").touch()
     with pytest.raises(SystemExit):
@@ -342,7 +342,7 @@ def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
     assert {file.name for file in out.iterdir()} == whole.keys()
     for name in whole.keys() - {"README.md"}:
         assert (out / name).read_bytes() == whole[name], name
-    (out / classify.LOCK).touch()
+    (out / classify.SAVING).touch()
     with pytest.raises(SystemExit):
         classify.main(words)
 
@@ -591,7 +591,7 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(owner, name, fail)
             classify.main(words)
-        assert {file.name for file in output.iterdir()} <= {classify.LOCK, "notes.txt"}
+        assert {file.name for file in output.iterdir()} <= {".lock", "notes.txt"}
         (output / "notes.txt").unlink()
     # If only the report fails, for example because nobody reads it, the classifier stays.
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -600,7 +600,8 @@ def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_
     classify.main(["predict", str(output), "yes"])
     shutil.rmtree(output)
     classify.main(words)
-    assert set(classify.SAVED_FILES) <= {file.name for file in output.iterdir()} | {"vocab.txt"}
+    saved = {file.name for file in output.iterdir()} | {"vocab.txt"}
+    assert saved == {*classify.SAVED_FILES} - {classify.SAVING}
 
 
 def test_a_model_with_one_token_type_predicts_no_pairs(

@@ -319,6 +319,8 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
             raise ValueError(f"{name} is {values[name]}, but {saved[name]} in {options.record}")
         if record["checkpoints"] != metadata["checkpoints"] or metadata["format"] != FORMAT:
             raise ValueError(f"{options.record} and {folder} have different models")
+        if {*metadata["arms"]} != {*ARMS}:
+            raise ValueError(f"{folder} doesn't have exactly the models {', '.join(ARMS)}")
         for arm in ARMS:
             if arm != options.arm:
                 check_arm(arm, options, folder, record, metadata)
@@ -358,8 +360,9 @@ def check_arm(
         if not path.is_file() or file_sha256(path) != entry["sha256"]:
             raise ValueError(f"{path} is missing or damaged")
         for name in ("seconds", "steps", "loss", "accuracy", "bytes"):
-            if type(entry[name]) not in (int, float):
-                raise ValueError(f"in {options.record}, {name} of {path.name} is not a number")
+            # A comparison with NaN is false.
+            if type(entry[name]) not in (int, float) or not abs(entry[name]) < 1e15:
+                raise ValueError(f"in {options.record}, {name} of {path.name} is not a number, or not finite")
 
 
 def main(run: Run, options: Options) -> None:

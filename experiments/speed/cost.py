@@ -47,6 +47,7 @@ import gc
 import json
 import math
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -220,6 +221,8 @@ def measure_drawing(pipeline: str, characters: int, folder: Path, batches: int) 
 def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
     """Measures sentence pairs and masked windows at all sizes of the text, in characters."""
     rows = []
+    # The new processes don't look for modules in the current folder, which may have any files.
+    os.environ["PYTHONSAFEPATH"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = wordpiece_tokenizer(repeat_documents(min(sizes[0], 1_000_000)), 4096)

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import argparse
 import difflib
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,10 @@ def main(argv: list[str] | None = None) -> None:
     training = add("train", train_command, "train your own model for three minutes")
     training.add_argument("arguments", nargs="*", help="options of experiments/mlm_tiny.py, after --")
     options = parser.parse_args(argv)
+    for name in ("SIGTERM", "SIGHUP"):
+        # End the learner's code, which runs in a process of its own, and delete the temporary folder.
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
     try:
         if options.run(options) is False:
             raise SystemExit(1)

@@ -2,8 +2,8 @@
 # Checking the next step
 
 Which step is next, and is it right? The next step is the first whose code hasn't passed its check. Its code
-runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer, and the
-learner's files stay as they were.
+runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer. Files of
+the exercises that it deletes are written again.
 """
 
 import contextlib
@@ -142,10 +142,17 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
         reader.join(timeout=1)
         text = bytes(output).decode("utf-8", "replace")
         verdicts, trace = read_text(folder / "verdicts.jsonl"), read_text(folder / "trace.txt")
-    finished = [Verdict(**json.loads(line)) for line in verdicts.splitlines()]
+    finished = [*read_verdicts(verdicts)]
     if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
         finished.append(explain_end(steps[len(finished)], code, trace, limit))
     return finished, text
+
+
+def read_verdicts(text: str) -> Iterator[Verdict]:
+    """Yields the verdicts, one from each line. Stops at a line that the learner's code wrote."""
+    with contextlib.suppress(ValueError, TypeError):
+        for line in text.splitlines():
+            yield Verdict(**json.loads(line))
 
 
 def read_start(stream: IO[bytes], start: bytearray, most: int = 2000) -> None:

@@ -6,7 +6,11 @@ of those in `labml_bert`. Python looks for a module of a package in the folders 
 order, so it's enough to put the learner's folder in front.
 """
 
+if __name__ == "__main__":
+    from labml_bert.run import preflight  # noqa: F401
+
 import importlib
+import os
 import runpy
 import signal
 import subprocess
@@ -18,14 +22,18 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "mlm_tiny.py"
 
 def train(folder: Path, arguments: list[str]) -> int:
     """
-    Trains the model in a process of its own, and returns its exit code.
+    Trains the model in a process of its own, and returns its exit code. Except on Windows, that process
+    replaces this one, and gets all signals.
 
     Raises `ValueError` if this isn't a clone of the repository.
     """
     if not EXPERIMENT.is_file():
         raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")
-    module = [sys.executable, "-m", "labml_bert.course.train"]
-    with subprocess.Popen([*module, str(folder.resolve()), *arguments]) as process:
+    words = [sys.executable, "-m", "labml_bert.course.train", str(folder.resolve()), *arguments]
+    if os.name == "posix":
+        sys.stdout.flush()
+        os.execv(sys.executable, words)
+    with subprocess.Popen(words) as process:
         # On Ctrl-C, the run saves a checkpoint and prints how to go on. Wait for that.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:

@@ -207,6 +207,15 @@ def test_what_the_code_writes_to_any_open_file_is_no_verdict(course: Path) -> No
     assert verdict(check_folder(course)).message == "Your code raises ValueError."
 
 
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("line", ["[]", "{}", "x"])
+def test_a_line_that_the_code_writes_is_no_verdict(course: Path, line: str) -> None:
+    body = f"import os, pathlib\n    pathlib.Path('../verdicts.jsonl').write_text({line + chr(10)!r})\n"
+    write(course, body + "    os._exit(3)")
+    assert verdict(check_folder(course)).message.startswith("Your code ended the process (exit code 3)")
+
+
 @pytest.mark.processes
 def test_an_exception_whose_message_cannot_be_made(course: Path) -> None:
     write(course, "class Odd(Exception):\n        def __str__(self): raise SystemExit\n    raise Odd")

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import math
 import re
 import runpy
 import shutil
@@ -353,6 +354,18 @@ def write_a_loss_as_text(folder: Path, record: dict[str, Any]) -> None:
     change_both(folder, record, lambda metadata: metadata["checkpoints"][4].update(loss="2.0"))
 
 
+def write_a_loss_as_nan(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["checkpoints"][4].update(loss=math.nan))
+
+
+def write_a_huge_loss(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["checkpoints"][4].update(loss=10**400))
+
+
+def add_a_model(folder: Path, record: dict[str, Any]) -> None:
+    change_both(folder, record, lambda metadata: metadata["arms"].update(another={}))
+
+
 def list_the_arms(folder: Path, record: dict[str, Any]) -> None:
     change_both(folder, record, lambda metadata: metadata.update(arms=[*metadata["arms"]]))
 
@@ -378,11 +391,14 @@ def forget_a_history(folder: Path, record: dict[str, Any]) -> None:
         (forget_the_checkpoints, "has no 'checkpoints'; train all"),
         (break_the_fingerprints, "cannot keep the other models: .*; train all"),
         (break_an_entry, "has no 'arm'; train all"),
-        (forget_a_model, "has no 'fixed length'; train all"),
+        (forget_a_model, "doesn't have exactly the models .*; train all"),
+        (add_a_model, "doesn't have exactly the models .*; train all"),
+        (write_a_loss_as_nan, r"loss of fixed-length-1\.bin is not a number, or not finite; train all"),
+        (write_a_huge_loss, r"loss of fixed-length-1\.bin is not a number, or not finite; train all"),
         (change_the_heads, "have different models; train all"),
         (forget_all_weights, "have different models; train all"),
         (move_weights_to_another_arm, "have different models; train all"),
-        (write_a_loss_as_text, r"loss of fixed-length-1\.bin is not a number; train all"),
+        (write_a_loss_as_text, r"loss of fixed-length-1\.bin is not a number, or not finite; train all"),
         (list_the_arms, "cannot keep the other models: .*; train all"),
         (change_the_format, "have different models; train all"),
         (change_a_type, "seed is 0, but 0.0 in .*; train all"),
