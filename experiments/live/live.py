@@ -347,13 +347,12 @@ def check_arm(
     curve = [[step, round(loss, 4)] for step, loss in part["history"]["valid.loss"]]
     entries = [entry for entry in metadata["checkpoints"] if entry["arm"] == arm]
     names = [entry["file"] for entry in entries]
-    is_same = metadata["arms"][arm] == {**describe_weights(model), "curve": curve}
-    if (
-        not is_same
-        or not names
-        or entries[-1]["steps"] != part["result"]["steps"]
-        or names != weights_names(arm)[: len(names)]
-    ):
+    is_same = (
+        metadata["arms"][arm] == {**describe_weights(model), "curve": curve}
+        and names == weights_names(arm)[: len(names)]
+        and [entry["steps"] for entry in entries][-1:] == [part["result"]["steps"]]
+    )
+    if not is_same:
         raise ValueError(f"{options.record} and {folder} have different models")
     for entry in entries:
         path = folder / entry["file"]
