@@ -68,7 +68,9 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
         if len(ids) > 1 and word == without_controls(word)
     ]
     if not split_words:
-        raise ValueError("the tokenizer splits no word of this text, so there is nothing to add")
+        raise ValueError(
+            "the tokenizer splits no word of this text, so there is nothing to add; use another text"
+        )
     return split_words[:count]
 
 

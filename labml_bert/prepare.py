@@ -38,6 +38,7 @@ from labml_bert.data.token_files import (
     Block,
     read_ids,
     read_progress,
+    read_tokenizer,
     write_token_files,
 )
 from labml_bert.data.tokenizers import load_tokenizer, unknown_fraction, wordpiece_tokenizer
@@ -65,7 +66,7 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
     progress = read_progress(options.output)
     # If an earlier run wrote no tokens, its tokenizer may be for a different text.
     if progress is not None and (progress.blocks or progress.is_finished):
-        return load_tokenizer(options.output / "tokenizer.json")
+        return read_tokenizer(options.output, progress)
     with console.status("training the vocabulary"):
         return wordpiece_tokenizer(sample_text(files), options.vocab_size, lowercase=options.lowercase)
 

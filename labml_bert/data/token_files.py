@@ -42,6 +42,7 @@ from labml_bert.files import (
     make_folder,
     open_to_append,
     remove_partial_files,
+    unreadable,
     whole_file,
     write_whole,
 )
@@ -296,6 +297,19 @@ def read_ids(path: Path, count: int, tokenizer: Tokenizer) -> Tensor:
         raise ValueError(f"cannot read the ids in {path.parent} ({reason}); check the disk") from None
 
 
+def read_tokenizer(folder: Path, progress: Progress) -> Tokenizer:
+    """Reads the folder's tokenizer. Raises `ValueError` if it isn't the one with which the ids were made."""
+    path = folder / "tokenizer.json"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
+    digest = hashlib.sha256(text.removesuffix("\n").encode()).hexdigest()
+    if digest != progress.settings.get("tokenizer_sha256"):
+        raise ValueError(f"{path} is missing or damaged; delete {folder} and prepare the text again")
+    return load_tokenizer(path)
+
+
 def read_token_files(folder: Path) -> TokenizedCorpus:
     """
     Opens a folder that `write_token_files` has finished.
@@ -309,10 +323,7 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
             f"{folder} is only partly tokenized; run the same command of labml_bert.prepare again"
         )
     blocks = progress.blocks
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8").removesuffix("\n")
-    if hashlib.sha256(text.encode()).hexdigest() != progress.settings.get("tokenizer_sha256"):
-        raise ValueError(f"the tokenizer in {folder} is damaged; delete the folder and prepare it again")
+    tokenizer = read_tokenizer(folder, progress)
     dtype = id_type(tokenizer)[1]
     tokens = sum(b.train_tokens for b in blocks), sum(b.valid_tokens for b in blocks)
     if min(tokens) == 0:

@@ -622,6 +622,25 @@ def test_prepare_takes_no_vocabulary_from_a_start_without_tokens(
     assert "кот" in load_tokenizer(tmp_path / "tokens" / "tokenizer.json").get_vocab()
 
 
+@pytest.mark.parametrize("damage", [b"", b"{}", None])
+def test_a_folder_without_its_tokenizer_has_to_be_prepared_again(
+    tmp_path: Path, damage: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"the cat sees the dog\n" * 99)
+    words = [str(tmp_path / "a.txt"), "--output", str(tmp_path / "tokens"), "--vocab-size", "60"]
+    prepare.main(words)
+    path = tmp_path / "tokens" / "tokenizer.json"
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+    message = "tokenizer.json is missing or damaged; delete .*tokens and prepare the text again"
+    with pytest.raises(ValueError, match=message):
+        read_token_files(tmp_path / "tokens")
+    with pytest.raises(SystemExit):
+        prepare.main(words)
+    assert re.search(message, capsys.readouterr().err)
+
+
 def test_a_short_text_needs_no_token_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
