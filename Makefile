@@ -55,11 +55,11 @@ test-long: $(VENV)/.site-test $(VENV)/.test
 test-properties: $(VENV)/.test
 	$(PYTEST) --ignore tests/docs -m hypothesis --hypothesis-profile=long $(ARGS)
 
-# Every file that is read, damaged in up to 10,000 new ways for each reader. Takes an hour.
+# Damages every kind of file that we read, each in up to 10,000 new ways. Takes an hour.
 fuzz: $(VENV)/.site-test $(VENV)/.test
 	$(PYTEST) tests/test_fuzz.py tests/docs/test_card.py --hypothesis-profile=long $(ARGS)
 
-# Twenty kills at random moments, of each of most experiments.
+# Kills most of the experiments at random moments, each of them twenty times.
 trials: $(VENV)/.test
 	$(BIN)/python -m tests.tools.kill_trials $(ARGS)
 
@@ -69,8 +69,8 @@ faults: $(VENV)/.test
 	$(BIN)/python -m tests.tools.faults $(ARGS)
 	$(BIN)/python -m tests.tools.power_loss $(ARGS)
 
-# Changes each line of the models, of the training loop and of the code that saves files in many ways, and checks that
-# a test notices. Takes hours; goes on where it was stopped. For a single file: make mutation ARGS="labml_bert.nsp*"
+# Changes the models, the training loop and the code that saves files in many ways, and checks that a test notices each
+# change. Takes hours, and goes on where it was stopped. For a single file: make mutation ARGS="labml_bert.nsp*"
 mutation: $(VENV)/.test
 	$(INSTALL) --editable '.[mutation]'
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2 $(ARGS)

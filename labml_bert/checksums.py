@@ -57,9 +57,11 @@ def read_sums(folder: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         # Like `sha256sum --check`, accept empty lines, comments, and an asterisk before a name.
         match = re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)*(.+)", line)
-        if match and sums.setdefault(match[2], match[1].lower()) != match[1].lower():
-            raise ValueError(f"{path} lists {match[2]} twice; remove one of the lines")
-        if not match and line.strip() and not line.startswith("#"):
+        if match:
+            digest, name = match[1].lower(), match[2]
+            if sums.setdefault(name, digest) != digest:
+                raise ValueError(f"{path} lists {name} twice; remove one of the lines")
+        elif line.strip() and not line.startswith("#"):
             raise ValueError(f"{path} is damaged (line {number:,} is no checksum); replace or remove it")
     return sums
 

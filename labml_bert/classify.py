@@ -43,7 +43,7 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import PART, check_utf8, lock_output, read_lines
+from labml_bert.files import check_utf8, is_leftover, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -217,12 +217,12 @@ def check_command(options: argparse.Namespace) -> None:
 
 def check_output(folder: Path) -> None:
     """
-    Raises `ValueError` if `folder` is a link, a file, or a folder that isn't empty. What a killed `train` has
-    left doesn't count: its lock, temporary files, and the files of a classifier without its card.
+    Raises `ValueError` unless `folder` doesn't exist yet, is empty, or has only files that a killed `train`
+    has left: its lock, temporary files, and a classifier that was only partly saved. A link isn't accepted.
     """
     check_utf8(folder)
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    files = {name for name in names if name != ".lock" and not name.endswith(PART)}
+    paths = folder.iterdir() if folder.is_dir() else ()
+    files = {path.name for path in paths if not is_leftover(path.name)}
     are_remains = not files or (SAVING in files and files <= {SAVING, *FILES})
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or not are_remains:
         raise ValueError(
@@ -246,7 +246,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saving(folder: Path) -> Iterator[None]:
-    """Makes sure that you can repeat the same command if it fails or is killed while it saves the files."""
+    """If the block fails to save the classifier, deletes its files. After a kill, the file `SAVING` stays."""
     (folder / SAVING).touch()
     try:
         yield

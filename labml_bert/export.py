@@ -316,20 +316,19 @@ def prepare_folder(folder: Path, *names: str) -> Path:
     """
     Creates the folder if it doesn't exist, and returns it.
 
-    Raises `ValueError` if the folder can't be created or its name isn't UTF-8, or if one of `names`, the
-    files to write, is a folder.
+    Raises `ValueError` if the folder can't be created or written to, if its name isn't UTF-8, or if one of
+    `names`, the files to write, is a folder.
     """
     check_utf8(folder)
     try:
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
         make_folder(folder)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except FileExistsError:
+        reason = "it is not a folder"
     except OSError as error:
-        raise ValueError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
-        ) from None
+        reason = str(error.strerror)
+    if reason:
+        raise ValueError(f"cannot write to {folder}: {reason}; choose another folder with --output")
     for name in names:
         if (folder / name).is_dir():
             raise ValueError(f"{folder / name} is a folder; move it, or choose another with --output")

@@ -189,6 +189,11 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
+def is_leftover(name: str) -> bool:
+    """Whether a killed program of ours can leave a file with this name: its lock or a temporary file."""
+    return name == ".lock" or name.endswith(PART)
+
+
 def remove_partial_files(folder: Path) -> None:
     """Deletes the temporary files in `folder`, which may be missing. No process may be writing there."""
     for part in folder.glob(f"*{PART}"):
@@ -341,8 +346,8 @@ def lock(
 @contextlib.contextmanager
 def lock_output(folder: Path, remedy: str = "choose another with --output") -> Iterator[None]:
     """
-    Locks the folder in the block, and first deletes the temporary files that a killed program has left there.
-    Afterwards, deletes the lock file too.
+    Locks the folder in the block. First deletes the temporary files that a killed program has left there, and
+    at the end deletes the lock file.
 
     Raises `ValueError`, with the `remedy`, if another program has locked the folder.
     """

@@ -21,7 +21,7 @@ from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
-# If the `errno` of an `OSError` is in this table, `print_error` adds its remedy to the error message.
+# `print_error` looks up the `errno` of an `OSError` in this table, and adds the remedy to the error message.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
     errno.EPERM: "change the permissions, or choose another name",
@@ -143,8 +143,8 @@ def explain(reason: object) -> str:
 
 def print_error(reason: object) -> None:
     """
-    Prints an error or a message as one line to stderr, and the remedy of an `OSError` too. A message can
-    contain a file name, which can contain any character.
+    Prints a message as one line to stderr. If `reason` is an `OSError`, adds a remedy from `REMEDIES`. A
+    message can contain the name of a file, and so any character. Control characters are replaced.
     """
     remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
     line = without_controls("; ".join(filter(None, (explain(reason), remedy))))

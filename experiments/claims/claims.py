@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = OneLineParser(description="Test claims about masked language models.")
     parser.add_argument("claim", nargs="*", help="the claims or studies to run; see --list")
     parser.add_argument(
-        "--all", action="store_true", help="run all claims and studies, but no recorded run again"
+        "--all", action="store_true", help="run all claims and studies; recorded runs are not repeated"
     )
     parser.add_argument(
         "--list", action="store_true", help="print the claims and studies with their arms and times"

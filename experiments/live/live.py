@@ -310,9 +310,9 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
     try:
         record: dict[str, Any] = parse_json(options.record.read_text("utf-8"))
         metadata: dict[str, Any] = parse_json((folder / "model.json").read_text("utf-8"))
-        # A record doesn't have the options that were added later. They had their defaults.
+        # An option that was added after the record was written isn't in it. The run had its default.
         saved = {**Options().configuration(), **record["configuration"], "corpus": record["corpus"]["sha256"]}
-        # The value of a field can be of any type, and Python's `0 == 0.0 == False`, so compare the JSON.
+        # Compare the JSON, because in Python, `0 == 0.0 == False`.
         different = [name for name in values if json.dumps(values[name]) != json.dumps(saved[name])]
         if others := {*different} - {"minutes", "steps", "corpus"}:
             name = min(others)
@@ -320,7 +320,7 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
         if record["checkpoints"] != metadata["checkpoints"] or metadata["format"] != FORMAT:
             raise ValueError(f"{options.record} and {folder} have different models")
         if {*metadata["arms"]} != {*ARMS}:
-            raise ValueError(f"{folder} doesn't have exactly the models {', '.join(ARMS)}")
+            raise ValueError(f"model.json in {folder} must have these models: {', '.join(ARMS)}")
         for arm in ARMS:
             if arm != options.arm:
                 check_arm(arm, options, folder, record, metadata)
@@ -359,8 +359,7 @@ def check_arm(
         if not path.is_file() or file_sha256(path) != entry["sha256"]:
             raise ValueError(f"{path} is missing or damaged")
         for name in ("seconds", "steps", "loss", "accuracy", "bytes"):
-            # A comparison with NaN is false.
-            if type(entry[name]) not in (int, float) or not abs(entry[name]) < 1e15:
+            if type(entry[name]) not in (int, float) or not abs(entry[name]) < 1e15:  # NaN < 1e15 is false
                 raise ValueError(f"in {options.record}, {name} of {path.name} is not a number, or not finite")
 
 

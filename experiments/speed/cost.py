@@ -221,7 +221,7 @@ def measure_drawing(pipeline: str, characters: int, folder: Path, batches: int) 
 def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
     """Measures sentence pairs and masked windows at all sizes of the text, in characters."""
     rows = []
-    # The new processes don't look for modules in the current folder, which may have any files.
+    # Don't let the new processes import modules from the current folder. It may have a file `torch.py`.
     os.environ["PYTHONSAFEPATH"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

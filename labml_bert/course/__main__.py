@@ -10,8 +10,8 @@ one at a time:
 
 `start` writes the source files with the bodies of the steps removed. `check` runs your code and the original
 on the same inputs, and says in plain words what is different. `hint` helps, `show` says where to read,
-`solve` compares your code with the original, and `watch` checks whenever you save. Once you have written what
-training needs, `train` trains your own model.
+`solve` compares your code with the original, and `watch` checks whenever you save. Once you have written
+the functions that training calls, `train` trains your own model.
 """
 
 if __name__ == "__main__":
@@ -203,7 +203,8 @@ def main(argv: list[str] | None = None) -> None:
     training.add_argument("arguments", nargs="*", help="options of experiments/mlm_tiny.py, after --")
     options = parser.parse_args(argv)
     for name in ("SIGTERM", "SIGHUP"):
-        # End the learner's code, which runs in a process of its own, and delete the temporary folder.
+        # By default, these signals would end only this process. `sys.exit` runs the `finally` blocks, which
+        # end the learner's code and delete its temporary folder.
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
             signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
     try:

@@ -2,8 +2,8 @@
 # Checking the next step
 
 Which step is next, and is it right? The next step is the first whose code hasn't passed its check. Its code
-runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer. Files of
-the exercises that it deletes are written again.
+runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer. If the
+code deletes an exercise file, the check writes that file again.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # In a group of its own, the learner's code can't send us a signal with `os.kill(0, …)`.
+            # `os.kill(0, …)` sends a signal to all processes of a group, so don't share ours with this code.
             start_new_session=True,
         )
         output = bytearray()
@@ -149,7 +149,10 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
 
 
 def read_verdicts(text: str) -> Iterator[Verdict]:
-    """Yields the verdicts, one from each line. Stops at a line that the learner's code wrote."""
+    """
+    Yields the verdict in each line. The learner's code can write to this file too, so stops at the first line
+    that isn't a verdict.
+    """
     with contextlib.suppress(ValueError, TypeError):
         for line in text.splitlines():
             yield Verdict(**json.loads(line))
@@ -176,7 +179,7 @@ def wait_for(process: "subprocess.Popen[bytes]", trace: Path, seconds: float) ->
                 deadline = min(deadline, time.monotonic() + 2)
         return None
     finally:
-        # Also kill the processes that the learner's code has started. Windows has no groups.
+        # The learner's code may have started other processes, so kill the whole group. Windows has no groups.
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

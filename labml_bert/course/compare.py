@@ -39,7 +39,7 @@ class Raised:
 
 
 def describe_exception(error: BaseException) -> Raised:
-    """Describes an exception. Making its message runs the learner's code, which can raise another one."""
+    """Describes an exception. If its class is the learner's, its `__str__` can raise another exception."""
     try:
         message = " ".join(str(error).split())
     except BaseException:

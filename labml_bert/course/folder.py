@@ -17,7 +17,14 @@ from pathlib import Path
 from labml_bert.course.source import read_reference, remove_bodies, restore_others
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
-from labml_bert.files import PART, lock_output, make_folder, remove_partial_files, whole_file, write_whole
+from labml_bert.files import (
+    is_leftover,
+    lock_output,
+    make_folder,
+    remove_partial_files,
+    whole_file,
+    write_whole,
+)
 
 PROGRESS = "progress.json"
 FILES = tuple(dict.fromkeys(step.file for step in STEPS))
@@ -82,7 +89,7 @@ def is_ours(path: Path, folder: Path, texts: dict[str, str]) -> bool:
     """Whether a start can have left this path, and nobody has changed it since."""
     if path.is_symlink():
         return False
-    if path.is_dir() or path.name == ".lock" or path.name.endswith(PART):
+    if path.is_dir() or is_leftover(path.name):
         return True
     text = texts.get(path.relative_to(folder).as_posix())
     return text is not None and path.is_file() and path.read_bytes() == text.encode()
@@ -166,9 +173,7 @@ def read_progress(folder: Path) -> Progress:
 
 
 def write_progress(folder: Path, progress: Progress) -> bool:
-    """
-    Writes the file atomically. Returns whether that was possible. It isn't in a read-only folder.
-    """
+    """Writes the file atomically. Returns `False` if that failed, for example in a read-only folder."""
     with contextlib.suppress(OSError):
         write_whole(folder / PROGRESS, json.dumps(asdict(progress), indent=1))
         return True

@@ -143,7 +143,7 @@ def main(folder: Path) -> None:
             faulthandler.dump_traceback_later(job["limit"], exit=True, file=trace)
             verdict = run_probe(step, tree)
             if os.getpid() != own:
-                return  # The learner's code has forked, and this is the copy.
+                return  # The learner's code has called `os.fork`, and this is the child process.
             faulthandler.cancel_dump_traceback_later()
             # The learner's code can write to any open file, so don't keep this one open.
             with open(folder / "verdicts.jsonl", "a", encoding="utf-8") as verdicts:

@@ -22,8 +22,8 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "mlm_tiny.py"
 
 def train(folder: Path, arguments: list[str]) -> int:
     """
-    Trains the model in a process of its own, and returns its exit code. Except on Windows, that process
-    replaces this one, and gets all signals.
+    Trains the model in another process. On Windows, waits for it and returns its exit code. On other systems,
+    the new process replaces this one, so a signal to this process reaches the training.
 
     Raises `ValueError` if this isn't a clone of the repository.
     """

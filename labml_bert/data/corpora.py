@@ -33,7 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from labml_bert.checksums import read_checked
-from labml_bert.files import PART, encoding_error, make_folder, unreadable, whole_file, without_nul
+from labml_bert.files import encoding_error, is_leftover, make_folder, unreadable, whole_file, without_nul
 from labml_bert.stdout import print_note
 
 TINY_SHAKESPEARE_URL = (
@@ -152,7 +152,7 @@ def visible_files(folder: Path) -> Iterator[Path]:
     folders = [folder]
     while folders:
         for path in folders.pop().iterdir():
-            if path.name.startswith(".") or path.name.endswith(PART):
+            if path.name.startswith(".") or is_leftover(path.name):
                 continue
             if path.is_file():
                 yield path

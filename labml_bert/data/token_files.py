@@ -36,8 +36,8 @@ from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, decode_file_name, loa
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
 from labml_bert.files import (
-    PART,
     append,
+    is_leftover,
     lock,
     make_folder,
     open_to_append,
@@ -119,11 +119,6 @@ class Progress(NamedTuple):
 FINISHED = "finished"
 
 
-def is_foreign(name: str) -> bool:
-    """Whether a file can't be the remnant of a process that was killed before it wrote `blocks.jsonl`."""
-    return name != ".lock" and not name.endswith(PART)
-
-
 def read_progress(folder: Path) -> Progress | None:
     """
     Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if that file doesn't exist yet.
@@ -132,7 +127,7 @@ def read_progress(folder: Path) -> Progress | None:
     """
     path = folder / BLOCKS
     if not path.is_file():
-        if folder.is_dir() and any(is_foreign(file.name) for file in folder.iterdir()):
+        if folder.is_dir() and any(not is_leftover(file.name) for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and has no tokenized text; choose another folder")
         return None
     data = path.read_bytes()
@@ -298,7 +293,7 @@ def read_ids(path: Path, count: int, tokenizer: Tokenizer) -> Tensor:
 
 
 def read_tokenizer(folder: Path, progress: Progress) -> Tokenizer:
-    """Reads the folder's tokenizer. Raises `ValueError` if it isn't the one with which the ids were made."""
+    """Reads the folder's tokenizer. Raises `ValueError` if it's missing or has changed."""
     path = folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

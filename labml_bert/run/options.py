@@ -260,8 +260,8 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
 
 def resume_options(options: RunOptions) -> list[str]:
     """
-    Returns the options to repeat when you resume a run, as command-line arguments: those that don't change
-    the result and that differ from their defaults.
+    Returns the options that you repeat when you resume a run, as command-line arguments. These are the
+    options that don't change the result, if they differ from their defaults.
     """
     words = []
     for option in fields(options):

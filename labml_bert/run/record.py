@@ -74,9 +74,9 @@ def find_obstacle(path: Path, name: str) -> str:
 
 def write_record(path: Path, record: dict[str, Any]) -> Path:
     """
-    Writes a record atomically and returns its path. If there is a file at `path` that is new or has changed
-    since `check_record`, even a record of the same experiment, keeps that file, and adds `-2`, `-3` and so on
-    to the name of the record.
+    Writes a record atomically and returns its path. Never replaces a file that another program has written
+    since `check_record`, even if that file is a record of the same experiment. In that case, the name of our
+    record ends in `-2`, or `-3` if there is a `-2` already, and so on.
 
     Raises `OSError` if the record can't be written.
     """
@@ -92,8 +92,8 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
 
 def find_change(path: Path) -> str:
     """
-    Says so if there is a file at `path` that isn't as when `check_record` or `write_record` last looked.
-    Otherwise, returns an empty string.
+    Returns an empty string if there is no file at `path`, or if it's still the file that `check_record` or
+    `write_record` last saw there. Otherwise, says that another run has written it.
     """
     status = file_state(path)
     is_changed = status is not None and status != last_seen.get(path.absolute())

@@ -197,8 +197,10 @@ def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
 
 
 def describe_unknown(fraction: float) -> str:
-    """Says which `fraction` of the held-out tokens is `[UNK]`. Returns an empty string if it's below 1%."""
-    return f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary" * (fraction >= 0.01)
+    """Says which `fraction` of the held-out tokens is `[UNK]`. Below 1%, returns an empty string."""
+    if fraction < 0.01:
+        return ""
+    return f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary"
 
 
 def fail(reason: object) -> NoReturn:

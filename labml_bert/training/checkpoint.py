@@ -226,7 +226,8 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             pass
     except OSError as error:
         raise unreadable(path, error.strerror) from None
-    read_sums(run_path)  # if the list itself is damaged, says so
+    # Raise the error of a damaged `SHA256SUMS` here. Its remedy isn't a new run.
+    read_sums(run_path)
     try:
         return read_checkpoint(path)
     except ValueError as error:

@@ -1,11 +1,13 @@
 """Whatever a learner's code does, there is one clear answer, and no file is lost."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,10 @@ from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
 from labml_bert.course.step import Verdict
 from labml_bert.course.track import STEPS
+from labml_bert.files import lock
+from tests.support.runs import ROOT, wait_until
 
 FIRST = STEPS[0]
-ROOT = Path(__file__).parents[2]
 EMPTY = f'raise NotImplementedError("write this: {FIRST.task}")'
 SOLUTION = 'return F.cross_entropy(logits.float(), labels, reduction="sum") / (\n' + (
     "        (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch\n    ).clamp(min=1)"
@@ -171,29 +174,61 @@ def test_a_signal_to_all_processes_reaches_only_the_learners_code(course: Path) 
     assert message.startswith("Your code ended the process (exit code -15)")
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs. One that has ended, but that nobody has waited for, is in the state Z."""
-    path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.processes
-def test_processes_that_the_code_starts_are_killed(course: Path, tmp_path: Path) -> None:
-    """A copy of the process doesn't write a verdict of its own either."""
-    path = tmp_path / "pid"
+def test_a_copy_of_the_process_writes_no_verdict(course: Path) -> None:
     write(
         course,
-        "import os, pathlib\n    if not hasattr(os, 'copy'):\n        os.copy = os.fork()\n"
-        f"        if os.copy: pathlib.Path({str(path)!r}).write_text(str(os.copy))\n    {SOLUTION}",
+        "import os\n    if not hasattr(os, 'copy'):\n        os.copy = os.fork()\n"
+        f"        if os.copy: os.waitpid(os.copy, 0)\n    {SOLUTION}",
     )
-    report = check_folder(course)
-    assert [v.step for v in report.verdicts] == [FIRST.name, STEPS[1].name]
-    deadline = time.monotonic() + 10
-    while is_alive(int(path.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert [v.step for v in check_folder(course).verdicts] == [FIRST.name, STEPS[1].name]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+@pytest.mark.processes
+def test_processes_that_the_code_starts_are_killed(course: Path, tmp_path: Path) -> None:
+    """A copy of the process holds a lock as long as it lives."""
+    write(
+        course,
+        "import os, pathlib, time\n    from labml_bert.files import lock\n"
+        f"    folder = pathlib.Path({str(tmp_path)!r})\n"
+        "    if os.fork() == 0:\n        held = lock(folder)\n        (folder / 'locked').touch()\n"
+        "        time.sleep(1000)\n    while not (folder / 'locked').exists(): time.sleep(0.01)",
+    )
+    assert not verdict(check_folder(course)).passed
+
+    def is_free() -> bool:
+        with contextlib.suppress(BlockingIOError), lock(tmp_path):
+            return True
+        return False
+
+    wait_until(is_free)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_check_and_the_learners_code(course: Path, tmp_path: Path, name: str) -> None:
+    scratch, locks = tmp_path / "scratch", tmp_path / "locks"
+    scratch.mkdir()
+    locks.mkdir()
+    write(
+        course,
+        "import pathlib, time\n    from labml_bert.files import lock\n"
+        f"    folder = pathlib.Path({str(locks)!r})\n    held = lock(folder)\n"
+        "    (folder / 'locked').touch()\n    time.sleep(25)",
+    )
+    words = [sys.executable, "-m", "labml_bert.course", "check", "--folder", str(course)]
+    with subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    ) as process:
+        wait_until((locks / "locked").exists)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(timeout=60) == 128 + getattr(signal, name)
+    assert not [*scratch.iterdir()]
+    with lock(locks):
+        pass
 
 
 @pytest.mark.long

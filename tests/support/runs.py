@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ def main_in_process(
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", command(experiment, *arguments)[1:])
     runpy.run_path(script(experiment), run_name="__main__")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Waits until `condition` returns something true. Fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def stop_with_ctrl_c(command: list[str], cwd: Path) -> str:
