@@ -144,7 +144,7 @@ def explain(reason: object) -> str:
 def print_error(reason: object) -> None:
     """
     Prints a message as one line to stderr. If `reason` is an `OSError`, adds a remedy from `REMEDIES`. A
-    message can contain the name of a file, and so any character. Control characters are replaced.
+    message can contain the name of a file, and so any character.
     """
     remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
     line = without_controls("; ".join(filter(None, (explain(reason), remedy))))

@@ -3,7 +3,7 @@
 
 Which step is next, and is it right? The next step is the first whose code hasn't passed its check. Its code
 runs in a process of its own, with a time limit. Whatever the code does, there is one clear answer. If the
-code deletes an exercise file, the check writes that file again.
+code deletes an exercise file, the check restores the file.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 
 What is in the folder that `start` writes? The source files of the steps, at the same paths as in
 `labml_bert`, with the bodies of the steps removed, and a README. `progress.json` says which code has passed
-and which hints have been printed. If the file is lost, the steps are checked again, and the hints start over.
+and which hints have been printed. If that file is lost, checks and hints start over.
 """
 
 import ast

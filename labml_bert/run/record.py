@@ -76,7 +76,7 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
     """
     Writes a record atomically and returns its path. Never replaces a file that another program has written
     since `check_record`, even if that file is a record of the same experiment. In that case, the name of our
-    record ends in `-2`, or `-3` if there is a `-2` already, and so on.
+    record ends in `-2`, `-3` and so on.
 
     Raises `OSError` if the record can't be written.
     """
