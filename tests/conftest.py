@@ -1,5 +1,6 @@
 """Settings for all tests, and the fixtures that several files share."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,16 @@ settings.load_profile("quick")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessGuard())
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment() -> Iterator[None]:
+    """Fails a test that leaves another environment: programs that later tests start would inherit it."""
+    before = dict(os.environ)
+    yield
+    # Libraries set some variables of their own when they are imported, but none of Python's.
+    names = [name for name, _ in before.items() ^ os.environ.items() if name.startswith("PYTHON")]
+    assert not names, f"this test changed {', '.join(names)}; use monkeypatch.setenv"
 
 
 @pytest.fixture()

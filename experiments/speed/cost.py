@@ -221,8 +221,6 @@ def measure_drawing(pipeline: str, characters: int, folder: Path, batches: int) 
 def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
     """Measures sentence pairs and masked windows at all sizes of the text, in characters."""
     rows = []
-    # Don't let the new processes import modules from the current folder. It may have a file `torch.py`.
-    os.environ["PYTHONSAFEPATH"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = wordpiece_tokenizer(repeat_documents(min(sizes[0], 1_000_000)), 4096)
@@ -334,4 +332,6 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # Don't let the new processes import modules from the current folder. It may have a file `torch.py`.
+    os.environ["PYTHONSAFEPATH"] = "1"
     main()
