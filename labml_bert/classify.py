@@ -43,7 +43,7 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_leftover, lock_output, read_lines
+from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -223,7 +223,7 @@ def check_output(folder: Path) -> None:
     check_utf8(folder)
     paths = folder.iterdir() if folder.is_dir() else ()
     files = {path.name for path in paths if not is_leftover(path.name)}
-    are_remains = not files or (SAVING in files and files <= {SAVING, *FILES})
+    are_remains = not files or (is_empty_file(folder / SAVING) and files <= {SAVING, *FILES})
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or not are_remains:
         raise ValueError(
             f"{folder} exists and is not an empty folder; choose another with --output, or with make: "

@@ -194,6 +194,11 @@ def is_leftover(name: str) -> bool:
     return name == ".lock" or name.endswith(PART)
 
 
+def is_empty_file(path: Path) -> bool:
+    """Whether this is an empty regular file, and not a link."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == 0
+
+
 def remove_partial_files(folder: Path) -> None:
     """Deletes the temporary files in `folder`, which may be missing. No process may be writing there."""
     for part in folder.glob(f"*{PART}"):
@@ -328,9 +333,13 @@ def lock(
     the folder.
 
     Raises `BlockingIOError` if another program has the lock and there is no `on_wait`, and `OSError` if the
-    lock file can't be written or isn't a regular file.
+    lock file can't be written, or isn't an empty regular file. Ours are always empty.
     """
     check_own(folder / name)
+    if (folder / name).exists() and not is_empty_file(folder / name):
+        raise OSError(
+            f"{folder / name} is not ours, because it is not empty; move it, or choose another folder"
+        )
     file_lock = FileLock(folder / name)
     try:
         return file_lock.acquire(blocking=False)

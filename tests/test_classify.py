@@ -338,6 +338,12 @@ def test_a_train_that_was_killed_while_it_saved_can_be_repeated(
     with pytest.raises(SystemExit):
         classify.main(words)
     (out / "notes.txt").unlink()
+    # Ours is empty, so this one is somebody's own.
+    (out / classify.SAVING).write_text("kept")
+    with pytest.raises(SystemExit):
+        classify.main(words)
+    assert (out / classify.SAVING).read_text() == "kept"
+    (out / classify.SAVING).write_text("")
     classify.main(words)
     assert {file.name for file in out.iterdir()} == whole.keys()
     for name in whole.keys() - {"README.md"}:

@@ -18,6 +18,7 @@ from labml_bert.files import (
     TYPES,
     check_own,
     lock,
+    lock_output,
     make_folder,
     open_to_append,
     partial_path,
@@ -405,6 +406,7 @@ def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
         lock(tmp_path)
     (tmp_path / ".lock").unlink()
     (tmp_path / ".lock").write_text("kept")
-    with lock(tmp_path):
-        pass
-    assert (tmp_path / ".lock").read_text() == "kept"
+    for locked in (lock, lambda folder: lock_output(folder).__enter__()):
+        with pytest.raises(OSError, match=r"lock is not ours, because it is not empty; move it"):
+            locked(tmp_path)
+        assert (tmp_path / ".lock").read_text() == "kept"

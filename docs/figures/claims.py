@@ -3,8 +3,8 @@ r"""
 
 The page *Claims* shows what is in `experiments/claims/claims.toml` and in the records under
 `docs/runs/claims`. The verdicts come from `experiments/claims/analysis.py`. They rest on the primary endpoint
-of each claim, measured with fresh seeds as soon as there are any. All other comparisons are exploratory: the
-page shows their effects, by fresh seeds if both variants have them, but the verdict ignores them.
+of each claim, measured with fresh seeds as soon as there are three. All other comparisons are exploratory:
+the page shows their effects, by fresh seeds if both variants have them, but the verdict ignores them.
 """
 
 import json
@@ -405,7 +405,8 @@ def overview(claims: Path | None = None, runs: Path = RUNS) -> str:
         90 * len(finished),
         "The main result for each claim",
         "; ".join(sentences) + ".",
-        "The measured effect for each claim, with its 98.2% confidence interval. An effect to the right of "
+        "The measured effect for each claim, with its 98.2% confidence interval, or with a bound "
+        "if some runs never reached the loss or never failed. An effect to the right of "
         "the middle line supports the claim. An effect between the dotted lines is too small to matter. The "
         "unit and the smallest effect that matters differ from claim to claim. An arrow means that the "
         "interval continues beyond the plot.",

@@ -156,13 +156,17 @@ class Results:
 
     def check(self) -> None:
         """Raises an error if the record is damaged. Without this check, an error could come hours later."""
+        if type(self.record["table"]) is not list:
+            raise ValueError("the table is no list")
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
         parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
         if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
             raise ValueError("something is missing")
         for row in self.recorded_rows.values():
-            if type(row["seed"]) is not int:
-                raise ValueError("a seed is no integer")
+            versions = row.get("versions", self.record["versions"])
+            integers = [row["seed"], *(length for _, length in row["lengths"])]
+            if type(versions["python"]) is not str or any(type(value) is not int for value in integers):
+                raise ValueError("a version, a seed or a length has the wrong type")
             # `isfinite` raises `TypeError` if a value isn't a number.
             for value in (row["result"]["loss"], row["core_seconds"]):
                 math.isfinite(0 if value is None else value)

@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
-from labml_bert.run import preflight  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # isort: skip
 
 import argparse
 import ctypes
@@ -242,6 +242,10 @@ def measure_pipelines(sizes: list[int], batches: int) -> list[dict[str, Any]]:
                         raise ValueError(
                             "the process that draws the batches was killed; run this again"
                         ) from None
+                    except BaseException:
+                        for child in multiprocessing.active_children():
+                            child.kill()  # The pool would wait for it.
+                        raise
                 if pipeline == "pairs":
                     row["prepare_seconds"] += build_seconds
                 rows.append(row)
@@ -334,4 +338,5 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
 if __name__ == "__main__":
     # Don't let the new processes import modules from the current folder. It may have a file `torch.py`.
     os.environ["PYTHONSAFEPATH"] = "1"
+    preflight.exit_on_signals()  # Then the temporary folder is deleted.
     main()

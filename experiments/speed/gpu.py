@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # Find the package without installing it.
-from labml_bert.run import preflight  # noqa: F401  # isort: skip
+from labml_bert.run import preflight  # isort: skip
 
 import argparse
 import subprocess
@@ -127,4 +127,5 @@ def measure(options: argparse.Namespace, words: list[str]) -> bool:
 
 
 if __name__ == "__main__":
+    preflight.exit_on_signals()  # Then the part that is running ends too.
     main()

@@ -20,7 +20,6 @@ if __name__ == "__main__":
 import argparse
 import difflib
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,11 +201,6 @@ def main(argv: list[str] | None = None) -> None:
     training = add("train", train_command, "train your own model for three minutes")
     training.add_argument("arguments", nargs="*", help="options of experiments/mlm_tiny.py, after --")
     options = parser.parse_args(argv)
-    for name in ("SIGTERM", "SIGHUP"):
-        # By default, these signals would end only this process. `sys.exit` runs the `finally` blocks, which
-        # end the learner's code and delete its temporary folder.
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
-            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
     try:
         if options.run(options) is False:
             raise SystemExit(1)
@@ -217,6 +211,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    preflight.exit_on_signals()  # Then the learner's code ends too, and its temporary folder is deleted.
     if signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -85,7 +85,7 @@ STEPS = (
                 "(1 - mask_prob) * random_prob, (1 - mask_prob) * (1 - random_prob)",
                 "random_prob, 1 - mask_prob - random_prob",
                 "You compute the fractions for one draw with three cases. With two draws, `[MASK]` "
-                "overwrites most of the random tokens.",
+                "overwrites some of the random tokens.",
             ),
             Mistake(
                 "all random tokens overwritten",

@@ -11,7 +11,7 @@ STEPS = (
         name="bert.py:BertOutput.forward",
         title="Dense, dropout, add, norm",
         task="LayerNorm of the residual plus the projected input with dropout",
-        chapter="before-and-after",
+        chapter="attention",
         hints=(
             "There are four steps, in the order of the docstring's heading.",
             "Apply dropout to the output of `self.dense`, not to the sum, and add `residual`.",
@@ -47,14 +47,15 @@ STEPS = (
         name="bert.py:BertIntermediate.forward",
         title="The feed-forward network",
         task="GELU of the dense layer",
-        chapter="before-and-after",
+        chapter="attention",
         hints=("The docstring's formula is what `F.gelu` computes by default.", "Apply `self.dense` first."),
         mistakes=(
             Mistake(
                 "tanh approximation",
                 "F.gelu(self.dense(hidden_states))",
                 'F.gelu(self.dense(hidden_states), approximate="tanh")',
-                "You use the tanh approximation of the GELU, as in GPT-2. BERT uses the exact one.",
+                "You use the tanh approximation of the GELU, as in GPT-2. We use the exact one, like BERT in "
+                "`transformers`.",
             ),
             Mistake(
                 "ReLU",

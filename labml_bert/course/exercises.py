@@ -117,7 +117,7 @@ def new_parameters(hidden_size: int, num_labels: int) -> int:
     You load a BERT that was pretrained on masked LM alone, and put a classifier with `num_labels` classes
     on it.
 
-    Returns how many parameters start with random values: those of the classifier and of the pooler.
+    Returns how many parameters start untrained: those of the classifier and of the pooler.
     """
     return hidden_size * hidden_size + hidden_size + num_labels * hidden_size + num_labels
 

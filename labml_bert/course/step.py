@@ -21,7 +21,7 @@ class Mistake:
     old: str
     new: str
     message: str
-    """What is wrong and where to look, in one or two sentences. It doesn't contain the solution."""
+    """What is wrong and where to look, in at most three sentences. It doesn't contain the solution."""
 
 
 @dataclass(frozen=True)

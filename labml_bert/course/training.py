@@ -16,7 +16,7 @@ STEPS = (
             "The formula is at the top of the file. Its minimum chooses between warm-up and decay.",
             "Without warm-up, `warmup_ratio` is 0, and the learning rate starts at the peak. Don't divide by "
             "0.",
-            "`progress` can be a little above 1. The learning rate must never be negative.",
+            "The check also tries a `progress` above 1. The learning rate must never be negative.",
         ),
         mistakes=(
             Mistake(
@@ -48,8 +48,7 @@ STEPS = (
                 "negative learning rate",
                 "max(0.0, min(warmup, decay))",
                 "min(warmup, decay)",
-                "After the end of the budget, your learning rate is negative, and training would undo "
-                "itself.",
+                "For a `progress` above 1, your learning rate is negative. It must be 0.",
             ),
             Mistake(
                 "peak ignored",
@@ -186,6 +185,12 @@ STEPS = (
                 "if not arguments.adam_bias_correction:",
                 "if True:",
                 "You undo the bias correction even if `adam_bias_correction` is set.",
+            ),
+            Mistake(
+                "learning rate not reported",
+                'group["learning_rate"] = learning_rate',
+                "pass",
+                "You don't set the `learning_rate` of AdamW's groups to the learning rate itself.",
             ),
             Mistake(
                 "epsilon not scaled",

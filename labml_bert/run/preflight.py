@@ -99,6 +99,16 @@ def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
+def exit_on_signals() -> None:
+    """
+    By default, SIGTERM and SIGHUP end this process at once. After this call, they raise `SystemExit`, so that
+    `finally` blocks can end other processes and delete temporary folders.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
+
+
 try:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop_before_it_began)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from labml_bert.course.compare import describe_difference
+from labml_bert.course.run_probes import run_probe
+from labml_bert.course.source import read_reference, restore_others
+from labml_bert.course.track import STEPS
 from tests.support.course import check_body
 
 RIGHT = {
@@ -21,7 +24,7 @@ RIGHT = {
         scale = (1 - arguments.adam_beta1**step) / c
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = group["learning_rate"] = learning_rate
                 if isinstance(optimizer, torch.optim.AdamW) and not arguments.adam_bias_correction:
                     group["lr"] *= scale
                     group["eps"] = arguments.adam_epsilon / c
@@ -61,6 +64,31 @@ EVALUATION = """
 def test_right_code_of_a_learner_passes(name: str) -> None:
     verdict = check_body(name, RIGHT[name])
     assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "changed_line", "observation"),
+    [
+        # The training reads `windows.input_ids`.
+        ("data/windows.py:random_windows", "return Batch(", "return (", "the names of the two tensors"),
+        # The reports read `group["learning_rate"]`.
+        (
+            "training/optimization.py:set_learning_rate",
+            'group["learning_rate"] = learning_rate',
+            "pass",
+            "learning_rate of the group",
+        ),
+    ],
+)
+def test_what_the_training_reads_is_checked(
+    name: str, line: str, changed_line: str, observation: str
+) -> None:
+    (step,) = [step for step in STEPS if step.name == name]
+    text = read_reference(step.file)
+    assert text.count(line) == 1
+    verdict = run_probe(step, restore_others(text.replace(line, changed_line), step, STEPS))
+    assert not verdict.passed
+    assert observation in " ".join([verdict.message, *verdict.details]), verdict
 
 
 @pytest.mark.slow("64 batch sizes")

@@ -50,7 +50,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
     out, marker = base / "site", base / "site-is-built"
-    with lock(base, on_wait=lambda: None):
+    # pytest has a `.lock` of its own in this folder.
+    with lock(base, on_wait=lambda: None, name=".site.lock"):
         if not marker.exists():
             subprocess.run(
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],

@@ -723,9 +723,9 @@ def test_bad_options_give_a_one_line_error(words: list[str], capsys: pytest.Capt
     assert capsys.readouterr().err.count("\n") == 1
 
 
-WHOLE = """{"claim": {}, "step_seconds": {}, "commit": "", "versions": {}, "hardware": {}, "table": [
-{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0, "curve": [],
-"lengths": []}
+WHOLE = """{"claim": {}, "step_seconds": {}, "commit": "", "versions": {"python": "3"}, "hardware": {},
+"table": [{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0, "curve": [],
+"lengths": [[0, 16]]}
 ]}"""
 DAMAGES = [
     ('{"loss": 1.0}', "null"),
@@ -735,6 +735,11 @@ DAMAGES = [
     ('"step_seconds": {}', '"step_seconds": null'),
     ('"seed": 0', '"seed": {}'),
     ('"claim": {}', '"claim": []'),
+    ('{"python": "3"}', "{}"),
+    ('{"python": "3"}', "null"),
+    ('"seed": 0', '"seed": 0, "versions": {}'),
+    ("[[0, 16]]", "null"),
+    ("16", "null"),
 ]
 
 
@@ -758,6 +763,7 @@ def test_only_one_process_runs_a_claim(options: dict[str, Any], tmp_path: Path) 
     "text",
     [
         '{"table": []}',
+        '{"claim": {}, "step_seconds": {}, "commit": "", "versions": {}, "hardware": {}, "table": {}}',
         '{"table": [{"arm": "both", "seed": 0, "options": {}}]}',
         "[]",
         "[" * 100_000,

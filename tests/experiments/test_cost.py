@@ -103,6 +103,34 @@ def test_a_worker_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
             os.kill(worker_pid, signal.SIGKILL)
 
 
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_worker_and_deletes_the_temporary_folder(tmp_path: Path, name: str) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "slow.py").write_text(
+        SLOW.replace("cost.measure_d", "cost.preflight.exit_on_signals()\n    cost.measure_d")
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "TMPDIR": str(scratch),
+    }
+    with subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        worker_pid = int(process.stdout.readline())
+        assert [*scratch.iterdir()]
+        process.send_signal(getattr(signal, name))
+        assert process.wait(timeout=60) == 128 + getattr(signal, name)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker_pid, 0)
+    assert not [*scratch.iterdir()]
+
+
 BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
     "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),

@@ -1,7 +1,12 @@
 """`make gpu` on a machine without a GPU: what it refuses, and that all parts run and write their records."""
 
 import json
+import os
+import re
 import runpy
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from docs.figures.runs import recorded_runs
 from docs.literate.names import read_source
 from docs.project import ROOT
 from labml_bert.run.fingerprint import fingerprints_of
+from tests.support.runs import wait_until
 from tests.support.tiny_run import assert_fails
 
 SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
@@ -36,6 +42,33 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_fails(runpy.run_path(str(SCRIPT))["main"], arguments, message, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_part_that_is_running(tmp_path: Path, name: str) -> None:
+    # The first part writes its process id and waits.
+    code = (
+        f"import runpy, sys; sys.argv[1:] = ['--quick', '--device', 'cpu', '--records', {str(tmp_path)!r}]\n"
+        "import subprocess; run = subprocess.run\n"
+        "wait = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
+        "def run_waiting(words, **named):\n"
+        "    is_part = words[0] == sys.executable\n"
+        "    return run([sys.executable, '-c', wait] if is_part else words, **named)\n"
+        "subprocess.run = run_waiting\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    output = tmp_path / "output"
+    with output.open("w") as stdout, subprocess.Popen([sys.executable, "-c", code], stdout=stdout) as process:
+        wait_until(lambda: re.search(r"^\d+$", output.read_text(), re.MULTILINE))
+        process.send_signal(getattr(signal, name))
+        assert process.wait(timeout=60) == 128 + getattr(signal, name)
+    (part,) = re.findall(r"^\d+$", output.read_text(), re.MULTILINE)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(part), 0)
+    assert [*tmp_path.iterdir()] == [output]
 
 
 @pytest.mark.long

@@ -22,7 +22,9 @@ from labml_bert.training.optimization import TrainingArguments
 
 def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
     generator, before = torch.Generator().manual_seed(0), torch.get_rng_state()
-    ids, positions = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
+    windows = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
+    yield "the names of the two tensors", getattr(windows, "_fields", "no names")
+    ids, positions = windows
     yield "the shapes", {"input_ids": tuple(ids.shape), "position_ids": tuple(positions.shape)}
     yield "whether every row is a window of the text", bool((ids.diff(dim=1) == 1).all())
     yield "the number of different tokens that occur", len(ids.unique())
@@ -110,6 +112,8 @@ def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
         for key in ("lr", "eps", "weight_decay"):
             for name, group in zip(groups, (g for o in optimizers for g in o.param_groups), strict=True):
                 yield f"{key} of {name} in step 3, {words} bias correction", float(group[key])
+        reported = optimizers[0].param_groups[0].get("learning_rate")
+        yield f"learning_rate of the group of matrices of AdamW, {words} bias correction", reported
         alone = m.make_optimizers(Small(), replace(arguments, optimizer="adamw"))
         m.set_learning_rate(alone, arguments, 3, 0.1)
         yield f"lr in step 3 without Muon, {words} bias correction", float(alone[0].param_groups[0]["lr"])
