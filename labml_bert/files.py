@@ -195,7 +195,7 @@ def is_leftover(name: str) -> bool:
 
 
 def is_empty_file(path: Path) -> bool:
-    """Whether this is an empty regular file, and not a link."""
+    """Whether `path` is an empty regular file. A link to one doesn't count."""
     return path.is_file() and not path.is_symlink() and path.stat().st_size == 0
 
 
@@ -333,7 +333,7 @@ def lock(
     the folder.
 
     Raises `BlockingIOError` if another program has the lock and there is no `on_wait`, and `OSError` if the
-    lock file can't be written, or isn't an empty regular file. Ours are always empty.
+    lock file can't be written, isn't a regular file, or isn't empty. A lock file of ours is always empty.
     """
     check_own(folder / name)
     if (folder / name).exists() and not is_empty_file(folder / name):

@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def unchanged_environment() -> Iterator[None]:
-    """Fails a test that leaves another environment: programs that later tests start would inherit it."""
+    """Fails a test that changes one of Python's variables: programs of later tests would inherit it."""
     before = dict(os.environ)
     yield
     # Libraries set some variables of their own when they are imported, but none of Python's.

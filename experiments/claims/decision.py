@@ -14,9 +14,9 @@ Seeds are expensive, so we look at the results after 3, 5, 8 and 12 of them, and
 look is another chance to be wrong. So the intervals of the rule have a level of 98.2% instead of 95%. A test
 simulates the whole procedure with normally distributed results and Welch's intervals: without an effect, at
 most 5% of the claims come out as *holds* or *fails*, or up to 7% if one variant varies much more than the
-other. Another test simulates claims about stable learning rates, and one computes the probability exactly
-for fractions of runs, again with a limit of 5%. (A claim about fractions needs at least five seeds.) No test
-simulates rank bounds.
+other. Another test simulates claims about stable learning rates. A third one computes exactly how often a
+claim about fractions of runs gets a wrong verdict. For both, the limit is 5% again. (A claim about fractions
+needs at least five seeds.) No test simulates rank bounds.
 
 Effects on times, numbers of tokens and stable learning rates are ratios. The rule uses their logarithms.
 """

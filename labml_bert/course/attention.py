@@ -158,8 +158,8 @@ STEPS = (
                 "mask added as ones and zeros",
                 "scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)",
                 "scores + attention_mask",
-                "You add a mask of ones and zeros to the scores, so padding still gets a weight. The weight "
-                "of a masked key must be 0.",
+                "You add a mask of ones and zeros to the scores, so padding still gets some weight. It "
+                "must get none.",
             ),
             Mistake(
                 "mask multiplied",

@@ -70,8 +70,8 @@ STEPS = (
                 "tanh approximation",
                 "F.gelu(self.dense(hidden_states))",
                 'F.gelu(self.dense(hidden_states), approximate="tanh")',
-                "You use the tanh approximation of the GELU. BERT in `transformers` uses the exact GELU, and "
-                "published checkpoints give other outputs with the approximation.",
+                "You use the tanh approximation of the GELU. With it, your outputs differ from those of BERT "
+                "in `transformers`, which computes the GELU exactly.",
             ),
             Mistake(
                 "residual connection",

@@ -16,7 +16,7 @@ STEPS = (
             "The formula is at the top of the file. Its minimum chooses between warm-up and decay.",
             "Without warm-up, `warmup_ratio` is 0, and the learning rate starts at the peak. Don't divide by "
             "0.",
-            "The check also tries a `progress` above 1. The learning rate must never be negative.",
+            "The check also tries a `progress` above 1, at which the learning rate must be 0.",
         ),
         mistakes=(
             Mistake(
@@ -48,7 +48,7 @@ STEPS = (
                 "negative learning rate",
                 "max(0.0, min(warmup, decay))",
                 "min(warmup, decay)",
-                "For a `progress` above 1, your learning rate is negative. It must be 0.",
+                "At a `progress` above 1, your learning rate is negative instead of 0.",
             ),
             Mistake(
                 "peak ignored",
@@ -190,7 +190,7 @@ STEPS = (
                 "learning rate not reported",
                 'group["learning_rate"] = learning_rate',
                 "pass",
-                "You don't set the `learning_rate` of AdamW's groups to the learning rate itself.",
+                "Reports show the `learning_rate` of AdamW's groups, and your code doesn't set it.",
             ),
             Mistake(
                 "epsilon not scaled",

@@ -163,8 +163,8 @@ def set_learning_rate(
 
     `step` counts from 1, and `progress` is the fraction of the budget spent before this step. `optimizers`
     contains AdamW and, if the run uses it, Muon. Each AdamW group gets a new `lr`, `eps` and `weight_decay`.
-    If `has_decay` is false, the `weight_decay` is 0. Muon's `lr` is set to the learning rate itself. Reports
-    show it too, as `learning_rate` of AdamW's groups.
+    If `has_decay` is false, the `weight_decay` is 0. The `lr` of Muon's groups and the `learning_rate` of
+    AdamW's groups, which reports show, are the learning rate before any correction.
 
     In step $t$, Adam divides its running means $m$ and $v$ by $1 - \beta_1^t$ and $1 - \beta_2^t$, because
     both means start at zero. The original BERT leaves this correction out, but PyTorch always applies it. So

@@ -78,21 +78,26 @@ def slow(*_):
     print(os.getpid(), flush=True)
     time.sleep(600)
 if __name__ == "__main__":
+    cost.preflight.exit_on_signals()
     cost.measure_drawing = slow
     cost.repeat_documents = lambda characters: ["Some words stand here. And some more there."] * 20
     cost.measure_pipelines([100_000], 1)
 """
 
 
+def start_slow(folder: Path, **variables: str) -> "subprocess.Popen[str]":
+    (folder / "slow.py").write_text(SLOW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **variables}
+    return subprocess.Popen(
+        [sys.executable, "slow.py"], cwd=folder, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_a_worker_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
     """A worker that lived on would keep the output pipe open, and whoever reads it would wait forever."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    process = subprocess.Popen(
-        [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    process = start_slow(tmp_path)
     assert process.stdout is not None
     worker_pid = int(process.stdout.readline())
     process.kill()
@@ -110,17 +115,7 @@ def test_a_worker_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_a_signal_ends_the_worker_and_deletes_the_temporary_folder(tmp_path: Path, name: str) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    (tmp_path / "slow.py").write_text(
-        SLOW.replace("cost.measure_d", "cost.preflight.exit_on_signals()\n    cost.measure_d")
-    )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        "TMPDIR": str(scratch),
-    }
-    with subprocess.Popen(
-        [sys.executable, "slow.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with start_slow(tmp_path, TMPDIR=str(scratch)) as process:
         assert process.stdout is not None
         worker_pid = int(process.stdout.readline())
         assert [*scratch.iterdir()]
