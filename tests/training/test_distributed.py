@@ -526,14 +526,15 @@ def test_the_others_do_not_wait_for_a_stopped_worker(worker: int, tmp_path: Path
 
 
 WAITS_FOR_ANOTHER = """
-import signal, sys
+import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from labml_bert.training import distributed
 distributed.SECONDS_TO_SAVE = 1
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 distributed.init_process_group(torch.device("cpu"))
-print("ready", flush=True)
+# One write: both workers share a pipe, and an unbuffered print writes its end of line by itself.
+os.write(1, b"ready\\n")
 if distributed.rank() == 0:
     signal.pause()
 distributed.destroy_process_group()
