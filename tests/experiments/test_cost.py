@@ -126,6 +126,20 @@ def test_a_signal_ends_the_worker_and_deletes_the_temporary_folder(tmp_path: Pat
     assert not [*scratch.iterdir()]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")
+@pytest.mark.processes
+def test_the_command_turns_a_signal_into_an_exit(tmp_path: Path) -> None:
+    """Without this, a signal would end the process before it could delete its temporary folder."""
+    words = [sys.executable, "-u", cost.__file__]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "cost: how time and memory scale" not in process.stdout.readline():
+            assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
     "no batches": (["--batches", "0"], "batches is 0; it must be at least 1"),

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from labml_bert.checksums import SUMS
+from labml_bert.classify import SAVING
 from labml_bert.data import text_files, token_files
 from labml_bert.data.pair_shards import has_valid_checksums
 from labml_bert.files import PART, read_tensors
@@ -265,7 +266,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 def is_temporary(name: str) -> bool:
     """Whether a file has a temporary name, or is in the folder for temporary files."""
-    return name.endswith(PART) or ".incomplete" in name or re.search(r"^tmp/|(^|/)\.tmp", name) is not None
+    return name.endswith((PART, f"/{SAVING}")) or ".incomplete" in name or re.search(r"^tmp/|(^|/)\.tmp", name) is not None
 
 
 # Files that grow. Readers skip what a failed write leaves at the end of such a file.
