@@ -266,7 +266,8 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 def is_temporary(name: str) -> bool:
     """Whether a file has a temporary name, or is in the folder for temporary files."""
-    return name.endswith((PART, f"/{SAVING}")) or ".incomplete" in name or re.search(r"^tmp/|(^|/)\.tmp", name) is not None
+    is_named_so = name.endswith((PART, f"/{SAVING}")) or ".incomplete" in name
+    return is_named_so or re.search(r"^tmp/|(^|/)\.tmp", name) is not None
 
 
 # Files that grow. Readers skip what a failed write leaves at the end of such a file.
