@@ -90,15 +90,26 @@ def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
     will have. Without `digest`, we compute the sha256 from the written file.
 
-    Raises `ValueError` if `SHA256SUMS` is damaged. Raises `OSError` if `SHA256SUMS` can't be written, or if
-    the file can't be read. If the block fails or the program is killed, the file may be missing from
-    `SHA256SUMS`, but it's never listed with a wrong sha256.
+    Raises `OSError` if `SHA256SUMS` can't be read or written, or is damaged, or if the file can't be read. If
+    the block fails or the program is killed, the file may be missing from `SHA256SUMS`, but it's never listed
+    with a wrong sha256.
     """
-    sums = read_sums(path.parent)
+    sums = sums_for_saving(path.parent)
     if path.name in sums and sums.pop(path.name) != digest:
         write_sums(path.parent, sums)
     yield
-    write_sums(path.parent, {**read_sums(path.parent), path.name: digest or file_sha256(path)})
+    write_sums(path.parent, {**sums_for_saving(path.parent), path.name: digest or file_sha256(path)})
+
+
+def sums_for_saving(folder: Path) -> dict[str, str]:
+    """
+    Returns the same as `read_sums`. Raises `OSError` where `read_sums` raises `ValueError`: a run that saves a
+    model treats this like any other file that it can't write, and keeps what it has saved.
+    """
+    try:
+        return read_sums(folder)
+    except ValueError as error:
+        raise OSError(str(error)) from None
 
 
 def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:

@@ -119,6 +119,15 @@ def test_a_flipped_bit_in_the_list_never_changes_what_is_read(tmp_path: Path) ->
             assert "damaged" in str(error)
 
 
+def test_a_damaged_list_stops_the_writing(tmp_path: Path) -> None:
+    """A run that saves its model treats this like a full disk, so it must be an `OSError`."""
+    write_checked(tmp_path / "config.json", "{}")
+    (tmp_path / SUMS).write_text("damaged\n")
+    with pytest.raises(OSError, match=f"{SUMS} is damaged .*; replace or remove it$"):
+        write_checked(tmp_path / "config.json", "[]")
+    assert (tmp_path / "config.json").read_text() == "{}\n"
+
+
 @pytest.mark.processes
 def test_a_file_is_listed_until_it_is_written_again(tmp_path: Path) -> None:
     a, b = tmp_path / "a b.json", tmp_path / "ü.json"

@@ -22,6 +22,7 @@ from labml_bert.files import (
     lock_output,
     make_folder,
     remove_partial_files,
+    unreadable,
     whole_file,
     write_whole,
 )
@@ -161,14 +162,21 @@ class Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """The progress. A file that is missing or damaged counts as an empty one."""
+    """
+    The progress. A file that is missing or damaged counts as an empty one.
+
+    Raises `ValueError` if the file can't be read. It may be intact, so a command must not replace it.
+    """
+    path = folder / PROGRESS
     try:
-        if not (folder / PROGRESS).is_file():
+        if not path.is_file():
             return Progress()
-        content = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         passed = {str(name): str(value) for name, value in content["passed"].items()}
         return Progress(passed, {str(name): int(value) for name, value in content["hints"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Progress()
 
 

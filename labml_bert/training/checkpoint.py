@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labml_bert.checksums import SUMS, parse_json, read_sums
+from labml_bert.checksums import SUMS, parse_json, read_sums, sums_for_saving
 from labml_bert.files import (
     check_utf8,
     is_unreadable_folder,
@@ -126,7 +126,7 @@ def save_checkpoint(
     dropout masks. So this function gathers the random states of all processes. Rank zero writes the file,
     with `metadata` as JSON. To show which run the checkpoint belongs to, we add the sha256 of the tokenizer.
 
-    Raises `OSError` if the file can't be written.
+    Raises `OSError` if the file can't be written, or `SHA256SUMS` can't be read.
     """
     states = {
         random_name(kind, number): state
@@ -146,7 +146,7 @@ def save_checkpoint(
         # crash could leave no file of that name. Without hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
-    metadata = {**metadata, "tokenizer_sha256": read_sums(run_path).get(TOKENIZER)}
+    metadata = {**metadata, "tokenizer_sha256": sums_for_saving(run_path).get(TOKENIZER)}
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
 
 

@@ -1,6 +1,7 @@
 """The command as a learner types it, and what it says to bad input."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert.course.__main__ import main
-from labml_bert.course.folder import FILES, write_exercises
+from labml_bert.course.folder import FILES, Progress, write_exercises, write_progress
 from labml_bert.course.source import read_reference, remove_bodies
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.files import PART, lock
@@ -139,6 +140,25 @@ def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest
     with pytest.raises(SystemExit):
         main(["check"])
     assert "bert.py is missing; write the exercises into a new folder" in capsys.readouterr().err
+
+
+def test_progress_that_cannot_be_read_is_kept(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = course / "progress.json"
+    write_progress(course, Progress({"a": "1"}, {"a": 2}))
+    content, read_text = path.read_bytes(), Path.read_text
+
+    def read_unless_progress(file: Path, *words: object, **named: object) -> str:
+        if file.name == path.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_text(file, *words, **named)
+
+    monkeypatch.setattr(Path, "read_text", read_unless_progress)
+    with pytest.raises(SystemExit):
+        main(["hint", "--step", "1"])
+    assert "progress.json: Input/output error; make it readable" in capsys.readouterr().err
+    assert path.read_bytes() == content
 
 
 def test_a_hint_that_cannot_be_counted_is_given_with_a_note(

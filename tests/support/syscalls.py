@@ -26,6 +26,10 @@ CALLS: dict[int, tuple[str, tuple[tuple[int | None, int], ...]]] = {
     2: ("open", ((None, 0),)),
     257: ("open", ((0, 1),)),
     85: ("open", ((None, 0),)),
+    0: ("read", ()),
+    17: ("read", ()),
+    19: ("read", ()),
+    217: ("read", ()),
     1: ("write", ()),
     18: ("write", ()),
     20: ("write", ()),
@@ -237,6 +241,7 @@ def position(pid: int, descriptor: int) -> int:
 # The errors that each call can return.
 ERRORS: dict[str, tuple[int, ...]] = {
     "open": (errno.EACCES, errno.EIO),
+    "read": (errno.EIO,),
     "write": (errno.ENOSPC, errno.EIO, SHORT),
     "fsync": (errno.EIO, errno.ENOSPC),
     "truncate": (errno.EIO,),

@@ -5,9 +5,10 @@ sample; all of it takes hours.
     python -m tests.tools.faults                       # all commands, all calls
     python -m tests.tools.faults "export, web" runs    # two commands
     python -m tests.tools.faults --every 10            # every tenth call
+    python -m tests.tools.faults --call read           # only the calls of one kind
 
-For n = 1, 2, … the n-th call that opens, writes, flushes, renames, links, truncates or deletes a file, or
-makes a folder, fails with each error that it can have: the disk is full (from then on, for all writes), the
+For n = 1, 2, … the n-th call that opens, reads, writes, flushes, renames, links, truncates or deletes a file,
+or makes or lists a folder, fails with each error that it can have: the disk is full (from then on, for all writes), the
 disk is damaged, or access is denied. A write can also be cut short. This includes calls in other languages,
 such as those of safetensors and Arrow. Afterwards:
 
@@ -15,7 +16,7 @@ such as those of safetensors and Arrow. Afterwards:
 - every file is whole, and is either as before or as after a run without a fault; no temporary file is left;
 - the command that the message names, or else the same command, leads to the result of a run without a fault.
 
-Failed allocations and failed reads aren't tried. Other tests try damaged files.
+Failed allocations aren't tried, nor reads from files that are mapped into memory.
 """
 
 import argparse
@@ -92,9 +93,10 @@ class Trial:
     def record(self, call: Call) -> None:
         self.calls.append(call)
 
-    def faults(self, every: int) -> Iterator[tuple[int, int]]:
+    def faults(self, every: int, kind: str | None) -> Iterator[tuple[int, int]]:
         """The faults to try: pairs of the number of a call and its error."""
-        for n in range(1, len(self.calls) + 1, every):
+        numbers = [n for n, call in enumerate(self.calls, 1) if kind in (None, call.name)]
+        for n in numbers[::every]:
             for answer in ERRORS[self.calls[n - 1].name]:
                 yield n, answer
 
@@ -171,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commands", nargs="*", default=[*COMMANDS], help="default: all")
     parser.add_argument("--every", type=int, default=1, help="try every n-th call (default: 1)")
+    parser.add_argument("--call", choices=[*ERRORS], metavar="KIND", help="try only one kind, such as read")
     parser.add_argument("--list", action="store_true", help="list the calls, and try nothing")
     options = parser.parse_args()
     total = failures = 0
@@ -186,7 +189,7 @@ def main() -> None:
                     print(f"  {number:4} {call.name:9}{call.paths[-1].relative_to(workshop.folder)}")
                 continue
             count = 0
-            for n, answer in trial.faults(options.every):
+            for n, answer in trial.faults(options.every, options.call):
                 count += 1
                 if count % 100 == 0:
                     print(f"  {count} faults so far, at call {n}", flush=True)
