@@ -103,8 +103,8 @@ def listing(path: Path, digest: str | None = None) -> Iterator[None]:
 
 def sums_for_saving(folder: Path) -> dict[str, str]:
     """
-    Returns the same as `read_sums`, but raises `OSError` instead of `ValueError`. A run that saves a model then
-    ends as it does on a full disk: with one line, and with what it has saved so far.
+    Returns the same as `read_sums`, but raises `OSError` instead of `ValueError`. A run that saves a model
+    then ends as it does on a full disk: with one line, and with what it has saved so far.
     """
     try:
         return read_sums(folder)
