@@ -319,7 +319,7 @@ STEPS = (
         name="bert.py:init_weights",
         title="Initialization",
         task="truncated normal weights and zero biases, for linear layers and embeddings",
-        chapter="stuck",
+        chapter="idea",
         hints=(
             "The function is called once for every module. It changes linear layers and embeddings, and "
             "leaves all others alone. Use `isinstance`.",

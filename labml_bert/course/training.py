@@ -311,7 +311,7 @@ STEPS = (
         name="training/evaluation.py:evaluate_masked_lm",
         title="Evaluation",
         task="the mean loss and accuracy over the labeled tokens of the held-out windows",
-        chapter="recipe",
+        chapter="masking",
         hints=(
             "Put the model into eval mode, and back into train mode at the end. Go through the windows a few "
             "rows at a time, so the memory suffices. With `tokens`, use only the first `tokens // T` "
