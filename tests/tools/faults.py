@@ -7,10 +7,10 @@ sample; all of it takes hours.
     python -m tests.tools.faults --every 10            # every tenth call
     python -m tests.tools.faults --call read           # only the calls of one kind
 
-For n = 1, 2, … the n-th call that opens, reads, writes, flushes, renames, links, truncates or deletes a
-file, or makes or lists a folder, fails with each error that it can have: the disk is full (from then on, for
-all writes), the disk is damaged, or access is denied. A write can also be cut short. This includes calls in
-other languages, such as those of safetensors and Arrow. Afterwards:
+For n = 1, 2, … the n-th call that looks up, opens, reads, writes, flushes, renames, links, truncates or
+deletes a file, or makes or lists a folder, fails with each error that it can have: the disk is full (from
+then on, for all writes), the disk is damaged, or access is denied. A write can also be cut short. This
+includes calls in other languages, such as those of safetensors and Arrow. Afterwards:
 
 - the exit code is 0 or 2, there is no traceback, and on stderr there is at most one line;
 - every file is whole, and is either as before or as after a run without a fault; no temporary file is left;
