@@ -5,20 +5,29 @@ Writes the pages of the site: `python -m docs`. With the argument `readme`, it u
 
 import sys
 
-from docs.literate.rows import PageError
-from docs.literate.site import read_sources, write_site
-from docs.literate.tree import with_module_table
-from docs.site import SITE
+try:
+    from docs.literate.rows import PageError
+    from docs.literate.site import read_sources, write_site
+    from docs.literate.tree import with_module_table
+    from docs.site import SITE
+    from labml_bert.files import whole_file
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error.name} is not installed; make site installs it")
 
 
 def main(arguments: list[str]) -> None:
-    """Raises `PageError` if a source or a chapter has a mistake that would spoil its page."""
+    """
+    Raises `PageError` if a source or a chapter has a mistake that would spoil its page, and `OSError` if a
+    file can't be read or written.
+    """
     if not arguments:
         write_site(SITE)
     elif arguments == ["readme"]:
         path = SITE.root / "README.md"
         sources = read_sources(SITE.root, SITE.folders)
-        path.write_text(with_module_table(SITE, sources, path.read_text("utf-8")), "utf-8")
+        text = with_module_table(SITE, sources, path.read_text("utf-8"))
+        with whole_file(path) as part:
+            part.write_text(text, "utf-8")
     else:
         sys.exit("usage: python -m docs [readme]")
 
@@ -26,5 +35,6 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except PageError as error:
-        sys.exit(f"error: {error}")
+    except (PageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -41,7 +41,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
-from labml_bert.data.tokenizers import add_cls_sep, load_tokenizer, save_tokenizer
+from labml_bert.data.tokenizers import TOKENIZER_FILES, add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
 from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
@@ -86,8 +86,8 @@ EPOCHS, MIN_STEPS = 10, 200
 MAX_LENGTH = 128
 # In `tokenizer_config.json`, this key says whether the classifier was trained with pairs of texts.
 PAIRS = "trained_with_pairs"
-# The files of a saved classifier. Only a WordPiece tokenizer has `vocab.txt`. The card is written last.
-FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors", "config.json", SUMS)
+# The files of a saved classifier. The card is written last.
+FILES = (*TOKENIZER_FILES, "model.safetensors", "config.json", SUMS)
 SAVING = ".saving"  # this file exists while the others are written
 SAVED_FILES = (*FILES, "README.md", SAVING)
 

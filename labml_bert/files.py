@@ -17,7 +17,9 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -194,6 +196,19 @@ def is_leftover(name: str) -> bool:
     return name == ".lock" or name.endswith(PART)
 
 
+def list_below(folder: Path) -> list[Path]:
+    """
+    All files, links and folders below a folder. Raises `OSError` if a folder can't be listed. (`Path.rglob`
+    would leave out what is in it.)
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    found = os.walk(folder, onerror=stop)
+    return [Path(parent, name) for parent, folders, files in found for name in (*folders, *files)]
+
+
 def is_empty_file(path: Path) -> bool:
     """Whether `path` is an empty regular file. A link to one doesn't count."""
     return path.is_file() and not path.is_symlink() and path.stat().st_size == 0
@@ -299,7 +314,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
             size = start.read(8)
             if len(size) == 8 and int.from_bytes(size, "little") > LARGEST_HEADER:
                 raise ValueError(f"its names and shapes take more than {LARGEST_HEADER:,} bytes")
-        with safe_open(path, "pt") as file:
+        with deferred_signals(), safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
             # Clone the tensors, because Windows can't replace a file while a tensor is mapped to it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -309,6 +324,29 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     if expected is not None and expected != fingerprint(tensors, metadata):
         raise ValueError(f"{path} is damaged (it does not have the sha256 that it was saved with)")
     return tensors, metadata
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """
+    Handles signals after the block. If Ctrl-C raised `KeyboardInterrupt` while safetensors reads, safetensors
+    would raise an error of its own instead, as if the file were damaged.
+    """
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+    # Only the main thread handles signals.
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+        handlers = {n: handler for n in numbers if callable(handler := signal.getsignal(n))}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            handlers[number](number, None)
 
 
 def fingerprint(tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> str:

@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from labml_bert.files import (
     PART,
     TYPES,
     check_own,
+    list_below,
     lock,
     lock_output,
     make_folder,
@@ -29,6 +32,46 @@ from labml_bert.files import (
     write_whole,
 )
 from tests.support.damage import flip_bit
+
+
+def test_a_signal_while_tensors_are_read_does_not_look_like_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors calls Python code while it reads, and replaces the exceptions of that code by its own."""
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.arange(6.0)}, {})
+    length = torch.UntypedStorage.__len__
+
+    def interrupted(storage: torch.UntypedStorage) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return length(storage)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "__len__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read_tensors(path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with ThreadPoolExecutor(1) as pool:
+        tensors, _ = pool.submit(read_tensors, path).result()
+    assert tensors["a"].equal(torch.arange(6.0))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    assert sorted(list_below(tmp_path)) == [tmp_path / "a", tmp_path / "a" / "b"]
+    scandir = os.scandir
+
+    def scan(path: Path | str) -> object:
+        if Path(path).name == "a":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(PermissionError):
+        list_below(tmp_path)
 
 
 def test_flipped_bits_and_truncation_are_detected(tmp_path: Path) -> None:

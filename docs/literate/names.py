@@ -10,6 +10,7 @@ import ast
 import html
 import posixpath
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from docs.literate.rows import Row, read_rows
+from docs.literate.rows import PageError, Row, read_rows
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,11 @@ class Source:
 
 def read_source(root: Path, path: str) -> Source:
     """Reads the file at `path` under `root`. Raises `PageError` if its page would be wrong."""
-    text = (root / path).read_bytes().decode("utf-8")
-    source = Source(path, text, read_rows(text, path), ast.parse(text))
+    try:
+        text = (root / path).read_bytes().decode("utf-8")
+        source = Source(path, text, read_rows(text, path), ast.parse(text))
+    except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
+        raise PageError(f"{path}: this isn't Python code in UTF-8 ({error}); correct it") from None
     for node in source.tree.body:
         # A constant has no row, so link to its line.
         if isinstance(node, ast.Assign | ast.AnnAssign):

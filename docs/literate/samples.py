@@ -58,4 +58,6 @@ def update_outputs(text: str, page: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(update_outputs(path.read_text("utf-8"), name), "utf-8")
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(update_outputs(path.read_text("utf-8"), name), "utf-8")
+        part.replace(path)

@@ -19,6 +19,7 @@ from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
 from labml_bert.files import (
     is_leftover,
+    list_below,
     lock_output,
     make_folder,
     remove_partial_files,
@@ -68,9 +69,12 @@ def write_exercises(folder: Path) -> None:
 
 
 def check_is_free(folder: Path, texts: dict[str, str]) -> None:
-    """Raises `ValueError` if the folder has files other than `texts`, the files of a new folder."""
+    """
+    Raises `ValueError` if the folder has files other than `texts`, the files of a new folder, and `OSError`
+    if it can't be listed.
+    """
     if folder.exists() and (
-        not folder.is_dir() or not all(is_ours(p, folder, texts) for p in folder.rglob("*"))
+        not folder.is_dir() or not all(is_ours(path, folder, texts) for path in list_below(folder))
     ):
         raise ValueError(f"{folder} exists and is not empty; choose a new folder, or run check in this one")
 

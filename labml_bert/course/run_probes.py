@@ -72,6 +72,17 @@ def run_probe(step: Step, tree: ast.Module) -> Verdict:
         line = line_of(raised, step)
         return Verdict(step.name, False, "The file can't be imported.", (str(raised),), line)
     actual = observe(PROBES[step.name], module)
+    try:
+        return judge(step, expected, actual)
+    except BaseException as error:
+        # An object of the learner's own class can raise anything, for example in `__repr__`.
+        raised = describe_exception(error)
+        message = f"The check can't compare or print your result ({raised.kind})."
+        return Verdict(step.name, False, message, (str(raised),), line_of(raised, step))
+
+
+def judge(step: Step, expected: list[Observation], actual: list[Observation]) -> Verdict:
+    """Compares the observations, and describes the first difference."""
     i = first_difference(expected, actual)
     if i is None:
         return Verdict(step.name, True)

@@ -15,6 +15,7 @@ writes `manifest.json` last, and a folder without this file isn't a finished dat
 import collections
 import contextlib
 import errno
+import fnmatch
 import hashlib
 import itertools
 import json
@@ -34,6 +35,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
 from labml_bert.checksums import (
+    SUMS,
     are_as_listed,
     list_files,
     parse_json,
@@ -53,7 +55,7 @@ from labml_bert.data.pair_shards import (
     start_worker,
     write_in_worker,
 )
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, save_tokenizer
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
 from labml_bert.files import check_own, lock, make_folder, remove_partial_files
 from labml_bert.stdout import console, display_path
 
@@ -92,8 +94,9 @@ def build_dataset(
     replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
-    tokenizer lacks a special token, or if an argument is out of range. Raises `OSError` if the folder isn't
-    writable, or if its lock or its Arrow folder is a link.
+    tokenizer lacks a special token, if an argument is out of range, or if the folder has a file of another
+    program that the build would replace. Raises `OSError` if the folder isn't writable, or if its lock or its
+    Arrow folder is a link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -117,10 +120,7 @@ def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. The caller must hold the lock of `folder`."""
-    for path in folder.glob("part-*.parquet"):
-        # The build would delete it.
-        if is_foreign(path):
-            raise ValueError(f"{path} is a file of another program; choose another folder")
+    check_folder(folder)
     remove_partial_files(folder)
     # Folders in this folder are deleted below, so it must not be a link.
     check_own(folder / "arrow", stat.S_ISDIR)
@@ -154,6 +154,23 @@ def build_locked(
             shutil.rmtree(arrow)
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
+
+
+def check_folder(folder: Path) -> None:
+    """
+    Raises `ValueError` if a build would replace or delete a file that isn't from an earlier build, and
+    `OSError` if the folder can't be listed.
+    """
+    names = sorted(path.name for path in folder.iterdir())
+    parts = [name for name in names if fnmatch.fnmatch(name, "part-*.parquet")]
+    # A damaged file counts as ours only if an earlier build has ended.
+    foreign = [name for name in parts if is_foreign(folder / name, MANIFEST not in names)]
+    # A build writes these files after the first part.
+    foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST) and not parts]
+    if foreign:
+        raise ValueError(
+            f"{folder / foreign[0]} is not from an earlier build; choose another folder, or move it away"
+        )
 
 
 def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:

@@ -38,7 +38,7 @@ from labml_bert.checks import check_pairs
 from labml_bert.checksums import file_sha256, parse_json
 from labml_bert.data.pair_collator import MaskingArguments, PairCollator
 from labml_bert.data.sentences import split_sentences
-from labml_bert.files import whole_file
+from labml_bert.files import unreadable, whole_file
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
 
@@ -109,12 +109,19 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
     return {"name": shard.path.name, **metadata, "rows": parquet.num_rows, "bytes": size, "sha256": digest}
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether a Parquet file is intact and of another program. A damaged file may be one of ours."""
+def is_foreign(path: Path, if_damaged: bool) -> bool:
+    """
+    Whether a Parquet file is of another program. For a damaged file, returns `if_damaged`.
+
+    Raises `ValueError` if the file can't be read.
+    """
     try:
         return b"labml_bert" not in (pq.read_metadata(path).metadata or {})
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError) as error:
+        # Arrow also raises an `OSError` for some damaged files, but without a number.
+        if isinstance(error, OSError) and error.errno:
+            raise unreadable(path, error.strerror) from None
+        return if_damaged
 
 
 def has_valid_checksums(path: Path) -> bool:

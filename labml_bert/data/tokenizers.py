@@ -27,6 +27,8 @@ from labml_bert.files import make_folder, unreadable
 
 # These names are from the original code. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# The files that `save_tokenizer` writes. Only a WordPiece tokenizer has `vocab.txt`.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 # A word with more characters than this is split before a subword vocabulary is learned.
 LONGEST_WORD = 1000
 

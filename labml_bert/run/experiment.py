@@ -115,6 +115,7 @@ class Run:
         self.path: Path | None = None
         self.record_path = options.record
         self.is_resumable = True
+        self.first_step = 0
         self.default_threads = torch.get_num_threads()
         # Other code can set these listeners. `on_report`, if set, replaces tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
@@ -167,6 +168,7 @@ class Run:
         )
         if options.resume:
             trainer.resume()
+            self.first_step = trainer.step
             check_same_tokenizer(text.tokenizer, path)
             # Count the training time before this resume as part of the run's wall time.
             self.start_time -= trainer.seconds
@@ -314,8 +316,10 @@ class Run:
         else:
             self.model.save_pretrained(self.path / "model")
         save_tokenizer(text.tokenizer, self.path / "model")
-        script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
-        write_pretraining_card(self.path / "model", script, self.describe(result))
+        # Resuming a run that had ended changes nothing, so keep its card, which you may have edited.
+        if trainer.step > self.first_step or not (self.path / "model" / "README.md").exists():
+            script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
+            write_pretraining_card(self.path / "model", script, self.describe(result))
         # The evaluations during training may have used only part of the held-out text, so track this one too.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})
         self.resources.close()

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from rich.console import RenderableType
@@ -57,6 +58,8 @@ def exit_on_bad_input() -> Iterator[None]:
     In this block, these errors print one line and end the program with exit code 2. A loss that isn't finite
     and a lack of memory do the same.
     """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = hide_interrupt
     # Don't import `preflight` here, because the import can change what Ctrl-C does in your own program.
     preflight = sys.modules.get("labml_bert.run.preflight")
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
@@ -75,6 +78,12 @@ def exit_on_bad_input() -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         fail(f"the program or a library failed: {error}")
+
+
+def hide_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an uncaught exception, except for that of Ctrl-C, which can come after the block above."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
 
 
 # The command-line words that start this program again. If the list is empty, the script's path does.

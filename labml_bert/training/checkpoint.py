@@ -236,7 +236,8 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         except ValueError:
             raise ValueError(f"{error}; start a new run") from None
         raise ValueError(
-            f"{error}; the one before it, of step {step}, is intact: rename {PREVIOUS} to {CHECKPOINT}"
+            f"{error}; the one before it, of step {step}, is intact: move {CHECKPOINT} away and rename "
+            f"{PREVIOUS} to {CHECKPOINT}"
         ) from None
 
 

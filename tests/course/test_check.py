@@ -257,6 +257,14 @@ def test_an_exception_whose_message_cannot_be_made(course: Path) -> None:
     assert verdict(check_folder(course)).message == "Your code raises Odd."
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("error", ["ValueError('odd')", "SystemExit"])
+def test_a_result_that_cannot_be_printed(course: Path, error: str) -> None:
+    write(course, f"class Odd:\n        def __repr__(self): raise {error}\n    return Odd()")
+    message = f"The check can't compare or print your result ({error.partition('(')[0]})."
+    assert verdict(check_folder(course)).message == message
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_threads_that_the_code_starts_are_not_waited_for(course: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
-from labml_bert.checksums import are_as_listed
+from labml_bert.checksums import SUMS, are_as_listed
 from labml_bert.data import pair_dataset as module
 from labml_bert.data import paired_text
 from labml_bert.data.corpora import Corpus
@@ -32,7 +33,7 @@ from labml_bert.data.pair_dataset import build_dataset, group_documents, open_da
 from labml_bert.data.pair_shards import DatasetArguments
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.sentences import split_sentences
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, word_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, word_tokenizer, wordpiece_tokenizer
 from labml_bert.mlm import IGNORE
 from tests.support.damage import flip_bit
 from tests.support.pairs import build_small_dataset
@@ -449,12 +450,31 @@ def test_a_small_build_starts_no_workers(
     assert 1 < len(small["parts"]) < module.FEW_SHARDS
 
 
-def test_parquet_files_of_another_program_stay(tmp_path: Path, wordpiece: Tokenizer) -> None:
-    path = tmp_path / "part-00007.parquet"
-    pq.write_table(pa.table({"x": [1]}), path)
-    with pytest.raises(ValueError, match="is a file of another program"):
+@pytest.mark.parametrize(
+    "name", ["part-00000.parquet", "part-00007.parquet", "damaged", *TOKENIZER_FILES, SUMS, module.MANIFEST]
+)
+def test_files_of_another_program_stay(tmp_path: Path, wordpiece: Tokenizer, name: str) -> None:
+    path = tmp_path / ("part-00000.parquet" if name == "damaged" else name)
+    path.write_text("mine")
+    if path.suffix == ".parquet" and name != "damaged":
+        pq.write_table(pa.table({"x": [1]}), path)
+    content = path.read_bytes()
+    with pytest.raises(ValueError, match=f"{path.name} is not from an earlier build; choose another folder"):
         build_dataset(texts(10), wordpiece, tmp_path, DatasetArguments(), 1)
-    assert pq.read_table(path).to_pydict() == {"x": [1]}
+    assert path.read_bytes() == content
+    assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {path.name}
+
+
+def test_a_part_that_cannot_be_read_stays(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_dataset(texts(10), wordpiece, tmp_path, DatasetArguments(), 1)
+    path = tmp_path / "part-00000.parquet"
+    content = path.read_bytes()
+    monkeypatch.setattr(pq, "read_metadata", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    with pytest.raises(ValueError, match=r"cannot read .*part-00000.parquet: denied; make it readable"):
+        build_dataset(texts(11), wordpiece, tmp_path, DatasetArguments(), 1)
+    assert path.read_bytes() == content
 
 
 def test_a_killed_worker_is_a_line_with_a_remedy(

@@ -1,14 +1,18 @@
 """The renderer is independent of this project, and the lists of modules follow the file tree."""
 
 import ast
+import errno
 import graphlib
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import pytest
 import yaml
 
+from docs.__main__ import main
 from docs.literate.rows import PageError
 from docs.literate.site import Contents, Site, read_sources, write_site
 from docs.literate.tree import flatten, module_table, navigation, with_module_table
@@ -157,6 +161,32 @@ def test_every_path_in_first_exists() -> None:
 def test_the_module_table_in_the_readme_is_up_to_date() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"
+
+
+def test_the_readme_is_replaced_only_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the old text."""
+    text = (ROOT / "README.md").read_text("utf-8").replace("| [`labml_bert/bert.py`]", "| [`labml_bert/old.py`]")
+    (tmp_path / "README.md").write_text(text, "utf-8")
+    monkeypatch.setattr("docs.__main__.SITE", replace(SITE, root=tmp_path))
+    monkeypatch.setattr("docs.__main__.read_sources", lambda root, folders: read_sources(ROOT, folders))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            main(["readme"])
+    assert [*tmp_path.iterdir()] == [tmp_path / "README.md"]
+    assert (tmp_path / "README.md").read_text("utf-8") == text
+    main(["readme"])
+    assert "| [`labml_bert/bert.py`]" in (tmp_path / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("content", [b"def f(:\n", b"x = '\xff'\n", b'x = """\n'])
+def test_a_source_that_is_not_python_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_bytes(content)
+    with pytest.raises(
+        PageError, match=r"^code/mine\.py: this isn't Python code in UTF-8 \(.*\); correct it$"
+    ):
+        read_sources(tmp_path, ("code",))
 
 
 def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:

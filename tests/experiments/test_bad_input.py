@@ -162,7 +162,7 @@ BAD_INPUT = {
     "resume of random bytes": (["--resume", "rubbish"], "is damaged"),
     "resume of a truncated checkpoint": (["--resume", "half"], "is damaged"),
     "resume with a flipped bit": (["--resume", "flipped"], "does not have the sha256"),
-    "resume with an intact previous one": (["--resume", "before"], "of step 3, is intact: rename"),
+    "resume with an intact previous one": (["--resume", "before"], "step 3, is intact: move checkpoint"),
     "resume of another experiment": (["--resume", "other"], "is a run of bert_tiny, not of mlm_tiny"),
     "resume without the text": (["--resume", "good"], "no corpus or file is called"),
     "resume of a seed that is a flag": (["--resume", "flag"], "seed = True, which is not valid"),

@@ -111,6 +111,22 @@ def test_a_signal_while_the_model_is_saved_ends_the_run_with_a_line(
 
 
 @pytest.mark.processes
+def test_resuming_a_run_that_has_ended_keeps_an_edited_model_card(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("mlm_tiny", *SMALL, "--corpus", corpus_file, "--steps", 3, cwd=tmp_path)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    card = folder / "model" / "README.md"
+    text = card.read_text()
+    card.write_text("edited")
+    main_in_process(monkeypatch, tmp_path, "--resume", folder)
+    assert card.read_text() == "edited"
+    card.unlink()
+    main_in_process(monkeypatch, tmp_path, "--resume", folder)
+    assert card.read_text() == text
+
+
+@pytest.mark.processes
 def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

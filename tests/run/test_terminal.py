@@ -448,3 +448,15 @@ def test_a_gpu_that_is_too_small_has_a_remedy(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.startswith("error: the GPU is out of memory; ") and "--gradient-accumulation-steps" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a process has no status for signals")
+@pytest.mark.parametrize(("error", "code"), [("KeyboardInterrupt", -signal.SIGINT), ("AssertionError", 1)])
+def test_ctrl_c_after_the_block_gives_no_traceback(error: str, code: int) -> None:
+    lines = ["from labml_bert.run.terminal import exit_on_bad_input", "with exit_on_bad_input():", "    pass"]
+    words = [sys.executable, "-c", "\n".join([*lines, f"raise {error}"])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr.endswith(f"{error}\n") == (code == 1)
+    assert bool(done.stderr) == (code == 1)

@@ -50,7 +50,10 @@ def test_after_damage_the_previous_checkpoint_leads_to_the_same_end(tmp_path: Pa
     assert not (path / "run.pid").exists()
     data = (path / CHECKPOINT).read_bytes()
     (path / CHECKPOINT).write_bytes(flip_bit(data, len(data) // 2))
-    with pytest.raises(ValueError, match=f"sha256.*of step .*, is intact: rename {PREVIOUS} to {CHECKPOINT}"):
+    with pytest.raises(
+        ValueError,
+        match=f"sha256.*of step .*, is intact: move {CHECKPOINT} away and rename {PREVIOUS} to {CHECKPOINT}",
+    ):
         new_trainer(path)[0].resume()
     (path / CHECKPOINT).unlink()
     with pytest.raises(ValueError, match=f"is missing, .* rename {PREVIOUS} to {CHECKPOINT}"):
