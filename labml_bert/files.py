@@ -205,8 +205,8 @@ def list_below(folder: Path) -> list[Path]:
     def stop(error: OSError) -> None:
         raise error
 
-    found = os.walk(folder, onerror=stop)
-    return [Path(parent, name) for parent, folders, files in found for name in (*folders, *files)]
+    walk = os.walk(folder, onerror=stop)
+    return [Path(parent, name) for parent, folders, files in walk for name in (*folders, *files)]
 
 
 def is_empty_file(path: Path) -> bool:
