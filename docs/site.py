@@ -98,7 +98,6 @@ SITE = Site(
         "experiments/speed/",
         "labml_bert/backbone",
         "labml_bert/checks",
-        "labml_bert/checksums",
         "labml_bert/course/",
         "labml_bert/data/pair_shards",
         "labml_bert/data/text_files",
