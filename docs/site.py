@@ -103,7 +103,7 @@ SITE = Site(
         "labml_bert/data/text_files",
         "labml_bert/data/token_files",
         "labml_bert/files",
-        "labml_bert/labeled_file",
+        "labml_bert/labeled_",
         "labml_bert/model_card",
         "labml_bert/run/",
         "labml_bert/runs",
