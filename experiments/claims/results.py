@@ -159,19 +159,28 @@ class Results:
         if type(self.record["table"]) is not list:
             raise ValueError("the table is no list")
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
-        parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths"}
+        parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths", "unigram_loss"}
         if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
             raise ValueError("something is missing")
         for row in self.recorded_rows.values():
             versions = row.get("versions", self.record["versions"])
-            integers = [row["seed"], *(length for _, length in row["lengths"])]
+            steps = [step for step, _ in (*row["lengths"], *row["curve"])]
+            integers = [row["seed"], *steps, *(length for _, length in row["lengths"])]
             if type(versions["python"]) is not str or any(type(value) is not int for value in integers):
-                raise ValueError("a version, a seed or a length has the wrong type")
+                raise ValueError("a version, a seed, a step or a length has the wrong type")
+            if not row["curve"] or not row["lengths"]:
+                raise ValueError("a curve or the lengths are empty")
+            losses = [row["result"]["loss"], *(loss for _, loss in row["curve"])]
             # `isfinite` raises `TypeError` if a value isn't a number.
-            for value in (row["result"]["loss"], row["core_seconds"]):
+            for value in (*losses, row["core_seconds"], row["unigram_loss"]):
                 math.isfinite(0 if value is None else value)
             describe_result(row)
-        self.record["step_seconds"].keys()
+        for arm, times in self.record["step_seconds"].items():
+            rows = [row for row in self.recorded_rows.values() if row["arm"] == arm]
+            if not all(math.isfinite(seconds) for seconds in times.values()):
+                raise ValueError("a time isn't finite")
+            if {str(length) for row in rows for _, length in row["lengths"]} - times.keys():
+                raise ValueError("the time of a step is missing")
 
     def write(self) -> None:
         """Writes the record with the rows needed so far and the recorded rows that may still be needed."""
@@ -194,6 +203,9 @@ class Results:
             self.check_python(options.get("corpus", "python-docs"))
             result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
+            if seed in self.claim.first_seeds():
+                # The step times may be those of other options. `complete` measures them again.
+                self.record["step_seconds"] = {}
             self.write()
             console.print(
                 f"  {arm}, seed {seed}{describe_point(point)}: {describe_result(self.rows[key])}",

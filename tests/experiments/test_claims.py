@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.fingerprint import difference, fingerprints_of
 from labml_bert.training.trainer import NonFiniteLossError
-from tests.support.runs import small_text
+from tests.support.runs import ROOT, small_text
 
 CPU = torch.device("cpu")
 CLAIMS = read_claims(claims.CLAIMS)
@@ -446,7 +447,7 @@ def test_a_high_initial_loss_is_not_a_failure(options: dict[str, Any]) -> None:
 
 
 # A new record stores its commit, which starts git: hence the marker `processes` on the tests below.
-PARTS = {"curve": [], "lengths": []}
+PARTS = {"curve": [[0, 3.0]], "unigram_loss": 3.0, "lengths": [[0, 32]]}
 
 
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
@@ -545,7 +546,13 @@ def test_only_a_changed_arm_runs_again(
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append(options)
-        return {"result": {"loss": 2.0}, "curve": [], "lengths": [], "core_seconds": 0.0}
+        return {
+            "result": {"loss": 2.0},
+            "curve": [[0, 3.0]],
+            "unigram_loss": 3.0,
+            "lengths": [[0, 32]],
+            "core_seconds": 0.0,
+        }
 
     claim = small_claim(options)
     monkeypatch.setattr(Results, "run_once", fake_run)
@@ -567,7 +574,13 @@ def test_each_arm_uses_the_best_point_of_its_grid(
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
-        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 0.0}
+        return {
+            "result": {"loss": loss},
+            "curve": [[0, 3.0]],
+            "unigram_loss": 3.0,
+            "lengths": [[0, 32]],
+            "core_seconds": 0.0,
+        }
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -589,7 +602,13 @@ def test_a_baseline_is_trained_once_for_all_claims(
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append((self.claim.name, seed))
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
-        return {"result": result, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
+        return {
+            "result": result,
+            "curve": [[0, 3.0]],
+            "unigram_loss": 3.0,
+            "lengths": [[0, 32]],
+            "core_seconds": 1.0,
+        }
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -635,7 +654,13 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         noise = random.Random(f"{options} {seed}").gauss(0, std)
         loss = 2.0 + noise + (gap if options.get("tied") is False else 0.0)
-        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
+        return {
+            "result": {"loss": loss},
+            "curve": [[0, 3.0]],
+            "unigram_loss": 3.0,
+            "lengths": [[0, 32]],
+            "core_seconds": 1.0,
+        }
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -665,11 +690,22 @@ def test_a_claim_without_pilots_begins_with_fresh_seeds(
 
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         loss = 2.0 + seed / 1000 + (1.0 if options.get("tied") is False else 0.0)
-        return {"result": {"loss": loss}, "curve": [], "lengths": [[0, 32]], "core_seconds": 1.0}
+        return {
+            "result": {"loss": loss},
+            "curve": [[0, 3.0]],
+            "unigram_loss": 3.0,
+            "lengths": [[0, 32]],
+            "core_seconds": 1.0,
+        }
+
+    def fake_times(self: Results) -> None:
+        looks.append(len(self.rows))
+        self.record["step_seconds"] = {arm: {"32": 1.0} for arm in self.claim.arms}
+        self.write()
 
     looks: list[int] = []
     monkeypatch.setattr(Results, "run_once", fake_run)
-    monkeypatch.setattr(Results, "time_steps", lambda self: looks.append(len(self.rows)))
+    monkeypatch.setattr(Results, "time_steps", fake_times)
     test = {"says": "lower", "better": "tied", "worse": "untied", "metric": "loss"}
     arms: dict[str, Any] = {"tied": {}, "untied": {"tied": False}, "other": {"head_norm": False}}
     claim = Claim(
@@ -682,6 +718,12 @@ def test_a_claim_without_pilots_begins_with_fresh_seeds(
         (arm, seed) for arm in arms for seed in (10, 11, 12)
     ]
     assert looks == [9]
+    Results(claim, tmp_path, CPU).complete()
+    assert looks == [9]
+    # With other options, a step can take another time.
+    arms["untied"] = {"tied": False, "hidden_size": 64}
+    Results(claim, tmp_path, CPU).complete()
+    assert looks == [9, 9]
 
 
 @pytest.mark.processes
@@ -724,8 +766,8 @@ def test_bad_options_give_a_one_line_error(words: list[str], capsys: pytest.Capt
 
 
 WHOLE = """{"claim": {}, "step_seconds": {}, "commit": "", "versions": {"python": "3"}, "hardware": {},
-"table": [{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0, "curve": [],
-"lengths": [[0, 16]]}
+"table": [{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0,
+"curve": [[0, 3.0]], "unigram_loss": 3.0, "lengths": [[0, 16]]}
 ]}"""
 DAMAGES = [
     ('{"loss": 1.0}', "null"),
@@ -739,7 +781,16 @@ DAMAGES = [
     ('{"python": "3"}', "null"),
     ('"seed": 0', '"seed": 0, "versions": {}'),
     ("[[0, 16]]", "null"),
+    ("[[0, 16]]", "[]"),
     ("16", "null"),
+    ("[[0, 3.0]]", "[]"),
+    ("[[0, 3.0]]", '[[0, "low"]]'),
+    ("[[0, 3.0]]", '"abc"'),
+    ('"unigram_loss": 3.0,', ""),
+    ('"unigram_loss": 3.0', '"unigram_loss": "low"'),
+    ('"step_seconds": {}', '"step_seconds": {"both": {}}'),
+    ('"step_seconds": {}', '"step_seconds": {"both": {"16": null}}'),
+    ('"step_seconds": {}', '"step_seconds": {"both": {"16": "short"}}'),
 ]
 
 
@@ -747,6 +798,13 @@ def test_the_record_that_the_tests_below_damage_is_valid(tmp_path: Path) -> None
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "head.json").write_text(WHOLE)
     assert len(Results(CLAIMS["head"], tmp_path, CPU).recorded_rows) == 1
+
+
+@pytest.mark.parametrize("name", [*CLAIMS, *STUDIES])
+def test_our_own_records_are_valid(name: str, tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    shutil.copy(ROOT / "docs" / "runs" / "claims" / f"{name}.json", tmp_path / "claims")
+    Results({**CLAIMS, **STUDIES}[name], tmp_path, CPU)
 
 
 @pytest.mark.processes
