@@ -112,7 +112,7 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
         words = read_words(Path(options.new_tokens))
         pieces = encode_texts(tokenizer, words)
         tokenizer = add_tokens(tokenizer, words)
-        add_embeddings(model, pieces)
+        add_embeddings(model, pieces, tokenizer)
     if options.from_scratch:
         kind: Any = type(model)
         model = kind(model.config)

@@ -22,6 +22,7 @@ if __name__ == "__main__":
 import contextlib
 import errno
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -247,6 +248,8 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
     with whole_file(path) as part:
         with silence_exporter():
+            # This import makes a temporary folder. The exporter would hide why that failed.
+            importlib.import_module("torch._dynamo")
             program = torch.onnx.export(
                 make_graph(model, encoder_only).eval(),
                 example_inputs(model, 2, min(8, longest - 1)),

@@ -129,22 +129,34 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
 
 
 @torch.no_grad()
-def add_embeddings(model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[list[int]]) -> None:
+def add_embeddings(
+    model: BertForMaskedLM | ModernBertForMaskedLM, pieces: list[list[int]], tokenizer: Tokenizer
+) -> None:
     """
     ## A larger model
 
     Adds a token to `model` for each entry of `pieces`. An entry contains the ids of the pieces that the token
-    replaces. The new rows of the embedding, and the new biases of the output layer, are the means over these
-    pieces. The old rows don't change, so in a text of old tokens, the logits of the old tokens stay the same.
+    replaces. `tokenizer` is the larger tokenizer. The new rows of the embedding, and the new biases of the
+    output layer, are the means over these pieces. The old rows don't change, so in a text of old tokens, the
+    logits of the old tokens stay the same.
 
     By default, `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all*
     vectors. That method doesn't know which pieces a token replaces.
+
+    Raises `ValueError` if the model would have more or fewer rows than the tokenizer has tokens. Some
+    published models have extra rows at the end. Remove these rows first, or a new token would get one.
     """
     head: Any
     if isinstance(model, ModernBertForMaskedLM):
         embedding, head = model.model.embeddings.tok_embeddings, model.decoder
     else:
         embedding, head = model.bert.embeddings.word_embeddings, model.cls.predictions
+    rows, tokens = len(embedding.weight) + len(pieces), tokenizer.get_vocab_size()
+    if rows != tokens:
+        raise ValueError(
+            f"the model would have {rows} tokens, and the tokenizer has {tokens}; "
+            "give both the same number before adding any"
+        )
     means = torch.stack([embedding.weight[ids].mean(0) for ids in pieces])  # (N, D)
     bias_means = torch.stack([head.bias[ids].mean() for ids in pieces])  # (N)
     # Frozen parameters stay frozen.

@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -208,7 +209,7 @@ def test_new_rows_of_a_resized_model_are_trained() -> None:
 def test_a_frozen_model_stays_frozen_when_it_is_resized() -> None:
     model = BertForMaskedLM(random_config(5)).requires_grad_(False)
     model.resize_token_embeddings(model.config.vocab_size + 3)
-    add_embeddings(model, [[5, 6]])
+    add_embeddings(model, [[5, 6]], mock.Mock(get_vocab_size=lambda: model.config.vocab_size + 1))
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -71,7 +71,7 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(kind: str) -> None:
     input_ids = torch.randint(1, V, (2, 9))
     logits = model(input_ids).logits
     before, bias_before = (tensor.clone() for tensor in embedding_and_bias(model))
-    add_embeddings(model, pieces)
+    add_embeddings(model, pieces, add_tokens(tokenizer, WORDS))
     after, bias_after = embedding_and_bias(model)
     assert model.config.vocab_size == len(after) == len(bias_after) == V + 2
     assert torch.equal(after[:V], before) and torch.equal(bias_after[:V], bias_before)
@@ -91,12 +91,24 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "modern"])
+def test_a_model_with_more_rows_than_the_tokenizer_has_tokens_is_refused(kind: str) -> None:
+    """The ids of the new tokens would belong to the extra rows, and not to the new ones."""
+    tokenizer = small_tokenizer()
+    model = small_model(kind, V := tokenizer.get_vocab_size() + 6)
+    with pytest.raises(
+        ValueError, match=f"the model would have {V + 2} tokens, and the tokenizer has {V - 4};"
+    ):
+        add_embeddings(model, encode_texts(tokenizer, WORDS), add_tokens(tokenizer, WORDS))
+    assert len(embedding_and_bias(model)[0]) == model.config.vocab_size == V
+
+
+@pytest.mark.parametrize("kind", ["bert", "modern"])
 def test_the_folder_opens_in_transformers_with_the_new_tokens(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
     tokenizer = small_tokenizer()
     model = small_model(kind, tokenizer.get_vocab_size())
-    add_embeddings(model, encode_texts(tokenizer, WORDS))
     larger = add_tokens(tokenizer, WORDS)
+    add_embeddings(model, encode_texts(tokenizer, WORDS), larger)
     save(model, larger, tmp_path)
     text = "the cats sat on the [MASK]"
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -121,7 +133,7 @@ def test_a_folder_that_transformers_saved_gets_new_tokens(kind: str, tmp_path: P
     model, tokenizer = load_model(tmp_path / "theirs")
     pieces, V = encode_texts(tokenizer, WORDS), model.config.vocab_size
     larger = add_tokens(tokenizer, WORDS)
-    add_embeddings(model, pieces)
+    add_embeddings(model, pieces, larger)
     assert encode_texts(larger, ["hat cats"]) == [[V + 1, V]]
     save(model, larger, tmp_path / "grown")
     grown, tokenizer = load_model(tmp_path / "grown")

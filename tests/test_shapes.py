@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 import torch
@@ -147,7 +148,8 @@ def run_new_tokens(checker: Checker) -> None:
         BertForMaskedLM(small_config()),
         ModernBertForMaskedLM(ModernBertConfig(V, D, 1, 2, 44, pad_token_id=0)),
     ):
-        checker.module.add_embeddings(model, [[5, 6], [6, 7, 7]])
+        tokenizer = mock.Mock(get_vocab_size=lambda: V + 2)
+        checker.module.add_embeddings(model, [[5, 6], [6, 7, 7]], tokenizer)
 
 
 def run_attention_map(checker: Checker) -> None:
