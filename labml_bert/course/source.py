@@ -132,7 +132,8 @@ def replace_function(text: str, function: str, code: str) -> str:
     """
     code = textwrap.dedent(code).strip("\n")
     name = function.rpartition(".")[2]
-    if [getattr(node, "name", "") for node in parse(code).body] != [name]:
+    # A class or an `async def` of this name wouldn't be found again.
+    if [node.name if isinstance(node, ast.FunctionDef) else "" for node in parse(code).body] != [name]:
         raise ValueError(f"the cell must have the function {name}, and nothing else")
     node = find_function(parse(text), function)[1]
     first, last = whole_lines(node)

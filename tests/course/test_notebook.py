@@ -70,6 +70,8 @@ def test_a_full_disk_is_one_line_and_changes_nothing(
         ("99", "", "there is no step 99; use a number from 1 to"),
         ("1", "def (", "the cell isn't valid Python (line 1)"),
         ("1", "x = 1", "the cell must have the function masked_lm_loss, and nothing else"),
+        ("1", "async def masked_lm_loss(): ...", "the cell must have the function masked_lm_loss, and"),
+        ("1", "class masked_lm_loss: ...", "the cell must have the function masked_lm_loss, and"),
         ("1", "def masked_lm_loss(): ...\nx = 1", "the cell must have the function masked_lm_loss, and"),
     ],
 )
