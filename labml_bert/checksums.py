@@ -90,7 +90,7 @@ def listing(path: Path, digest: str | None = None) -> Iterator[None]:
     Adds a file to `SHA256SUMS` after the `with` block has written it. `digest` is the sha256 that the file
     will have. Without `digest`, we compute the sha256 from the written file.
 
-    Raises `OSError` if `SHA256SUMS` can't be read or written, or is damaged, or if the file can't be read. If
+    Raises `OSError` if `SHA256SUMS` is damaged, or if the system can't read or write one of the two files. If
     the block fails or the program is killed, the file may be missing from `SHA256SUMS`, but it's never listed
     with a wrong sha256.
     """

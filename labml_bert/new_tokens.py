@@ -136,15 +136,16 @@ def add_embeddings(
     ## A larger model
 
     Adds a token to `model` for each entry of `pieces`. An entry contains the ids of the pieces that the token
-    replaces. `tokenizer` is the larger tokenizer. The new rows of the embedding, and the new biases of the
-    output layer, are the means over these pieces. The old rows don't change, so in a text of old tokens, the
-    logits of the old tokens stay the same.
+    replaces. `tokenizer` is the larger tokenizer, with the new tokens. The embedding of a new token is the
+    mean of the embeddings of its pieces, and its output bias is the mean of their biases. The old rows don't
+    change, so in a text of old tokens, the logits of the old tokens stay the same.
 
     By default, `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all*
     vectors. That method doesn't know which pieces a token replaces.
 
     Raises `ValueError` if the model would have more or fewer rows than the tokenizer has tokens. Some
-    published models have extra rows at the end. Remove these rows first, or a new token would get one.
+    published models have extra rows at the end. If you don't remove these rows first, the id of a new token
+    belongs to one of them.
     """
     head: Any
     if isinstance(model, ModernBertForMaskedLM):

@@ -204,7 +204,7 @@ class Results:
             result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
             if seed in self.claim.first_seeds():
-                # The step times may be those of other options. `complete` measures them again.
+                # The recorded step times may belong to other options, so `complete` times the steps again.
                 self.record["step_seconds"] = {}
             self.write()
             console.print(

@@ -169,7 +169,7 @@ def read_progress(folder: Path) -> Progress:
     """
     The progress. A file that is missing or damaged counts as an empty one.
 
-    Raises `ValueError` if the file can't be read. It may be intact, so a command must not replace it.
+    Raises `ValueError` if the file can't be read. Such a file may be intact, so commands must not replace it.
     """
     path = folder / PROGRESS
     try:

@@ -94,9 +94,9 @@ def build_dataset(
     replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
-    tokenizer lacks a special token, if an argument is out of range, or if the folder has a file of another
-    program that the build would replace. Raises `OSError` if the folder isn't writable, or if its lock or its
-    Arrow folder is a link.
+    tokenizer lacks a special token, or if an argument is out of range. Also raises `ValueError` if the build
+    would replace a file of another program. Raises `OSError` if the folder isn't writable, or if its lock or
+    its Arrow folder is a link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -163,9 +163,9 @@ def check_folder(folder: Path) -> None:
     """
     names = sorted(path.name for path in folder.iterdir())
     parts = [name for name in names if fnmatch.fnmatch(name, "part-*.parquet")]
-    # A damaged file counts as ours only if an earlier build has ended.
+    # If there is a manifest, a damaged part is probably ours.
     foreign = [name for name in parts if is_foreign(folder / name, MANIFEST not in names)]
-    # A build writes these files after the first part.
+    # A build writes its first part before these files, so without any part they aren't ours.
     foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST) and not parts]
     if foreign:
         raise ValueError(

@@ -503,7 +503,7 @@ def test_a_claim_does_not_continue_with_another_text(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text of the claims comes with Python, so another version has another text."""
-    monkeypatch.setattr(Results, "run_once", lambda *_: {"result": {"loss": 1.0}, "core_seconds": 1} | PARTS)
+    monkeypatch.setattr(Results, "run_once", lambda *_: {"result": {"loss": 1.0}, "core_seconds": 1, **PARTS})
     claim = small_claim({**options, "corpus": "python-docs"})
     results = Results(claim, tmp_path, CPU)
     results.get_row("short", 0, {"learning_rate": 1e-3})
@@ -546,13 +546,7 @@ def test_only_a_changed_arm_runs_again(
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append(options)
-        return {
-            "result": {"loss": 2.0},
-            "curve": [[0, 3.0]],
-            "unigram_loss": 3.0,
-            "lengths": [[0, 32]],
-            "core_seconds": 0.0,
-        }
+        return {"result": {"loss": 2.0}, "core_seconds": 0.0, **PARTS}
 
     claim = small_claim(options)
     monkeypatch.setattr(Results, "run_once", fake_run)
@@ -574,13 +568,7 @@ def test_each_arm_uses_the_best_point_of_its_grid(
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
-        return {
-            "result": {"loss": loss},
-            "curve": [[0, 3.0]],
-            "unigram_loss": 3.0,
-            "lengths": [[0, 32]],
-            "core_seconds": 0.0,
-        }
+        return {"result": {"loss": loss}, "core_seconds": 0.0, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -602,13 +590,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append((self.claim.name, seed))
         result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
-        return {
-            "result": result,
-            "curve": [[0, 3.0]],
-            "unigram_loss": 3.0,
-            "lengths": [[0, 32]],
-            "core_seconds": 1.0,
-        }
+        return {"result": result, "core_seconds": 1.0, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -654,13 +636,7 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         noise = random.Random(f"{options} {seed}").gauss(0, std)
         loss = 2.0 + noise + (gap if options.get("tied") is False else 0.0)
-        return {
-            "result": {"loss": loss},
-            "curve": [[0, 3.0]],
-            "unigram_loss": 3.0,
-            "lengths": [[0, 32]],
-            "core_seconds": 1.0,
-        }
+        return {"result": {"loss": loss}, "core_seconds": 1.0, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -690,13 +666,7 @@ def test_a_claim_without_pilots_begins_with_fresh_seeds(
 
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         loss = 2.0 + seed / 1000 + (1.0 if options.get("tied") is False else 0.0)
-        return {
-            "result": {"loss": loss},
-            "curve": [[0, 3.0]],
-            "unigram_loss": 3.0,
-            "lengths": [[0, 32]],
-            "core_seconds": 1.0,
-        }
+        return {"result": {"loss": loss}, "core_seconds": 1.0, **PARTS}
 
     def fake_times(self: Results) -> None:
         looks.append(len(self.rows))
