@@ -275,7 +275,13 @@ class EarlyStopping:
         return number - self.best >= self.patience
 
     def restore_best(self) -> tuple[float, float]:
-        """Copies the best weights back into the model, and returns their accuracy and negative loss."""
+        """
+        Copies the best weights back into the model, and returns their accuracy and negative loss.
+
+        Raises `ValueError` before the first evaluation.
+        """
+        if not self.qualities:
+            raise ValueError("the model hasn't been evaluated yet; pass this object to fine_tune first")
         load_named_weights(self.model, self.best_weights)
         return self.qualities[self.best - 1]
 

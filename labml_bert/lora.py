@@ -73,7 +73,12 @@ def merge_lora(encoder: BertModel) -> None:
     """
     Replaces each adapted weight $W$ with $W'$, and unfreezes all parameters. The encoder then has its usual
     parameters again, so it runs as fast as before LoRA, and you can save it like any other encoder.
+
+    Raises `ValueError` if `encoder` has no LoRA.
     """
-    for linear in adapted_layers(encoder):
+    layers = adapted_layers(encoder)
+    if not all(parametrize.is_parametrized(linear, "weight") for linear in layers):
+        raise ValueError("the encoder has no LoRA; call add_lora first")
+    for linear in layers:
         parametrize.remove_parametrizations(linear, "weight")
     encoder.requires_grad_(True)

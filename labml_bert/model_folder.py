@@ -139,7 +139,7 @@ def read_json(folder: Path) -> dict[str, Any]:
     try:
         content = parse_json(data)
         if not isinstance(content, dict):
-            raise ValueError("it has no names and values")
+            raise ValueError("it is not in braces")
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON object ({error}); save the model again") from None
     return content

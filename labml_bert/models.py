@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
@@ -102,7 +103,13 @@ class BertPreTrainedModel(nn.Module):
         return {}
 
     def save_pretrained(self, folder: Path | str) -> None:
-        """Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing."""
+        """
+        Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
+
+        Raises `ValueError` if the encoder has LoRA, whose weights no other model could load.
+        """
+        if any(parametrize.is_parametrized(module) for module in self.modules()):
+            raise ValueError("the encoder has LoRA; call merge_lora before you save the model")
         folder = Path(folder)
         files.make_folder(folder)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}

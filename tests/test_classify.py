@@ -144,6 +144,8 @@ def test_fine_tuning_asks_after_each_epoch_and_stops(backbone: Path) -> None:
     losses = fine_tune(model, rows, 1e-3, epochs=6, batch_size=8, should_stop=lambda: next(answers))
     assert len(losses) == 3 * 5 and not model.training
     stopping = EarlyStopping(model, rows[:9], patience=99)
+    with pytest.raises(ValueError, match="the model hasn't been evaluated yet"):
+        stopping.restore_best()
     assert len(fine_tune(model, rows, 1e-3, epochs=4, batch_size=8, should_stop=stopping)) == 4 * 5
     assert len(stopping.qualities) == 4
     best = stopping.restore_best()

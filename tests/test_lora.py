@@ -85,3 +85,14 @@ def test_the_sum_is_scaled_by_alpha_over_r() -> None:
 def test_a_rank_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="r is 0; it must be at least 1"):
         add_lora(BertModel(CONFIG), r=0)
+
+
+def test_merging_and_saving_at_the_wrong_time_are_refused(tmp_path: Path) -> None:
+    """If the weights were saved with LoRA, no model could load them."""
+    model = make_model()
+    with pytest.raises(ValueError, match="the encoder has no LoRA; call add_lora first"):
+        merge_lora(model.bert)
+    add_lora(model.bert, r=2)
+    with pytest.raises(ValueError, match="the encoder has LoRA; call merge_lora before you save the model"):
+        model.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

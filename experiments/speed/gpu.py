@@ -83,9 +83,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="take seconds, to test this script")
     parser.add_argument("--device", default="auto", help="auto, the first CUDA GPU, or a device such as cpu")
     parser.add_argument(
-        "--records",
+        "--record",
         type=Path,
         default=ROOT / "docs" / "runs",
+        metavar="FOLDER",
         help="folder for the records (default: docs/runs)",
     )
     options = parser.parse_args(argv)
@@ -106,8 +107,8 @@ def measure(options: argparse.Namespace, words: list[str]) -> bool:
     device = choose_gpu(options.device)
     if not 0 < options.minutes <= 60:
         raise ValueError(f"minutes is {options.minutes:g}; it must be above 0 and at most 60")
-    check_record(options.records / "gpu.json", "speed/gpu")
-    parts = list_parts(str(device), options.minutes, options.quick, options.records.resolve())
+    check_record(options.record / "gpu.json", "speed/gpu")
+    parts = list_parts(str(device), options.minutes, options.quick, options.record.resolve())
     # At the start, because later another program could use the GPU too.
     record = describe_run("speed/gpu", words, device)
     header("gpu: all GPU measurements in a quarter of an hour", {"GPU": str(record["hardware"]["name"])})
@@ -122,7 +123,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> bool:
         outcome = "succeeded" if row["succeeded"] else "failed"
         console.print(f"  {row['name']:<11} {outcome} after {row['seconds']:.0f} s")
     configuration = {"minutes": options.minutes, "quick": options.quick}
-    finish(options.records / "gpu.json", {**record, "configuration": configuration, "parts": rows}, start)
+    finish(options.record / "gpu.json", {**record, "configuration": configuration, "parts": rows}, start)
     return all(row["succeeded"] for row in rows)
 
 

@@ -207,12 +207,20 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def origin() -> dict[str, str | None]:
-    """Today's date in UTC, and the commit of the code if git knows it."""
+    """Today's date in UTC, and the commit of the code, or `None` if the code isn't that of a commit."""
+    python_files = [":(top)labml_bert/*.py", ":(top)experiments/*.py"]
+    is_committed = git("status", "--porcelain", "--", *python_files) == ""
+    commit = git("rev-parse", "HEAD") if is_committed else None
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit}
+
+
+def git(*words: str) -> str | None:
+    """Returns what git prints in the folder of this file, or `None` if it fails or isn't installed."""
+    command = ["git", "--no-optional-locks", *words]
     try:
-        command = ["git", "rev-parse", "HEAD"]
-        git = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-        commit = git.stdout.strip()
-    except OSError:
-        # Git isn't installed.
-        commit = ""
-    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit or None}
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()

@@ -29,7 +29,7 @@ SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
         ([], "this machine has no CUDA GPU that PyTorch can use"),
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["--device", "cpu", "--minutes", "0"], "minutes is 0; it must be above 0"),
-        (["--device", "cpu", "--records", "missing"], "cannot write 'missing/gpu.json'"),
+        (["--device", "cpu", "--record", "missing"], "cannot write 'missing/gpu.json'"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -51,7 +51,7 @@ def test_bad_input_is_one_line(
 def test_a_signal_ends_the_part_that_is_running(tmp_path: Path, name: str) -> None:
     # The first part writes its process id and waits.
     code = (
-        f"import runpy, sys; sys.argv[1:] = ['--quick', '--device', 'cpu', '--records', {str(tmp_path)!r}]\n"
+        f"import runpy, sys; sys.argv[1:] = ['--quick', '--device', 'cpu', '--record', {str(tmp_path)!r}]\n"
         "import subprocess; run = subprocess.run\n"
         "wait = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
         "def run_waiting(words, **named):\n"
@@ -80,7 +80,7 @@ def test_all_parts_run_and_write_records(
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(SCRIPT))["main"]
     with pytest.raises(SystemExit) as exit_info:
-        main(["--quick", "--device", "cpu", "--records", str(tmp_path)])
+        main(["--quick", "--device", "cpu", "--record", str(tmp_path)])
     out, errors = capfd.readouterr()
     assert exit_info.value.code == 0, out + errors
     record = json.loads((tmp_path / "gpu.json").read_text())
@@ -109,7 +109,7 @@ def test_a_part_that_fails_is_named_and_the_rest_still_runs(
     parts = {"first": ["-c", "raise SystemExit(3)"], "second": ["-c", ""]}
     monkeypatch.setitem(main.__globals__, "list_parts", lambda *_: parts)
     with pytest.raises(SystemExit) as exit_info:
-        main(["--device", "cpu", "--records", str(tmp_path)])
+        main(["--device", "cpu", "--record", str(tmp_path)])
     assert exit_info.value.code == 1
     out = capsys.readouterr().out
     assert "first       failed after" in out and "second      succeeded after" in out

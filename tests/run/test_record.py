@@ -1,11 +1,13 @@
 """A record replaces only other records."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from labml_bert.run.record import check_record, last_seen, recorded_experiment, write_record
+from labml_bert.run import record as record_module
+from labml_bert.run.record import check_record, last_seen, origin, recorded_experiment, write_record
 
 RUNS = Path(__file__).parents[2] / "docs" / "runs"
 
@@ -101,3 +103,32 @@ def test_all_published_records_are_recognized() -> None:
     assert len(paths) > 30
     for path in paths:
         assert recorded_experiment(path) == json.loads(path.read_text())["experiment"], path
+
+
+@pytest.mark.processes
+def test_a_record_names_the_commit_only_if_it_has_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "labml_bert" / "run" / "record.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    monkeypatch.setattr(record_module, "__file__", str(module))
+    assert origin()["commit"] is None
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "One"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commit = origin()["commit"]
+    assert commit is not None and len(commit) == 40
+    (tmp_path / "labml_bert" / "notes.md").write_text("A text changes no result.")
+    assert origin()["commit"] == commit
+    for path in (module, module.with_name("new.py")):
+        path.write_text("x = 1")
+        assert origin()["commit"] is None
+        path.write_text("")
+    module.with_name("new.py").unlink()
+    assert origin()["commit"] == commit
+    monkeypatch.setenv("PATH", "")
+    assert origin()["commit"] is None
