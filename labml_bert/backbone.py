@@ -17,9 +17,9 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
-from labml_bert.model_folder import check_parameter_count, check_sizes, read_config, read_tensors
+from labml_bert.model_folder import check_sizes, check_tensors, read_config, read_tensors
 from labml_bert.stdout import print_note
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, note_unreadable
 
 
 class Backbone(NamedTuple):
@@ -37,8 +37,10 @@ class Backbone(NamedTuple):
 def find_newest_model(runs: Path) -> Path:
     """
     Returns the folder of the newest model that `bert_tiny.py` has saved under `runs`. The model was also
-    pretrained on next sentence prediction, so its pooler is trained. Raises `ValueError` if there is none.
+    pretrained on next sentence prediction, so its pooler is trained. Prints a note for each folder that can't
+    be read. Raises `ValueError` if there is no model.
     """
+    note_unreadable([runs])
     paths = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
     if not paths:
         raise ValueError(
@@ -63,7 +65,7 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     tensors = read_tensors(folder)
     check_sizes(config, tensors, folder / "model.safetensors")
-    check_parameter_count(config, tensors, folder / "model.safetensors")
+    check_tensors(config, tensors, folder / "model.safetensors")
     return Backbone(folder, config, tokenizer, tensors, device, read_pretraining(folder))
 
 
@@ -74,10 +76,12 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """
+    # The folder could be `.` or a link.
+    run_path = folder.resolve().parent
     try:
-        run_state = load_checkpoint(folder.parent)[0]
+        run_state = load_checkpoint(run_path)[0]
     except ValueError as error:
-        if (folder.parent / CHECKPOINT).exists():
+        if (run_path / CHECKPOINT).exists():
             print_note(f"{error}; without it, the model's pretraining is unknown")
         return None
     configuration = run_state["configuration"]
@@ -100,7 +104,7 @@ def check_python_docs(configuration: dict[str, Any]) -> None:
     Python. Texts that we take for new could then be among those that the model was trained on.
     """
     is_python_docs = configuration.get("corpus") == "python-docs"
-    if is_python_docs and configuration["corpus_sha256"] != load_corpus("python-docs").sha256:
+    if is_python_docs and configuration.get("corpus_sha256") != load_corpus("python-docs").sha256:
         raise ValueError("the model has read the docstrings of another Python; use the same version")
 
 

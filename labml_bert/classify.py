@@ -51,8 +51,8 @@ from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label,
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import describe_pretraining, write_classifier_card
 from labml_bert.model_folder import (
-    check_parameter_count,
     check_sizes,
+    check_tensors,
     load_weights,
     read_config,
     read_json,
@@ -125,7 +125,7 @@ def load_pretrained(folder: Path, labels: list[str]) -> tuple[BertForSequenceCla
             check_config(config)
         except ValueError as error:
             raise ValueError(f"{path} does not describe a BERT: {error}") from None
-    check_parameter_count(config, tensors, path)
+    check_tensors(config, tensors, path)
     tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
     # `transformers` relies on the tokenizer to add `[CLS]` and `[SEP]`, but some of ours don't.
     add_cls_sep(tokenizer)
@@ -359,9 +359,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
-    """The maximum length in training, from 5 to `positions`. By default, it's `positions`."""
+    """The maximum length in training, at least 5 and at most `positions`, which is the default."""
     try:
-        return max(5, min(int(settings["model_max_length"]), positions))
+        return min(max(5, int(settings["model_max_length"])), positions)
     except (ValueError, KeyError, TypeError, OverflowError):
         return positions
 

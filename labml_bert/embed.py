@@ -24,6 +24,7 @@ dimensions after whitening, `Q` queries, `C` candidates.
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -67,16 +68,17 @@ def pool_texts(
     vectors of these tokens counted, the means of all texts would probably be more alike. `[UNK]` stands for a
     word or character, so it counts.
 
-    Raises `ValueError` if a text has no tokens that count, if `max_length` is below 3, if `pooling` isn't one
-    of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
+    Raises `ValueError` if a text has no tokens that count, if `max_length` or the number of positions is
+    below 3, if `pooling` isn't one of the two, or if it's `cls` and the tokenizer adds no `[CLS]`.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling is {pooling!r}; choose from {', '.join(get_args(Pooling))}")
+    max_length = min(max_length, model.config.max_position_embeddings)
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
     # Truncation is a setting of the tokenizer, so change it only in a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.enable_truncation(min(max_length, model.config.max_position_embeddings))
+    tokenizer.enable_truncation(max_length)
     rows = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
     device = next(model.parameters()).device
     input_ids = pad_sequence(rows, True, model.config.pad_token_id).to(device)  # (B, T)
@@ -239,7 +241,7 @@ def train_simcse(
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
     Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, or if `steps`
-    is below 1. Also raises the errors of `check_text` and of `pool_texts`.
+    is below 1, or if the loss explodes. Also raises the errors of `check_text` and of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
@@ -269,6 +271,8 @@ def train_simcse(
         optimizer.zero_grad()
         decay.step()
         losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise ValueError(f"the loss exploded at the learning rate {learning_rate:g}; try a lower one")
     model.eval()
     return losses
 

@@ -26,7 +26,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
 from labml_bert.files import is_utf8
-from labml_bert.model_folder import check_finite, check_parameter_count, load_weights, read_json
+from labml_bert.model_folder import check_tensors, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
@@ -61,7 +61,6 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     else:
         metadata, tensors = load_checkpoint(folder)
         weights = with_prefix(tensors, "model.")
-        check_finite(weights, folder / CHECKPOINT)
         try:
             model = build_model(metadata["configuration"]["model"], weights, folder / CHECKPOINT)
         except (KeyError, TypeError):
@@ -77,8 +76,8 @@ def build_model(
     Builds an untrained model with the `sizes` from the checkpoint `path`. Only the sizes of a ModernBERT
     contain `global_rope_theta`.
 
-    Raises `ValueError` or `TypeError` if no model can have these sizes, or if the checkpoint's `weights` are
-    too few for such a model.
+    Raises `ValueError` or `TypeError` if no model can have these sizes, or if `check_tensors` refuses the
+    checkpoint's `weights`.
     """
     config = ModernBertConfig(**sizes) if "global_rope_theta" in sizes else BertConfig(**sizes)
     try:
@@ -88,7 +87,7 @@ def build_model(
             check_config(config)
     except ValueError as error:
         raise ValueError(f"{path} does not describe a model: {error}") from None
-    check_parameter_count(config, weights, path)
+    check_tensors(config, weights, path)
     return ModernBertForMaskedLM(config) if isinstance(config, ModernBertConfig) else BertForMaskedLM(config)
 
 

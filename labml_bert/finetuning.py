@@ -117,13 +117,15 @@ def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]
 
 def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
     """
-    Raises `ValueError` if a row has targets for a different head, a label that isn't the number of a class,
-    or a position outside the row. A token's label can also be -100.
+    Raises `ValueError` if a row has more tokens than the model has positions, targets for a different head, a
+    label that isn't the number of a class, or a position outside the row. A token's label can also be -100.
     """
     kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
     names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
     for i, row in enumerate(rows):
-        T = len(row.input_ids)
+        T, positions = len(row.input_ids), model.config.max_position_embeddings
+        if positions < T:
+            raise ValueError(f"row {i} has {T} tokens; the model has {positions} positions, so shorten it")
         if sorted(row.targets) != sorted(names):
             targets = " and ".join(row.targets) or "no targets"
             raise ValueError(f"row {i} has {targets}; a {kind} needs {' and '.join(names)}")

@@ -39,6 +39,7 @@ class LoRA(nn.Module):
         self.lora_A = nn.Parameter(torch.randn(r, linear.in_features) / r)
         self.lora_B = nn.Parameter(torch.zeros(linear.out_features, r))
         self.scaling = alpha / r
+        self.to(linear.weight)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Returns $W'$ for the frozen weight $W$, `(D, D)`."""

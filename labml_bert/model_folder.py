@@ -23,7 +23,9 @@ from labml_bert.modern import ModernBertConfig
 
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
 # `id2label` and in `label2id`.
-LARGEST_CONFIG = 50_000_000
+LARGEST_CONFIG = 5_000_000
+# The largest absolute value of a trained weight. A much larger one would overflow float32 in a LayerNorm.
+LARGEST_WEIGHT = 10_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 # In `transformers`, two tensors have second names: the embedding, as the output matrix, and the output bias.
@@ -34,7 +36,7 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
     """
     Checks the tensors from the file `path` against `config`.
 
-    Raises `ValueError` if the encoder's sizes differ, or if `check_finite` refuses a tensor.
+    Raises `ValueError` if the encoder's sizes differ.
     """
     layers = {name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")}
     if len(layers) != config.num_hidden_layers:
@@ -55,17 +57,24 @@ def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> N
                 f"{name} is {tuple(tensors[name].shape)} in {path} and {shape} by config.json; the two are "
                 "not from one model"
             )
-    check_finite(tensors, path)
 
 
-def check_parameter_count(
-    config: BertConfig | ModernBertConfig, tensors: dict[str, Tensor], path: Path
-) -> None:
+def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tensor], path: Path) -> None:
     """
+    Checks the numbers in `tensors`, which come from the file `path`, before the model is built. A wrong
+    configuration could describe a model that doesn't fit in memory.
+
     Raises `ValueError` if most matrices of a model with this `config` already have more numbers than all
-    `tensors`, which come from the file `path`. A wrong configuration could describe a model that doesn't fit
-    in memory, so this check comes before the model is built.
+    `tensors`, or if a tensor contains integers, 8-bit numbers, NaN or too large numbers.
     """
+    for name, tensor in tensors.items():
+        is_known = tensor.is_floating_point() and tensor.element_size() > 1
+        # A comparison with NaN is false.
+        if not is_known or not (tensor.abs() <= LARGEST_WEIGHT).all():
+            raise ValueError(
+                f"{name} in {path} must hold floating-point numbers from {-LARGEST_WEIGHT:,} to "
+                f"{LARGEST_WEIGHT:,}; save the model again"
+            )
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
     rows = config.vocab_size
     if isinstance(config, BertConfig):
@@ -77,16 +86,6 @@ def check_parameter_count(
             f"{path} has {count:,} numbers, and a model with the sizes of its configuration at least "
             f"{needed:,}; the two are not from one model"
         )
-
-
-def check_finite(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raises `ValueError` if a tensor from `path` contains integers, 8-bit numbers, NaN or infinity."""
-    for name, tensor in tensors.items():
-        is_known = tensor.is_floating_point() and tensor.element_size() > 1
-        if not is_known or not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} in {path} must hold finite floating-point numbers; save the model again"
-            )
 
 
 def load_weights(

@@ -39,8 +39,8 @@ from labml_bert.mlm import (
 )
 from labml_bert.model_folder import (
     ALIASES,
-    check_parameter_count,
     check_sizes,
+    check_tensors,
     drop_aliases,
     load_weights,
     read_config,
@@ -136,7 +136,7 @@ class BertPreTrainedModel(nn.Module):
         folder = Path(folder)
         config, tensors = read_config(folder), read_tensors(folder)
         check_sizes(config, tensors, folder / "model.safetensors")
-        check_parameter_count(config, tensors, folder / "model.safetensors")
+        check_tensors(config, tensors, folder / "model.safetensors")
         model = cls(config, **arguments)
         load_weights(model, tensors, folder / "model.safetensors", new_parameters)
         return model.eval()

@@ -25,8 +25,7 @@ from labml_bert import files
 from labml_bert.checks import check_modern_config
 from labml_bert.checksums import listing, write_checked
 from labml_bert.model_folder import (
-    check_finite,
-    check_parameter_count,
+    check_tensors,
     load_weights,
     read_json,
     read_safetensors,
@@ -76,7 +75,7 @@ def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     config, tensors = read_config(folder), read_tensors(folder)
     path = folder / "model.safetensors"
     check_sizes(config, tensors, path)
-    check_parameter_count(config, tensors, path)
+    check_tensors(config, tensors, path)
     model = ModernBertForMaskedLM(config)
     load_weights(model, tensors, path)
     return model.eval()
@@ -154,8 +153,7 @@ def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path
     """
     Checks the tensors against `config` before the model is built.
 
-    Raises `ValueError` if the embeddings are missing, if sizes don't match, or if `check_finite` refuses a
-    tensor.
+    Raises `ValueError` if the embeddings are missing or if sizes don't match.
     """
     if EMBEDDING not in tensors:
         raise ValueError(
@@ -169,4 +167,3 @@ def check_sizes(config: ModernBertConfig, tensors: dict[str, Tensor], path: Path
     D, I = config.hidden_size, config.intermediate_size  # noqa: E741
     if sizes != (config.num_hidden_layers, config.vocab_size, D, D, I):
         raise ValueError(f"{path} has other sizes than config.json; the two are not from one model")
-    check_finite(tensors, path)

@@ -143,9 +143,9 @@ def add_embeddings(
     By default, `resize_token_embeddings` in `transformers` draws the new vectors around the mean of *all*
     vectors. That method doesn't know which pieces a token replaces.
 
-    Raises `ValueError` if the model would have more or fewer rows than the tokenizer has tokens. Some
-    published models have extra rows at the end. If you don't remove these rows first, the id of a new token
-    belongs to one of them.
+    Raises `ValueError` if an entry is empty or has an id that isn't in the model, or if the model would have
+    more or fewer rows than the tokenizer has tokens. Some published models have extra rows at the end. If you
+    don't remove these rows first, the id of a new token belongs to one of them.
     """
     head: Any
     if isinstance(model, ModernBertForMaskedLM):
@@ -158,6 +158,8 @@ def add_embeddings(
             f"the model would have {rows} tokens, and the tokenizer has {tokens}; "
             "give both the same number before adding any"
         )
+    if not all(ids and min(ids) >= 0 and max(ids) < len(embedding.weight) for ids in pieces):
+        raise ValueError(f"each new token needs pieces with ids from 0 to {len(embedding.weight) - 1}")
     means = torch.stack([embedding.weight[ids].mean(0) for ids in pieces])  # (N, D)
     bias_means = torch.stack([head.bias[ids].mean() for ids in pieces])  # (N)
     # Frozen parameters stay frozen.

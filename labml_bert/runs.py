@@ -245,7 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     with exit_on_bad_input():
         runs = find_runs(options.folder or [Path("logs")])
-        if options.html is not None and options.html.exists() and not is_our_page(options.html):
+        if options.html is not None and os.path.lexists(options.html) and not is_our_page(options.html):
             raise ValueError(f"{options.html} exists and is not a page of curves; choose another name")
         print_runs(runs)
         page = options.html

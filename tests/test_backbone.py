@@ -67,5 +67,34 @@ def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(
     monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (state, {}))
     with pytest.raises(ValueError, match="the docstrings of another Python"):
         backbone.load_backbone(folder, CPU)
+    del configuration["corpus_sha256"]
+    with pytest.raises(ValueError, match="the docstrings of another Python"):
+        backbone.load_backbone(folder, CPU)
     configuration["corpus"] = "my.txt"
     assert backbone.load_backbone(folder, CPU).folder == folder
+
+
+def test_the_run_is_found_however_the_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path / "run" / "model")
+    (tmp_path / "link").symlink_to(folder)
+    parents: list[Path] = []
+    state = {"configuration": {}, "step": 1, "seconds": 1.0}
+    monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (parents.append(path) or state, {}))
+    monkeypatch.chdir(folder)
+    for name in (folder, Path(), tmp_path / "link"):
+        assert backbone.load_backbone(name, CPU).pretraining is not None
+    assert parents == [folder.parent] * 3
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest model could be in it."""
+    older, newest = (save(tmp_path / "bert_tiny" / name / "model") for name in ("1", "2"))
+    monkeypatch.setattr(
+        "labml_bert.training.checkpoint.is_unreadable_folder", lambda path: path == newest.parent
+    )
+    assert backbone.find_newest_model(tmp_path) in (older, newest)
+    assert "2 can't be read, so it's left out" in capsys.readouterr().err

@@ -622,3 +622,9 @@ def test_a_model_with_one_token_type_predicts_no_pairs(
     message = "has one token type; leave out --pair"
     assert_fails(tmp_path, ["predict", str(tmp_path), "one", "--pair", "two"], message, capsys)
     classify.main(["predict", str(tmp_path), "one"])
+
+
+def test_the_length_is_never_above_the_number_of_positions() -> None:
+    lengths = [classify.read_max_length({"model_max_length": length}, 3) for length in (2, 64, "x")]
+    assert lengths == [3, 3, 3]
+    assert classify.read_max_length({"model_max_length": 2}, 64) == 5

@@ -210,6 +210,20 @@ def test_impossible_trainings_are_refused(pairs: int, batch_size: int, steps: in
         train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * pairs, 1e-3, steps, batch_size)
 
 
+def test_a_learning_rate_at_which_the_loss_explodes_is_refused() -> None:
+    tokenizer = subword_tokenizer()
+    with pytest.raises(ValueError, match="the loss exploded at the learning rate inf"):
+        train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * 2, math.inf, 9, 2)
+
+
+def test_a_model_with_two_positions_is_refused() -> None:
+    tokenizer = subword_tokenizer()
+    model = model_of("bert", tokenizer)
+    model.config.max_position_embeddings = 2
+    with pytest.raises(ValueError, match="max_length is 2; one token between two special tokens needs 3"):
+        embed(model, tokenizer, [TEXT])
+
+
 def test_ranks_by_hand() -> None:
     similarities = torch.tensor([[0.9, 0.1, 0.2], [0.5, 0.5, 0.1], [0.7, 0.6, 0.3]])
     # A tie counts against the second query.

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from labml_bert import fill_mask, model_folder
 from labml_bert.bert import BertConfig
+from labml_bert.classify import load_pretrained
 from labml_bert.data.tokenizers import word_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model, newest_run
@@ -80,10 +81,14 @@ def test_a_model_that_is_larger_than_its_checkpoint_is_never_built(
         with pytest.raises(ValueError, match=words):
             load_model(tmp_path)
     # A run stops at NaN, so only another program can have written it.
+    metadata = json.dumps({"step": 1, "seconds": 0.0, "configuration": {"model": asdict(config)}})
     weights = {"model.x": torch.full((5,), float("nan"))}
     write_tensors(tmp_path / CHECKPOINT, weights, {"about": metadata})
-    with pytest.raises(ValueError, match="must hold finite floating-point numbers"):
+    with pytest.raises(ValueError, match="must hold floating-point numbers from -10,000 to 10,000"):
         load_model(tmp_path)
+    if isinstance(config, BertConfig):
+        with pytest.raises(ValueError, match="must hold floating-point numbers from -10,000 to 10,000"):
+            load_pretrained(tmp_path, ["no", "yes"])
 
 
 def test_a_large_config_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -335,3 +336,23 @@ def test_targets_that_do_not_fit_the_head_are_rejected(case: str) -> None:
         fine_tune(model, [Row(ids, [0] * 3, good[model]), Row(ids, [0] * 3, targets)], 1e-3)
     assert "\n" not in str(error_info.value)
     assert all(torch.equal(a, b) for a, b in zip(weights_before, model.parameters(), strict=True))
+
+
+def test_a_row_that_is_longer_than_the_model_is_rejected() -> None:
+    count = TEXTS.config.max_position_embeddings + 1
+    with pytest.raises(ValueError, match=f"row 0 has {count} tokens; the model has {count - 1} positions"):
+        fine_tune(TEXTS, [Row([2] * count, [0] * count, {"labels": 0})], 1e-3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_left_to_the_program(number: signal.Signals) -> None:
+    """Fine-tuning has no checkpoint, so there is nothing to save before the program ends."""
+    handlers: list[object] = []
+
+    def should_stop() -> bool:
+        handlers.append(signal.getsignal(number))
+        return True
+
+    before = signal.getsignal(number)
+    fine_tune(TEXTS, [Row([2, 4, 3], [0] * 3, {"labels": 0})], 1e-3, should_stop=should_stop)
+    assert handlers == [before]

@@ -82,6 +82,14 @@ def test_the_sum_is_scaled_by_alpha_over_r() -> None:
     torch.testing.assert_close(linear.weight, before + 2 * lora.lora_B @ lora.lora_A)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_matrices_are_like_the_weights(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        model = BertModel(CONFIG).to(dtype)
+    add_lora(model, r=2)
+    assert {(p.dtype, p.device.type) for p in model.parameters()} == {(dtype, "meta")}
+
+
 def test_a_rank_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="r is 0; it must be at least 1"):
         add_lora(BertModel(CONFIG), r=0)

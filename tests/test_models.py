@@ -352,16 +352,23 @@ BAD_FOLDERS = {
     ),
     "a NaN weight": (
         lambda folder: damage_weights(folder, float("nan")),
-        "finite floating-point numbers",
+        "must hold floating-point numbers from -10,000 to 10,000",
     ),
     "an infinite weight": (
         lambda folder: damage_weights(folder, float("inf")),
-        "finite floating-point numbers",
+        "must hold floating-point numbers from -10,000 to 10,000",
     ),
-    "integer weights": (lambda folder: damage_weights(folder, torch.int32), "finite floating-point numbers"),
+    "a weight that overflows": (
+        lambda folder: damage_weights(folder, 1e36),
+        "must hold floating-point numbers from -10,000 to 10,000",
+    ),
+    "integer weights": (
+        lambda folder: damage_weights(folder, torch.int32),
+        "must hold floating-point numbers from -10,000 to 10,000",
+    ),
     "weights of eight bits": (
         lambda folder: damage_weights(folder, torch.float8_e4m3fn),
-        "finite floating-point numbers",
+        "must hold floating-point numbers from -10,000 to 10,000",
     ),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
     "a missing tensor": (drop_tensor, "has no cls.predictions.transform.dense.bias"),

@@ -102,6 +102,14 @@ def test_a_model_with_more_rows_than_the_tokenizer_has_tokens_is_refused(kind: s
     assert len(embedding_and_bias(model)[0]) == model.config.vocab_size == V
 
 
+@pytest.mark.parametrize("ids", [[], [-1], [10_000]])
+def test_pieces_that_the_model_does_not_have_are_refused(ids: list[int]) -> None:
+    tokenizer = small_tokenizer()
+    model = small_model("bert", tokenizer.get_vocab_size())
+    with pytest.raises(ValueError, match="each new token needs pieces with ids from 0 to"):
+        add_embeddings(model, [ids, [5]], add_tokens(tokenizer, WORDS))
+
+
 @pytest.mark.parametrize("kind", ["bert", "modern"])
 def test_the_folder_opens_in_transformers_with_the_new_tokens(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")

@@ -161,6 +161,7 @@ def test_a_curve_spans_the_chart() -> None:
         (["logs", "notes.txt"], "notes.txt is not a folder; name the folder of a run"),
         (["logs", "--html", "notes.txt"], "notes.txt exists and is not a page of curves"),
         (["logs", "--html", "notes.html"], "notes.html exists and is not a page of curves"),
+        (["logs", "--html", "dangling.html"], "dangling.html exists and is not a page of curves"),
         (["logs", "--html", "gone/curves.html"], "gone"),
         (["damaged"], "is damaged"),
         (["lost"], "rename previous.safetensors to checkpoint.safetensors"),
@@ -179,7 +180,9 @@ def test_bad_input(
         (logs.parent / name).mkdir(parents=True, exist_ok=True)
         (logs.parent / name / "previous.safetensors").write_bytes(b"12345678")
     (logs.parent / "damaged" / "checkpoint.safetensors").write_bytes(b"12345678")
+    (logs.parent / "dangling.html").symlink_to("nowhere.html")
     assert_fails(main, arguments, message, capsys)
+    assert (logs.parent / "dangling.html").is_symlink()
     for name in ("notes.txt", "notes.html"):
         assert (logs.parent / name).read_text() == "my notes"
 

@@ -41,10 +41,11 @@ if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
 # Some programs set COLUMNS to 0. With too few columns, Rich can print nothing or wrap forever. Rich also
-# accepts a character such as ² as a digit, and then raises an error.
-columns = os.environ.get("COLUMNS", "")
-if not columns.isdecimal() or int(columns) < 20:
-    os.environ.pop("COLUMNS", None)
+# raises an error at a character such as ² and at thousands of digits.
+for name, smallest in (("COLUMNS", 20), ("LINES", 1)):
+    value = os.environ.get(name, "")
+    if not value.isdecimal() or len(value) > 9 or int(value) < smallest:
+        os.environ.pop(name, None)
 
 # `torchrun` sets both variables. A process without `RANK` has only inherited `TORCHELASTIC_RUN_ID`.
 if "RANK" not in os.environ:

@@ -275,14 +275,19 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     error that says how to restore the checkpoint. Prints a note for each folder that can't be read.
     """
     folders = list(folders)
-    for folder in folders:
-        for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
-            if is_unreadable_folder(path):
-                print_note(f"{display_path(path)} can't be read, so it's left out; make it readable")
+    note_unreadable(folders)
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [*dict.fromkeys(file.parent for file in files)]
+
+
+def note_unreadable(folders: Iterable[Path]) -> None:
+    """Prints a note for each of the `folders`, and each folder up to two levels below, that can't be read."""
+    for folder in folders:
+        for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
+            if is_unreadable_folder(path):
+                print_note(f"{display_path(path)} can't be read, so it's left out; make it readable")
 
 
 def save_failed_step(

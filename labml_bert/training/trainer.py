@@ -232,7 +232,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """Calls `handler`, or ends the loop, on Ctrl-C, SIGTERM or SIGHUP. Works only in the main thread."""
+        """With a folder to save to, calls `handler` or ends the loop on Ctrl-C, SIGTERM or SIGHUP."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
@@ -241,8 +241,8 @@ class Trainer:
         # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
-        is_main_thread = threading.current_thread() is threading.main_thread()  # Others can't handle signals.
-        before = {n: signal.signal(n, handler or remember) for n in numbers if is_main_thread}
+        can_handle = self.run_path is not None and threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, handler or remember) for number in numbers if can_handle}
         try:
             yield
         finally:

@@ -79,11 +79,12 @@ def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "columns", ["0", *(pytest.param(text, marks=pytest.mark.long) for text in ("1", "4", "²", "-80", ""))]
+    "columns",
+    ["0", "²", *(pytest.param(text, marks=pytest.mark.long) for text in ("1", "4", "-80", "", "1" * 5000))],
 )
 def test_a_terminal_without_columns_still_shows_the_text(columns: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "labml_bert.runs", "--help"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": columns, "LINES": columns}
     process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert process.returncode == 0 and "show this help" in process.stdout
 
