@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
-from labml_bert.checks import check_longest, check_masking
+from labml_bert.checks import check_longest, check_masking, check_mlm_probability
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.token_files import TokenizedCorpus
@@ -49,8 +49,7 @@ class MaskedText:
         generator: torch.Generator,
         with_cls_sep: bool = False,
     ):
-        if not 0 < mlm_probability <= 1:
-            raise ValueError(f"mlm_probability is {mlm_probability}; it must be above 0 and at most 1")
+        check_mlm_probability(mlm_probability)
         self.corpus, self.tokenizer, self.generator = corpus, tokenizer, generator
         self.batch_tokens, self.max_position_embeddings = batch_tokens, max_position_embeddings
         self.vocab_size: int = tokenizer.get_vocab_size()

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.baselines.ngrams import ngram_baselines
-from labml_bert.checks import check_longest
+from labml_bert.checks import check_longest, check_mlm_probability
 from labml_bert.data.corpora import Corpus, cache_folder
 from labml_bert.data.held_out import check_labels, held_out_generator
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
@@ -41,7 +41,8 @@ class PairedText:
     once, as in the original) or `whole-word` (dynamic, with all subwords of a word chosen together). We go
     through the training text `dupe_factor` times and make different pairs each time.
 
-    Raises `ValueError` if a batch is too small for one pair, or if the text can't be made into pairs.
+    Raises `ValueError` if `mlm_probability` is out of range, if a batch is too small for one pair, or if the
+    text can't be made into pairs.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PairedText:
         self.batch_tokens, self.mlm_probability = batch_tokens, mlm_probability
         self.dupe_factor = dupe_factor
         self.vocab_size: int = tokenizer.get_vocab_size()
+        check_mlm_probability(mlm_probability)
         check_longest(lengths[-1], batch_tokens)
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)

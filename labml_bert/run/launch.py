@@ -16,8 +16,9 @@ from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import OptionsType, parse_options, resume_options
 from labml_bert.run.record import origin, write_record
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
-from labml_bert.stdout import console
+from labml_bert.stdout import console, print_note
 from labml_bert.training.distributed import rank
+from labml_bert.training.trainer import NonFiniteLossError
 
 
 def launch(
@@ -51,6 +52,8 @@ def launch(
                     if name not in taken:
                         try:
                             taken[name] = take() | {"checked": origin()}
+                        except NonFiniteLossError:
+                            print_note("the record has no fingerprint: the loss of its short run explodes")
                         except ValueError as error:
                             # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
                             raise OSError(str(error)) from None

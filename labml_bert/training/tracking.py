@@ -27,10 +27,12 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -200,13 +202,16 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
 
     Raises `OSError` if the server doesn't answer or the home folder isn't writable.
     """
-    # Check that the server answers. Otherwise, labml's thread could retry forever and keep the process alive.
+    # If the server doesn't answer, the run shouldn't wait for it.
     try:
         urllib.request.urlopen(url, timeout=10).close()
     except urllib.error.HTTPError as answer:
         answer.close()
     from labml import experiment, lab
+    from labml.internal import app
 
+    # If the server fails later, labml's thread retries forever. Only a daemon lets the process end.
+    vars(app)["AppTracker"] = partial(app.AppTracker, daemon=True)
     # labml writes the commit, the configuration and a process id to files. If the process id of a killed run
     # stayed there, labml couldn't resume the run, so the files are temporary.
     files = on_exit.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -220,4 +225,21 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
             writers={"app"},
         )
         experiment.configs(dict(configuration))
+        # The stack closes in reverse order, so this call comes after labml has queued the last metrics.
+        on_exit.callback(wait_for_server)
         on_exit.enter_context(experiment.start())
+
+
+def wait_for_server(seconds: float = 5.0) -> None:
+    """
+    Waits until labml's thread has sent all metrics.
+
+    Raises `TimeoutError` if this takes longer than `seconds`.
+    """
+    from labml.internal.app import _AppTrackThread
+
+    for thread in threading.enumerate():
+        if isinstance(thread, _AppTrackThread):
+            thread.join(seconds)
+            if thread.is_alive():
+                raise TimeoutError(f"the server hasn't accepted the last metrics within {seconds:g} s")

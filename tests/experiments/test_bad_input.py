@@ -196,6 +196,8 @@ MORE_BAD_INPUT = {
                               "two documents for training and two held out"),
     "pairs longer than a step": ("bert_tiny", ["--corpus", "documents", "--batch-tokens", "64"],
                                  "too few for one sequence of 128"),
+    "pairs without masks": ("bert_tiny", ["--corpus", "documents", "--mlm-probability", "0"],
+                            "mlm_probability is 0.0; it must be above 0 and at most 1"),
     "pairs of three tokens": ("bert_tiny", ["--corpus", "documents", "--schedule", "3"], "max_length is 3"),
     "pairs with a vocabulary below the alphabet": ("bert_tiny", ["--corpus", "documents", "--vocab-size",
                                                    "12"], "alphabet"),

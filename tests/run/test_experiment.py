@@ -147,6 +147,18 @@ def test_a_text_that_is_gone_after_training_costs_only_the_fingerprint(
     assert json.loads((tmp_path / "r.json").read_text())["fingerprints"]
 
 
+@pytest.mark.processes
+def test_a_fingerprint_that_explodes_costs_only_itself(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The short run has more steps than this one, and its folder is temporary."""
+    arguments = [*SMALL, "--corpus", corpus_file, "--steps", 1, "--learning-rate", 1e6, "--record", "r.json"]
+    main_in_process(monkeypatch, tmp_path, *arguments)
+    assert json.loads((tmp_path / "r.json").read_text())["fingerprints"] == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("the record has no fingerprint: the loss of its short run explodes")
+
+
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "own").mkdir()

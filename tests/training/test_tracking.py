@@ -171,6 +171,7 @@ class LabmlServer:
 
     def __init__(self) -> None:
         self.packets: list[dict] = []
+        self.status = 200
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -180,7 +181,7 @@ class LabmlServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.packets += [{"path": self.path, **packet} for packet in json.loads(body)]
-                self.send_response(200)
+                self.send_response(outer.status)
                 self.send_header("Content-Length", "2")
                 self.end_headers()
                 self.wfile.write(b"{}")
@@ -280,4 +281,16 @@ def test_a_run_continues_if_its_server_fails(
     assert (process.returncode, process.stdout) == (0, "end\n")
     (line,) = process.stderr.splitlines()
     assert line.startswith("labml failed (") and words in line and line.endswith(METRICS)
+    assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}
+
+
+@pytest.mark.processes
+def test_a_server_that_fails_during_the_run_does_not_keep_the_process_alive(
+    labml_server: LabmlServer, tmp_path: Path
+) -> None:
+    """labml's thread repeats a failed request forever."""
+    labml_server.status = 500
+    process = run_tracked(tmp_path, 1, 2, labml_app_url=labml_server.url, ONLINE="1")
+    assert process.returncode == 0 and "end" in process.stdout.split()
+    assert "labml failed (TimeoutError: the server hasn't accepted the last metrics" in process.stderr
     assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}
