@@ -16,6 +16,7 @@ import collections
 import contextlib
 import errno
 import fnmatch
+import glob
 import hashlib
 import itertools
 import json
@@ -56,7 +57,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
-from labml_bert.files import check_own, lock, make_folder, remove_partial_files
+from labml_bert.files import check_own, check_utf8, lock, make_folder, remove_partial_files
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def build_dataset(
 
     Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
     tokenizer lacks a special token, or if an argument is out of range. Also raises `ValueError` if the build
-    would replace a file of another program. Raises `OSError` if the folder isn't writable, or if its lock or
-    its Arrow folder is a link.
+    would replace a file of another program, or if `check_name` does. Raises `OSError` if the folder isn't
+    writable, or if its lock or its Arrow folder is a link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -105,6 +106,7 @@ def build_dataset(
         raise ValueError(f"the tokenizer has no {', '.join(missing)}; train it with wordpiece_tokenizer")
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it must be at least 1")
+    check_name(folder)
     # If rows can't be masked in the requested way, raise the error here and not in a worker.
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
@@ -154,6 +156,17 @@ def build_locked(
             shutil.rmtree(arrow)
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
+
+
+def check_name(folder: Path) -> None:
+    """Raises `ValueError` if `datasets` couldn't read a folder with this name."""
+    path = folder.absolute()
+    check_utf8(path)
+    # `datasets` takes :: for a chain of file systems.
+    if "::" in str(path):
+        raise ValueError(
+            f"the name {path} has ::, which datasets can't read; use another folder, or rename it"
+        )
 
 
 def check_folder(folder: Path) -> None:
@@ -276,8 +289,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
-    or if the data set has a different fingerprint.
+    if the data set has a different fingerprint, or if `check_name` does.
     """
+    check_name(folder)
     path = folder / MANIFEST
     remedy = "build it again with build_dataset, which keeps the intact files"
     if not path.is_file():
@@ -303,7 +317,8 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     # Progress bars would interrupt the output of a run.
     disable_progress_bars()
     # Without `lone_sentence_is_random`, a shard whose documents are single sentences may have no pairs.
-    files = [str(folder / part["name"]) for part in parts if part["rows"]]
+    # `datasets` takes names for patterns, which could match files of another folder.
+    files = [glob.escape(str(folder.absolute() / part["name"])) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
     # Another process may be unpacking the same files.
     with lock(folder, lambda: None, ".arrow.lock"):
@@ -312,6 +327,8 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
             shutil.rmtree(arrow, ignore_errors=True)
         try:
             dataset = Dataset.from_parquet(files, cache_dir=str(arrow))
+            if len(dataset) != sum(part["rows"] for part in parts):
+                raise ValueError("its rows are not those of the files")
         except Exception as error:  # Each kind of damage raises a different error.
             for cause in (error, error.__cause__):
                 # Before it unpacks a file, `datasets` checks the free space itself.

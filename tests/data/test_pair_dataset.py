@@ -313,6 +313,38 @@ def test_batches_continue_from_the_generator_state(dataset_folder: Path, wordpie
         PairBatches(dataset, first.collator, 0, first.generator)
 
 
+@pytest.mark.parametrize("name", ["x[1]", "x*", "x?", "**", "{a,b}", "a#b", "a%20b", "s3:"])
+def test_the_name_of_a_folder_is_not_a_pattern(name: str, tmp_path: Path) -> None:
+    """As patterns, some of these names would match the first folder."""
+    build_small_dataset(tmp_path / "x1", dupe_factor=2)
+    manifest = build_small_dataset(tmp_path / name)
+    assert open_dataset(tmp_path / name)["tokens"] == [row["tokens"] for row in rows_of(tmp_path / name)]
+    assert len(open_dataset(tmp_path / name)) == manifest["rows"]
+
+
+@pytest.mark.parametrize(("name", "words"), [("a::b", "has ::, .*; use another"), ("\udcff", "is not UTF-8")])
+def test_a_folder_that_datasets_cannot_read_is_refused(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for use in (build_small_dataset, open_dataset):
+        with pytest.raises(ValueError, match=words):
+            use(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match=words):
+        build_small_dataset(Path("pairs"))
+
+
+def test_an_unpacked_copy_with_other_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    build_small_dataset(tmp_path)
+    monkeypatch.setattr(datasets.Dataset, "from_parquet", lambda *_, **__: range(3))
+    with pytest.raises(ValueError, match="is damaged"):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.processes
 def test_a_dataset_is_opened_without_network_access(dataset_folder: Path) -> None:
     program = (
