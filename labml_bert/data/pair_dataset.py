@@ -25,7 +25,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -133,8 +133,10 @@ def build_locked(
         for i, texts in enumerate(group_documents(documents))
     )
     parts = []
-    with progress_line() as show:
-        for part in write_shards(shards, tokenizer_json, arguments, processes):
+    written = write_shards(shards, tokenizer_json, arguments, processes)
+    # After an error here, closing the generator ends its workers.
+    with progress_line() as show, contextlib.closing(written):
+        for part in written:
             parts.append(part)
             show(parts)
     totals = {key: sum(part[key] for part in parts) for key in ("documents", "sentences", "rows", "tokens")}
@@ -219,7 +221,7 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
 
 def write_shards(
     shards: Iterator[Shard], tokenizer: str, arguments: DatasetArguments, processes: int
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Writes the shards. Yields the metadata of each shard, in order, after its file is complete."""
     # An earlier build may have completed the first shards.
     for shard in shards:
@@ -236,6 +238,7 @@ def write_shards(
         return
     # Start fresh interpreters: a fork of this process could inherit a lock that nobody releases.
     context = multiprocessing.get_context("spawn")
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(processes, context, start_worker, (tokenizer, arguments))
     futures: collections.deque[Future[dict[str, Any]]] = collections.deque()
     try:
@@ -251,6 +254,11 @@ def write_shards(
             "a process that builds pairs was killed, perhaps for lack of memory; divide long documents into "
             "several files, or free some memory, and run the same command again"
         ) from None
+    except BaseException:
+        # `shutdown` would wait until the workers have written their shards. The next build writes them.
+        for worker in {*multiprocessing.active_children()}.difference(others):
+            worker.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -526,6 +528,28 @@ def test_a_killed_worker_is_a_line_with_a_remedy(
     monkeypatch.setattr(module, "ProcessPoolExecutor", BrokenPool)
     with pytest.raises(ValueError, match="was killed, perhaps for lack of memory; divide"):
         build_dataset(texts(), wordpiece, tmp_path, DatasetArguments(), 2)
+
+
+def hang(shard: Any) -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.processes
+def test_an_interrupted_build_kills_its_workers(
+    tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, it would wait until the workers have written their shards, which takes forever here."""
+
+    def documents() -> Iterator[str]:
+        yield from texts(6)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "SHARD_CHARACTERS", 500)
+    monkeypatch.setattr(module, "FEW_SHARDS", 2)
+    monkeypatch.setattr(module, "write_in_worker", hang)
+    with pytest.raises(KeyboardInterrupt):
+        build_dataset(documents(), wordpiece, tmp_path, DatasetArguments(), 2)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
