@@ -4,12 +4,12 @@ r"""
 How does text that is larger than memory become training pairs? We divide the text into shards. A shard is a
 group of two or more documents, together a million characters or more. Only the last shard may have less
 text. `pair_shards.py` turns each shard into one Parquet file, and worker processes write several files at the
-same time. The rows of a file depend only on its text, its number, the tokenizer and the arguments, and not on
-the number of processes.
+same time. The rows of a file depend only on its text, its number, the tokenizer, the arguments and the code,
+and not on the number of processes.
 
 You can kill a build at any moment. A file gets its final name only when it is complete. Each file contains a
-fingerprint of its text and settings, so the next build reuses the files whose fingerprints match. A build
-writes `manifest.json` last, and a folder without this file isn't a finished data set.
+fingerprint of its text, its settings and the code, so the next build reuses the files whose fingerprints
+match. A build writes `manifest.json` last, and a folder without this file isn't a finished data set.
 """
 
 import collections
@@ -18,6 +18,7 @@ import errno
 import fnmatch
 import glob
 import hashlib
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
+from labml_bert import mlm, nsp
 from labml_bert.checksums import (
     SUMS,
     are_as_listed,
@@ -44,6 +46,7 @@ from labml_bert.checksums import (
     read_sums,
     write_checked,
 )
+from labml_bert.data import pair_collator, pair_shards, sentences
 from labml_bert.data.pair_collator import PairCollator
 from labml_bert.data.pair_shards import (
     DatasetArguments,
@@ -65,8 +68,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Increase this when a code change makes different files from the same input. Version 2 adds page checksums.
-FORMAT = 2
+# What a shard's file contains depends on the code of these modules.
+MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
 # memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
@@ -91,8 +94,9 @@ def build_dataset(
     fewer than eight shards to write, the calling process does all the work. Otherwise your script needs
     `if __name__ == "__main__":`, because the workers import it.
 
-    Files from an earlier build are reused if their text, tokenizer and arguments are the same, and otherwise
-    replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
+    Files from an earlier build are reused if their text, tokenizer and arguments and the code that made them
+    are the same, and otherwise replaced or deleted. Returns the manifest, and saves the tokenizer in the same
+    folder.
 
     Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
     tokenizer lacks a special token, or if an argument is out of range. Also raises `ValueError` if the build
@@ -127,7 +131,8 @@ def build_locked(
     # Folders in this folder are deleted below, so it must not be a link.
     check_own(folder / "arrow", stat.S_ISDIR)
     tokenizer_json = tokenizer.to_str()
-    settings = json.dumps({"format": FORMAT, "tokenizer": tokenizer_json, **asdict(arguments)})
+    code = hashlib.sha256("".join(map(inspect.getsource, MODULES)).encode()).hexdigest()
+    settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
     shards = (
         Shard(folder / f"part-{i:05}.parquet", shard_fingerprint(settings, i, texts), i, texts)
         for i, texts in enumerate(group_documents(documents))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -25,10 +26,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from labml_bert import files
+from labml_bert import files, mlm, nsp
 from labml_bert.checksums import SUMS, are_as_listed
+from labml_bert.data import pair_collator, pair_shards, paired_text, sentences
 from labml_bert.data import pair_dataset as module
-from labml_bert.data import paired_text
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, group_documents, open_dataset
@@ -584,6 +585,22 @@ def test_a_rebuild_with_fewer_documents_leaves_no_old_files(
     assert len(few["parts"]) < len(many["parts"])
     assert len(list(tmp_path.glob("part-*.parquet"))) == len(few["parts"])
     assert len(open_dataset(tmp_path)) == few["rows"]
+
+
+@pytest.mark.parametrize("changed", [mlm, nsp, pair_collator, pair_shards, sentences])
+def test_after_a_change_of_the_code_the_pairs_are_made_again(
+    changed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_small_dataset(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    before = part.stat().st_ino
+    build_small_dataset(tmp_path)
+    assert part.stat().st_ino == before, "the code is the same"
+    copy = tmp_path / "changed.py"
+    copy.write_bytes(Path(str(changed.__file__)).read_bytes() + b"# changed\n")
+    monkeypatch.setattr(changed, "__file__", str(copy))
+    build_small_dataset(tmp_path)
+    assert part.stat().st_ino != before
 
 
 def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
