@@ -133,9 +133,11 @@ def build_locked(
     tokenizer_json = tokenizer.to_str()
     code = hashlib.sha256("".join(map(inspect.getsource, MODULES)).encode()).hexdigest()
     settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
+    known = known_hashes(folder)
     shards = (
-        Shard(folder / f"part-{i:05}.parquet", shard_fingerprint(settings, i, texts), i, texts)
+        Shard(folder / f"part-{i:05}.parquet", digest, i, texts, known.get(digest))
         for i, texts in enumerate(group_documents(documents))
+        for digest in [shard_fingerprint(settings, i, texts)]
     )
     parts = []
     written = write_shards(shards, tokenizer_json, arguments, processes)
@@ -150,6 +152,8 @@ def build_locked(
             "no sentence breaks in the whole text; end each sentence with punctuation such as . ! ? and a "
             "space, or put empty lines between sentences"
         )
+    if totals["rows"] == 0:
+        raise ValueError("no document has two sentences with tokens; use more text, or another tokenizer")
     names = {part["name"] for part in parts}
     for path in folder.glob("part-*.parquet"):
         if path.name not in names:
@@ -191,6 +195,14 @@ def check_folder(folder: Path) -> None:
         raise ValueError(
             f"{folder / foreign[0]} is not from an earlier build; choose another folder, or move it away"
         )
+
+
+def known_hashes(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of each file that the manifest of an earlier build lists, by its fingerprint."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        parts = parse_json(read_checked(folder / MANIFEST))["parts"]
+        return {part["fingerprint"]: part["sha256"] for part in parts}
+    return {}
 
 
 def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:

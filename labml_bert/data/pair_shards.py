@@ -70,6 +70,10 @@ class DatasetArguments:
         check_pairs(self.max_length, self.short_seq_prob)
 
 
+# What a damaged Parquet file raises. Some errors of Arrow are no other kind of error.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
+
+
 class Shard(NamedTuple):
     """A file to write, and the documents that go into it."""
 
@@ -78,6 +82,8 @@ class Shard(NamedTuple):
     """The sha256 of everything that the rows depend on."""
     number: int
     texts: list[str]
+    sha256: str | None = None
+    """The sha256 of the file, if an earlier build has listed it."""
 
 
 def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
@@ -100,9 +106,9 @@ def read_metadata(shard: Shard) -> dict[str, Any] | None:
     try:
         parquet = pq.read_metadata(shard.path)
         metadata: dict[str, Any] = parse_json(parquet.metadata[b"labml_bert"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if metadata.get("fingerprint") != shard.fingerprint:
+        if metadata.get("fingerprint") != shard.fingerprint:
+            return None
+    except DAMAGE:
         return None
     size = shard.path.stat().st_size
     digest = file_sha256(shard.path)
@@ -117,7 +123,7 @@ def is_foreign(path: Path, if_damaged: bool) -> bool:
     """
     try:
         return b"labml_bert" not in (pq.read_metadata(path).metadata or {})
-    except (OSError, ValueError) as error:
+    except DAMAGE as error:
         # Arrow also raises an `OSError` for some damaged files, but without a number.
         if isinstance(error, OSError) and error.errno:
             raise unreadable(path, error.strerror) from None
@@ -128,7 +134,7 @@ def has_valid_checksums(path: Path) -> bool:
     """Whether all pages of a file match their checksums. Checking a file is far faster than building it."""
     try:
         pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (OSError, ValueError):
+    except DAMAGE:
         return False
     return True
 
@@ -136,7 +142,9 @@ def has_valid_checksums(path: Path) -> bool:
 def read_finished(shard: Shard) -> dict[str, Any] | None:
     """Like `read_metadata`, for a file from an earlier build. Also returns `None` if the file is damaged."""
     metadata = read_metadata(shard)
-    return metadata if metadata and has_valid_checksums(shard.path) else None
+    if metadata is None or shard.sha256 not in (None, metadata["sha256"]):
+        return None
+    return metadata if has_valid_checksums(shard.path) else None
 
 
 class ShardWriter:

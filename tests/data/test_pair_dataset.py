@@ -33,7 +33,13 @@ from labml_bert.data import pair_dataset as module
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, group_documents, open_dataset
-from labml_bert.data.pair_shards import DatasetArguments
+from labml_bert.data.pair_shards import (
+    DatasetArguments,
+    Shard,
+    has_valid_checksums,
+    is_foreign,
+    read_metadata,
+)
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, word_tokenizer, wordpiece_tokenizer
@@ -182,6 +188,13 @@ def test_text_that_yields_no_pairs_is_rejected(
         build_dataset(documents, wordpiece, tmp_path, DatasetArguments(), 1)
     with pytest.raises(ValueError, match="no finished dataset"):
         open_dataset(tmp_path)
+
+
+def test_sentences_without_tokens_yield_no_pairs(tmp_path: Path, wordpiece: Tokenizer) -> None:
+    arguments = DatasetArguments(lone_sentence_is_random=False)
+    documents = ["the cat.\n\n\u00ad", "the dog.\n\n\u200b"]
+    with pytest.raises(ValueError, match="no document has two sentences with tokens; use more text"):
+        build_dataset(documents, wordpiece, tmp_path, arguments, 1)
 
 
 @pytest.mark.parametrize(
@@ -633,6 +646,41 @@ def test_a_part_with_a_flipped_bit_is_rebuilt(tmp_path: Path) -> None:
         build_small_dataset(tmp_path)
         assert part.read_bytes() == whole
     assert len(open_dataset(tmp_path)) > 0
+
+
+def test_a_part_with_a_flipped_bit_outside_the_rows_is_rebuilt(tmp_path: Path) -> None:
+    """Parquet has no checksums for page headers or the footer, but the manifest has a sha256."""
+    build_small_dataset(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    whole = part.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for position in (*range(4, 30, 5), *range(footer, len(whole), 400)):
+        part.write_bytes(flip_bit(whole, position))
+        build_small_dataset(tmp_path)
+        assert part.read_bytes() == whole, position
+
+
+def test_a_flipped_bit_in_the_footer_raises_no_other_error(tmp_path: Path) -> None:
+    """For some of them, Arrow raises an error of its own kind."""
+    build_small_dataset(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    whole = part.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for position in range(footer, len(whole)):
+        part.write_bytes(flip_bit(whole, position))
+        assert read_metadata(Shard(part, "of another text", 0, [])) is None
+        is_foreign(part, False)
+        has_valid_checksums(part)
+
+
+@pytest.mark.parametrize("metadata", ["[]", "1", "null", "{"])
+def test_a_part_with_metadata_of_another_kind_is_rebuilt(metadata: str, tmp_path: Path) -> None:
+    build_small_dataset(tmp_path)
+    (part,) = tmp_path.glob("part-*.parquet")
+    whole = part.read_bytes()
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"labml_bert": metadata}), part)
+    build_small_dataset(tmp_path)
+    assert part.read_bytes() == whole
 
 
 @pytest.mark.parametrize("static", [False, True])
