@@ -77,16 +77,20 @@ def read_sha256(path: Path) -> str:
         return file_sha256(path)
 
 
-def read_unchanged(hashes: dict[Path, str], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
+def read_unchanged(
+    output: Path, hashes: dict[Path, str], position: tuple[int, int] = (0, 0)
+) -> Iterator[Chunk]:
     """
     Yields the text of the files in `hashes` from `position` on, and then compares each file's sha256 with its
-    value in `hashes`.
+    value in `hashes`. If one has changed, makes `output` unusable.
 
     Raises `ValueError` if a file can't be read or has another sha256.
     """
     yield from read_files([*hashes], position)
     for file, sha256 in hashes.items():
         if read_sha256(file) != sha256:
+            # The file could be put back, and then a later run would keep the ids of the changed text.
+            (output / BLOCKS).write_bytes(b"")
             raise ValueError(f"{file} has changed while it was read; run this again with another --output")
 
 
@@ -169,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
                 write_token_files(
                     options.output,
                     tokenizer,
-                    partial(read_unchanged, hashes),
+                    partial(read_unchanged, options.output, hashes),
                     settings,
                     report_progress(files),
                 )
