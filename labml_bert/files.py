@@ -85,11 +85,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """If an `OSError` in the block names a temporary file or no file, makes it name `path` instead."""
+    """If an error of the system in the block names a temporary file or no file, makes it name `path`."""
     try:
         yield
     except OSError as error:
-        if error.filename is None or str(error.filename).endswith(PART):
+        # An `OSError` without a number is of a library. A name would replace its message.
+        is_unnamed = error.filename is None or str(error.filename).endswith(PART)
+        if error.errno is not None and is_unnamed:
             error.filename, error.filename2 = str(path), None
         raise
 
@@ -251,17 +253,23 @@ def open_to_append(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for reading and appending. Raises `OSError` if that fails or if `check_own` does."""
     check_own(path)
     is_new = not path.exists()
-    with naming(path), open(path, "a+b") as file:
+    with naming(path):
+        file = open(path, "a+b")  # noqa: SIM115
+    try:
         if is_new:
             sync_folder(path.parent)
         yield file
+    finally:
+        with naming(path):
+            file.close()
 
 
 def append(file: BinaryIO, data: bytes) -> None:
     """Appends to a file and waits until the data is on the disk."""
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
+    with naming(Path(file.name)):
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str]) -> None:

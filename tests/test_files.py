@@ -288,6 +288,33 @@ def test_a_file_is_never_written_through_a_link(tmp_path: Path) -> None:
         path.unlink()
 
 
+def test_an_error_of_another_file_keeps_its_message(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for error in (OSError("no connection"), ConnectionResetError(errno.ECONNRESET, "reset by peer")):
+        message = str(error)
+        with pytest.raises(OSError, match=r"no connection|reset") as raised, open_to_append(path):
+            raise error
+        assert str(raised.value) == message
+    with pytest.raises(OSError, match=r"^no connection$"), files.naming(path):
+        raise OSError("no connection")
+
+
+def test_an_error_while_appending_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    (tmp_path / "ids").touch()
+    (tmp_path / "lines").touch()
+    with (
+        open_to_append(tmp_path / "ids") as ids,
+        open_to_append(tmp_path / "lines"),
+        pytest.raises(OSError, match="full") as raised,
+    ):
+        files.append(ids, b"id")
+    assert raised.value.filename == str(tmp_path / "ids")
+
+
 def test_appending_refuses_all_but_a_regular_file(tmp_path: Path) -> None:
     target, path = tmp_path / "precious", tmp_path / "lines"
     target.write_text("kept")
